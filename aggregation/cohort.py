@@ -1,0 +1,33 @@
+"""Who is invited, and why now: a decision and its reason in words, from what is known at this moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from umbel.aggregation.types import ClientId, RoundPlan, derive_seed
+from umbel.aggregation.weighting import Candidate, draw
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`cohort`: client -> draws, or None while the round should go on waiting; `why`: for log and API alike."""
+
+    cohort: Mapping[ClientId, int] | None
+    why: str
+
+
+def choose(plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float) -> Choice:
+    """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum do.
+
+    Candidates without samples are passed over. `waited_s`: how long the round has been recruiting.
+    """
+    able = [candidate for candidate in candidates if candidate.sample_count > 0]
+    n_able, wanted = len(able), plan.n_wanted
+    if n_able < wanted and waited_s < plan.patience_s:
+        return Choice(
+            None,
+            f"{n_able} of {wanted} clients wait; another {plan.patience_s - waited_s:.1f} s for the rest",
+        )
+    if n_able < plan.minimum:
+        return Choice(None, f"{n_able} clients wait, the round needs at least {plan.minimum}")
+    cohort = draw(plan.weighting, able, wanted, derive_seed(plan.seed, "cohort", plan.number, plan.attempt))
+    return Choice(cohort, f"drew {len(cohort)} of {n_able} waiting clients, {wanted} wanted for {plan.target} reports")

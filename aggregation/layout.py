@@ -1,0 +1,208 @@
+"""A model's state dict as one flat vector: names, shapes, dtypes, and a digest that both ends compare.
+
+A `Layout` lists the tensors of a state dict in the order of their names, so that it depends neither on the order in
+which a framework registers parameters nor on a file's. Each tensor that owns its values has a place (offset,
+length) in a vector of float32; a tied tensor (the same storage under a second name) is listed with the name it is tied
+to and takes no place. What travels is the *weight change* `local - global` as such a vector:
+
+- float32, bfloat16, float16: the difference, taken in float32;
+- float64: the difference taken in float64, then rounded to float32;
+- integers and bool (step counters such as BatchNorm's `num_batches_tracked`): the exact difference as float32, which
+  holds integers up to 2^24; a larger change is refused rather than rounded.
+
+The coordinator keeps a *master* copy: half-precision tensors widened to float32, all others as they are. Rounding the
+published model to 16 bits therefore never eats updates that are smaller than half a unit in the last place.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.grid import GridAccumulator
+
+State = Mapping[str, Tensor]
+
+_HALF = {torch.bfloat16, torch.float16}
+_FLOATS = {torch.float32, torch.float64} | _HALF
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS | _INTEGERS | {torch.bool}}
+_EXACT_IN_FLOAT32 = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: `offset` is its first value's index in the vector; `tied_to` names the owner of its values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    tied_to: str | None = None
+
+    @property
+    def n_values(self) -> int:
+        """Length of its place in the vector (0-d tensors hold one value)."""
+        return 0 if self.tied_to else int(torch.Size(self.shape).numel())
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + self.n_values)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a model stands in the flat vector. Build it with `of_state` or `from_json`."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of_state(cls, state: State) -> "Layout":
+        """The layout of a state dict. Raises `LayoutError` for dtypes that have no mean (complex, float8)."""
+        owners: dict[tuple[object, ...], str] = {}
+        specs: list[TensorSpec] = []
+        offset = 0
+        for name, tensor in sorted(state.items()):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                raise LayoutError(f"tensor {name!r} has dtype {dtype}, which cannot be averaged")
+            owner = owners.setdefault(_identity(tensor, name), name)
+            spec = TensorSpec(name, tuple(tensor.shape), dtype, offset, None if owner == name else owner)
+            specs.append(spec)
+            offset += spec.n_values
+        return cls(tuple(specs))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Layout":
+        """The inverse of `to_json`. Raises `LayoutError` for anything `to_json` could not have written."""
+        try:
+            rows = [TensorSpec(n, tuple(map(int, s)), d, int(o), t) for n, s, d, o, t in json.loads(text)]
+        except (TypeError, ValueError) as error:
+            raise LayoutError(f"not a layout: {error}") from error
+        layout = cls(tuple(rows))
+        layout._check()
+        return layout
+
+    def to_json(self) -> str:
+        """Canonical JSON: the text whose SHA-256 is `digest`."""
+        rows = [[t.name, list(t.shape), t.dtype, t.offset, t.tied_to] for t in self.tensors]
+        return json.dumps(rows, separators=(",", ":"), ensure_ascii=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, 64 hex digits."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @cached_property
+    def n_values(self) -> int:
+        return sum(spec.n_values for spec in self.tensors)
+
+    def owners(self) -> Iterator[TensorSpec]:
+        """The tensors that own values: all but the tied ones."""
+        return (spec for spec in self.tensors if spec.tied_to is None)
+
+    def difference(self, other: "Layout") -> str:
+        """In words, the first thing in which two layouts differ; empty if they are the same."""
+        ours, theirs = ({spec.name: spec for spec in layout.tensors} for layout in (self, other))
+        if missing := [name for name in ours if name not in theirs]:
+            return f"tensor {missing[0]!r} is missing"
+        if extra := [name for name in theirs if name not in ours]:
+            return f"tensor {extra[0]!r} is not in the model"
+        for name, spec in ours.items():
+            if (spec.shape, spec.dtype) != (theirs[name].shape, theirs[name].dtype):
+                mine, yours = (f"{s.dtype}{list(s.shape)}" for s in (spec, theirs[name]))
+                return f"tensor {name!r} is {yours}, not {mine}"
+        return "" if self == other else "tensors are tied differently"
+
+    def require(self, state: State, what: str) -> None:
+        """Raise `LayoutError` unless `state` has this layout."""
+        if difference := self.difference(Layout.of_state(state)):
+            raise LayoutError(f"{what} does not fit the model: {difference}")
+
+    def subtract(self, local: State, start: State) -> Tensor:
+        """The weight change `local - start` as one float32 vector of `n_values`, on the CPU."""
+        change = torch.empty(self.n_values, dtype=torch.float32)
+        for spec in self.owners():
+            difference = _difference(spec, local[spec.name].detach().cpu(), start[spec.name].detach().cpu())
+            change[spec.place] = difference.reshape(-1)
+        return change
+
+    def add_mean(self, master: State, total: GridAccumulator, learning_rate: float = 1.0) -> dict[str, Tensor]:
+        """The next master copy: `master + learning_rate * mean`, a new tensor for each owner.
+
+        Floats are added in float64 and rounded once to the master's dtype; integers take the mean change rounded to the
+        nearest integer; a bool takes the majority. Multiplication and addition are separate operations: no fused
+        multiply-add makes the bits depend on the processor.
+        """
+        return {spec.name: _stepped(spec, master[spec.name], total, learning_rate) for spec in self.owners()}
+
+    def master_of(self, state: State) -> dict[str, Tensor]:
+        """The coordinator's copy: owners only, half precision widened to float32."""
+        return {s.name: state[s.name].to(_master_dtype(s)).contiguous() for s in self.owners()}
+
+    def published(self, master: State) -> dict[str, Tensor]:
+        """What clients download: the master copy in the model's own dtypes, owners only."""
+        return {s.name: master[s.name].to(s.torch_dtype) for s in self.owners()}
+
+    @property
+    def is_master_published(self) -> bool:
+        """Whether master copy and published model are the same bytes (no half-precision tensor)."""
+        return all(_master_dtype(spec) == spec.torch_dtype for spec in self.owners())
+
+    def full_state(self, owned: State) -> dict[str, Tensor]:
+        """A state dict with every name, tied ones included, from the owners' tensors."""
+        return {spec.name: owned[spec.tied_to or spec.name] for spec in self.tensors}
+
+    def _check(self) -> None:
+        offset, owners = 0, set[str]()
+        for spec in self.tensors:
+            if spec.dtype not in _DTYPES or spec.offset != offset or any(size < 0 for size in spec.shape):
+                raise LayoutError(f"not a layout: tensor {spec.name!r} is malformed")
+            if spec.tied_to is not None and spec.tied_to not in owners:
+                raise LayoutError(f"not a layout: tensor {spec.name!r} is tied to an unknown tensor")
+            if spec.tied_to is None:
+                owners.add(spec.name)
+            offset += spec.n_values
+        if len({spec.name for spec in self.tensors}) != len(self.tensors):
+            raise LayoutError("not a layout: a name appears twice")
+
+
+def _identity(tensor: Tensor, name: str) -> tuple[object, ...]:
+    """Equal for two names of the same values. Empty tensors share null storage by accident, so they are never tied."""
+    if tensor.numel() == 0:
+        return (name,)
+    return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _master_dtype(spec: TensorSpec) -> torch.dtype:
+    return torch.float32 if spec.torch_dtype in _HALF else spec.torch_dtype
+
+
+def _difference(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
+    if spec.torch_dtype in _FLOATS:
+        wide = torch.float64 if spec.torch_dtype == torch.float64 else torch.float32
+        return local.to(wide).sub(start.to(wide)).to(torch.float32)
+    change = local.to(torch.int64) - start.to(torch.int64)
+    if change.numel() and int(change.abs().max()) > _EXACT_IN_FLOAT32:
+        raise LayoutError(f"integer tensor {spec.name!r} changed by more than 2^24, which float32 cannot carry exactly")
+    return change.to(torch.float32)
+
+
+def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
+    mean = total.mean_slice(spec.place.start, spec.place.stop).reshape(spec.shape)
+    if spec.torch_dtype in _FLOATS:
+        return start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype)
+    if spec.torch_dtype == torch.bool:
+        return start.to(torch.float64).add_(mean) >= 0.5
+    limits = torch.iinfo(spec.torch_dtype)
+    change = mean.round_().to(torch.int64)
+    return start.to(torch.int64).add_(change).clamp_(limits.min, limits.max).to(spec.torch_dtype)

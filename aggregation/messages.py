@@ -1,0 +1,159 @@
+"""The JSON bodies of the control messages, one dataclass each, shared by both ends; tensors have `wire.py`.
+
+Plain dataclasses: the server hands them to FastAPI, the client to pydantic's `TypeAdapter`, and both get the same
+checks from the constructors here.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from umbel.aggregation.types import SAMPLE_COUNT_MAX, Assignment, RunId, require_slug
+
+TOKEN_CHARS_MAX = 256
+REASON_CHARS_MAX = 500
+WAIT_S_MAX = 30.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """POST /v1/enrolments: a one-time token for a name and a public key (raw Ed25519, base64), signed with that key.
+
+    `labels`: facts a site states about itself, such as `{"tier": "hospital"}`.
+    """
+
+    token: str
+    client: str
+    public_key: str
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        require_slug(self.client, "client")
+        if not 1 <= len(self.token) <= TOKEN_CHARS_MAX:
+            raise ValueError("token is empty or too long")
+        if len(self.labels) > 16:
+            raise ValueError("at most 16 labels")
+        for key, value in self.labels.items():
+            require_slug(key, "a label's name")
+            require_slug(value, "a label's value")
+        _ = self.public_key_bytes
+
+    @property
+    def public_key_bytes(self) -> bytes:
+        try:
+            raw = base64.b64decode(self.public_key, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError("public_key must be base64") from error
+        if len(raw) != 32:
+            raise ValueError("public_key must be the 32 raw bytes of an Ed25519 key, in base64")
+        return raw
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """The answer to an enrolment. `server_time`: Unix seconds, so that a client can see a wrong clock."""
+
+    client: str
+    server_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckIn:
+    """POST /v1/check-ins: ready to work for `run`, with this much data and this model layout.
+
+    Held open for up to `wait_s` seconds until there is work.
+    """
+
+    run: RunId
+    sample_count: int
+    layout_digest: str
+    wait_s: float = WAIT_S_MAX
+
+    def __post_init__(self) -> None:
+        require_slug(self.run, "run")
+        if not 1 <= self.sample_count <= SAMPLE_COUNT_MAX:
+            raise ValueError(f"sample_count must be at least 1, not {self.sample_count}")
+        if not _SHA256.fullmatch(self.layout_digest):
+            raise ValueError("layout_digest must be 64 lower-case hex digits")
+        if not 0 <= self.wait_s <= WAIT_S_MAX:
+            raise ValueError(f"wait_s must lie between 0 and {WAIT_S_MAX:g}")
+
+
+class RunStatus(StrEnum):
+    """Where a run is in its life."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedIn:
+    """The answer to a check-in: an assignment, or none and when to come again.
+
+    A client that has an open assignment gets that one again, so a restarted client goes on where it was.
+    """
+
+    run_status: RunStatus
+    reason: str
+    retry_after_s: float
+    assignment: Assignment | None = None
+
+
+class AssignmentState(StrEnum):
+    """`open`: the round still wants this report. `closed`: it does not; stop and check in again."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentStatus:
+    """GET /v1/assignments/{id}: held open for `wait_s` seconds, answered at once when the round closes."""
+
+    state: AssignmentState
+    reason: str
+    window_s: float
+
+
+class Outcome(StrEnum):
+    """What became of a report."""
+
+    ACCEPTED = "accepted"
+    SURPLUS = "surplus"
+    LATE = "late"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAnswer:
+    """PUT /v1/assignments/{id}/report is answered after the report is durable; a repeat gets the same answer."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """PUT /v1/assignments/{id}/decline: this client will not report, and why."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.reason) <= REASON_CHARS_MAX:
+            raise ValueError(f"reason must have 1 to {REASON_CHARS_MAX} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem document (RFC 9457). `type` is `urn:umbel:problem:<kind>`; `detail` says what to do."""
+
+    type: str
+    title: str
+    status: int
+    detail: str

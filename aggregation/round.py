@@ -1,0 +1,402 @@
+"""One federated round as a state machine: `advance(state, event) -> (state, commands)`.
+
+```
+              Gathered, enough                    target reached, window over with the
+              clients wait                        minimum in, or nobody left to wait for
+  Recruiting ------------------> Training ------------------------------------------> Closing --Applied--> Committed
+      |                             |                                                    |
+      | Stopped                     | window over below the minimum,                     | (a stop does not undo a
+      v                             v nobody left, Stopped                               |  round that has closed)
+  Abandoned <-------------------- Abandoned
+```
+
+Rules:
+1. Everything that affects a round's state is in this file; it knows no clock, network, database or tensor.
+2. Time arrives in the events; it never runs backward here, whatever the events say of it.
+3. Commands are carried out in order, after the new state is durable. Each may be carried out again after a crash.
+4. What a peer sends too late, twice, or uninvited is answered, never an error. A repeated report gets the same answer.
+5. Counts are in *draws*: under proportional weighting a client drawn twice answers for two.
+
+The coordinator and the simulator both drive this machine, and so do its tests.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, assert_never
+
+from umbel.aggregation.cohort import choose
+from umbel.aggregation.messages import Outcome
+from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, WorkDone
+from umbel.aggregation.weighting import Candidate, weight_of
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A report that counts: its weight in the sum and what the client said of it."""
+
+    weight: int
+    work: WorkDone
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recruiting:
+    """Waiting for clients. `why`: what it is waiting for, in words."""
+
+    plan: RoundPlan
+    since: float
+    why: str = "no client has checked in yet"
+    phase: Literal["recruiting"] = "recruiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The window is open. `cohort`: client -> draws. A client is in at most one of `accepted` and `declined`."""
+
+    plan: RoundPlan
+    cohort: Mapping[ClientId, int]
+    opened_at: float
+    accepted: Mapping[ClientId, Accepted] = field(default_factory=dict[ClientId, Accepted])
+    declined: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    phase: Literal["training"] = "training"
+
+    @property
+    def closes_at(self) -> float:
+        return self.opened_at + self.plan.window_s
+
+    @property
+    def n_reported(self) -> int:
+        """Reports in, counted in draws."""
+        return sum(self.cohort[client] for client in self.accepted)
+
+    @property
+    def n_open(self) -> int:
+        """Clients that may still report."""
+        return len(self.cohort) - len(self.accepted) - len(self.declined)
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """No more reports; the new model is being made. `missing`: client -> why its work does not count."""
+
+    plan: RoundPlan
+    cohort: Mapping[ClientId, int]
+    accepted: Mapping[ClientId, Accepted]
+    missing: Mapping[ClientId, str]
+    late: Outcome
+    reason: str
+    opened_at: float
+    closed_at: float
+    phase: Literal["closing"] = "closing"
+
+    @property
+    def aggregate(self) -> Aggregate:
+        work = [accepted.work for accepted in self.accepted.values()]
+        return Aggregate(
+            clients=tuple(sorted(self.accepted)),
+            total_weight=sum(accepted.weight for accepted in self.accepted.values()),
+            sample_count=sum(done.sample_count for done in work),
+            n_partial=sum(done.is_partial for done in work),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The round has made a new model version. `closing`: what went into it."""
+
+    closing: Closing
+    model_sha256: str
+    phase: Literal["committed"] = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The round made no model. Nothing that was reported counts; the next attempt asks a fresh cohort."""
+
+    plan: RoundPlan
+    reason: str
+    cohort: Mapping[ClientId, int]
+    accepted: Mapping[ClientId, Accepted]
+    missing: Mapping[ClientId, str]
+    closed_at: float
+    phase: Literal["abandoned"] = "abandoned"
+
+
+RoundState: TypeAlias = Recruiting | Training | Closing | Committed | Abandoned
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """These clients wait for work now (all of them, not only the new ones)."""
+
+    now: float
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A client's update is stored and has passed every check; `work` is what it says of it."""
+
+    now: float
+    client: ClientId
+    work: WorkDone
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A client will not report."""
+
+    now: float
+    client: ClientId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The new model is stored."""
+
+    now: float
+    model_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """An operator ends the round."""
+
+    now: float
+    reason: str
+
+
+Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Hand an assignment to each of these clients."""
+
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Add this client's stored update to the sum."""
+
+    client: ClientId
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell a client what became of its report."""
+
+    client: ClientId
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tell these clients to stop: the round no longer needs them."""
+
+    clients: tuple[ClientId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make the new model from the sum, store it, then say `Applied`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Throw the sum away and begin the next attempt."""
+
+    reason: str
+
+
+Command: TypeAlias = Invite | Fold | Answer | Release | Commit | Discard
+Step: TypeAlias = tuple[RoundState, tuple[Command, ...]]
+
+# --- transitions ------------------------------------------------------------------------------------------------------
+
+
+def advance(state: RoundState, event: Event) -> Step:
+    """Say what `state` becomes after `event`, and what to do about it."""
+    match state:
+        case Recruiting():
+            return _recruit(state, event)
+        case Training():
+            return _train(state, event)
+        case Closing():
+            return _close(state, event)
+        case Committed() | Abandoned():
+            return state, _answer_after_the_end(state, event)
+        case _:
+            assert_never(state)
+
+
+def next_deadline(state: RoundState) -> float | None:
+    """When the next `Tick` (or, while recruiting, `Gathered`) is due, even if nothing else happens."""
+    match state:
+        case Recruiting():
+            return state.since + state.plan.patience_s
+        case Training():
+            return state.closes_at
+        case Closing() | Committed() | Abandoned():
+            return None
+        case _:
+            assert_never(state)
+
+
+def _recruit(state: Recruiting, event: Event) -> Step:
+    match event:
+        case Gathered(now, candidates):
+            choice = choose(state.plan, candidates, waited_s=now - state.since)
+            if choice.cohort is None:
+                return replace(state, why=choice.why), ()
+            return Training(state.plan, choice.cohort, opened_at=now), (Invite(tuple(choice.cohort)),)
+        case Stopped(now, reason):
+            return Abandoned(state.plan, reason, {}, {}, {}, now), (Discard(reason),)
+        case Reported(client=client):
+            return state, (_uninvited(client),)
+        case Tick() | Declined() | Applied():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _train(state: Training, event: Event) -> Step:
+    match event:
+        case Reported(client=client) if client not in state.cohort:
+            return state, (_uninvited(client),)
+        case Reported(client=client) if client in state.accepted:
+            return state, (_accepted(client),)
+        case Reported(now, client, work):
+            return _accept(state, now, client, work)
+        case Declined(now, client, reason):
+            if client not in state.cohort or client in state.accepted:
+                return state, ()
+            return _settle(replace(state, declined={**state.declined, client: reason}), now)
+        case Tick(now):
+            return _settle(state, now)
+        case Stopped(now, reason):
+            return _abandon(state, now, reason)
+        case Gathered() | Applied():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _accept(state: Training, now: float, client: ClientId, work: WorkDone) -> Step:
+    if now >= state.closes_at:
+        ended, commands = _settle(state, now)
+        assert not isinstance(ended, Recruiting | Training)
+        return ended, (*commands, *_answer_after_the_end(ended, Reported(now, client, work)))
+    weight = weight_of(state.plan.weighting, state.cohort[client], work.sample_count)
+    state = replace(
+        state,
+        accepted={**state.accepted, client: Accepted(weight, work)},
+        declined={name: why for name, why in state.declined.items() if name != client},
+    )
+    settled, commands = _settle(state, now)
+    return settled, (Fold(client, weight), _accepted(client), *commands)
+
+
+def _settle(state: Training, now: float) -> Step:
+    """Close, abandon, or go on: the one place that decides."""
+    plan, n_reported = state.plan, state.n_reported
+    is_over = now >= state.closes_at
+    if n_reported >= plan.target:
+        return _shut(state, now, Outcome.SURPLUS, f"the target of {plan.target} reports is in")
+    if n_reported >= plan.minimum and is_over:
+        return _shut(state, now, Outcome.LATE, f"the window of {plan.window_s:g} s is over with {n_reported} reports")
+    if n_reported >= plan.minimum and state.n_open == 0:
+        return _shut(state, now, Outcome.LATE, f"{n_reported} reports are in and nobody is left to wait for")
+    shortfall = f"{n_reported} of at least {plan.minimum} reports"
+    if is_over:
+        return _abandon(state, now, f"the window of {plan.window_s:g} s is over with {shortfall}")
+    if state.n_open == 0:
+        return _abandon(state, now, f"everyone who is left has declined, with {shortfall}")
+    return state, ()
+
+
+def _shut(state: Training, now: float, late: Outcome, reason: str) -> Step:
+    closing = Closing(
+        plan=state.plan,
+        cohort=state.cohort,
+        accepted=state.accepted,
+        missing=_missing(state, reason),
+        late=late,
+        reason=reason,
+        opened_at=state.opened_at,
+        closed_at=max(now, state.opened_at),
+    )
+    return closing, (*_release(state, reason), Commit())
+
+
+def _abandon(state: Training, now: float, reason: str) -> Step:
+    abandoned = Abandoned(
+        state.plan, reason, state.cohort, state.accepted, _missing(state, reason), max(now, state.opened_at)
+    )
+    return abandoned, (*_release(state, reason), Discard(reason))
+
+
+def _close(state: Closing, event: Event) -> Step:
+    match event:
+        case Applied(model_sha256=sha256):
+            return Committed(state, sha256), ()
+        case Reported():
+            return state, _answer_after_the_end(state, event)
+        case Gathered() | Tick() | Declined() | Stopped():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) -> tuple[Command, ...]:
+    if not isinstance(event, Reported):
+        return ()
+    client = event.client
+    ended = state.closing if isinstance(state, Committed) else state
+    if client not in ended.cohort:
+        return (_uninvited(client),)
+    if isinstance(ended, Abandoned):
+        return (Answer(client, Outcome.ABANDONED, f"the round was abandoned: {ended.reason}"),)
+    if client in ended.accepted:
+        return (_accepted(client),)
+    return (Answer(client, ended.late, f"this report came after the round had closed: {ended.reason}"),)
+
+
+def _missing(state: Training, reason: str) -> dict[ClientId, str]:
+    silent = dict.fromkeys(_unheard(state), f"had not reported: {reason}")
+    return dict(sorted({**silent, **state.declined}.items()))
+
+
+def _unheard(state: Training) -> tuple[ClientId, ...]:
+    return tuple(c for c in state.cohort if c not in state.accepted and c not in state.declined)
+
+
+def _release(state: Training, reason: str) -> tuple[Command, ...]:
+    unheard = _unheard(state)
+    return (Release(unheard, reason),) if unheard else ()
+
+
+def _accepted(client: ClientId) -> Answer:
+    return Answer(client, Outcome.ACCEPTED, "the report counts")
+
+
+def _uninvited(client: ClientId) -> Answer:
+    return Answer(client, Outcome.SURPLUS, "this client is not in the round's cohort")

@@ -1,0 +1,155 @@
+"""Signed requests: HTTP Message Signatures (RFC 9421) with Ed25519, in one fixed form.
+
+A request carries
+
+```
+Content-Digest: sha-256=:<base64 of the SHA-256 of the body as sent>:                       (RFC 9530)
+Signature-Input: umbel=("@method" "@path" "@query" "content-digest")
+                 ;created=<unix seconds>;nonce="<22-43 chars>";keyid="<client>";alg="ed25519"      (one line, no blanks)
+Signature: umbel=:<base64 of 64 bytes>:
+```
+
+and the signature covers the RFC 9421 signature base of exactly those four components, in that order. An empty body
+has the digest of no bytes. Fixing the form keeps the reader a single regular expression: nothing a peer sends can choose
+what is covered. Any RFC 9421 library in any language can produce it.
+
+The verifier checks the signature *before* it reads the body, then hashes the body as it streams.
+"""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from umbel.aggregation.errors import BadSignature, MalformedSignature, StaleSignature
+
+CLOCK_SKEW_S = 300
+EMPTY_SHA256 = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+
+_COMPONENTS = '("@method" "@path" "@query" "content-digest")'
+_PARAMS = re.compile(
+    re.escape(_COMPONENTS)
+    + r';created=(?P<created>\d{1,12});nonce="(?P<nonce>[A-Za-z0-9_-]{22,43})"'
+    + r';keyid="(?P<keyid>[a-z0-9_-]{1,63})";alg="ed25519"'
+)
+_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
+_SIGNATURE = re.compile(r"umbel=:([A-Za-z0-9+/]{86}==):")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is signed of a request line. `path`: as sent, percent-encoded; `query`: without the question mark."""
+
+    method: str
+    path: str
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHeaders:
+    """The three header fields of a signed request, as text."""
+
+    content_digest: str
+    signature_input: str
+    signature: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {
+            "Content-Digest": self.content_digest,
+            "Signature-Input": self.signature_input,
+            "Signature": self.signature,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a well-formed signature says before anyone has checked it. `body_sha256`: 32 bytes the body must hash to."""
+
+    key_id: str
+    created: int
+    nonce: str
+    body_sha256: bytes
+    _params: str
+    _content_digest: str
+    _signature: bytes
+
+    def verify(self, public_key: bytes, target: Target, now: float) -> None:
+        """Raise `BadSignature` unless `public_key` (32 raw bytes) signed this target, `StaleSignature` unless recently.
+
+        Whoever calls must then refuse a nonce seen before within `CLOCK_SKEW_S`, and a body whose SHA-256 differs.
+        """
+        base = _signature_base(target, self._content_digest, self._params)
+        try:
+            Ed25519PublicKey.from_public_bytes(public_key).verify(self._signature, base)
+        except (InvalidSignature, ValueError) as error:
+            raise BadSignature(f"the signature does not match the key of {self.key_id!r}") from error
+        if abs(now - self.created) > CLOCK_SKEW_S:
+            raise StaleSignature(
+                f"the request was signed {now - self.created:+.0f} s from the coordinator's clock, allowed are "
+                f"{CLOCK_SKEW_S} s; set the clock of this machine"
+            )
+
+
+def content_digest(body_sha256: bytes) -> str:
+    """The value of `Content-Digest` (or `Repr-Digest`) for a SHA-256 of 32 bytes."""
+    return f"sha-256=:{base64.b64encode(body_sha256).decode()}:"
+
+
+def parse_digest(value: str) -> bytes:
+    """The 32 bytes in a `Content-Digest` or `Repr-Digest`. Raises `MalformedSignature`."""
+    match = _DIGEST.fullmatch(value)
+    if match is None:
+        raise MalformedSignature("the digest must read sha-256=:<base64 of 32 bytes>:")
+    return _decode(match[1])
+
+
+def sign(
+    key: Ed25519PrivateKey, key_id: str, target: Target, body_sha256: bytes, created: int, nonce: str
+) -> SignedHeaders:
+    """Sign a request. `nonce`: 22 to 43 URL-safe characters, never used twice; `created`: Unix seconds."""
+    params = f'{_COMPONENTS};created={created};nonce="{nonce}";keyid="{key_id}";alg="ed25519"'
+    if not _PARAMS.fullmatch(params):
+        raise ValueError("key_id, nonce or created cannot stand in a signature")
+    digest = content_digest(body_sha256)
+    signature = key.sign(_signature_base(target, digest, params))
+    return SignedHeaders(digest, f"umbel={params}", f"umbel=:{base64.b64encode(signature).decode()}:")
+
+
+def parse(headers: SignedHeaders) -> Claims:
+    """Read a request's three header fields. Raises `MalformedSignature` for any form but the one above."""
+    label, _, params = headers.signature_input.partition("=")
+    match = _PARAMS.fullmatch(params)
+    signature = _SIGNATURE.fullmatch(headers.signature)
+    if label != "umbel" or match is None or signature is None:
+        raise MalformedSignature("this endpoint needs Content-Digest, Signature-Input and Signature; see docs/wire.md")
+    return Claims(
+        key_id=match["keyid"],
+        created=int(match["created"]),
+        nonce=match["nonce"],
+        body_sha256=parse_digest(headers.content_digest),
+        _params=params,
+        _content_digest=headers.content_digest,
+        _signature=_decode(signature[1]),
+    )
+
+
+def _signature_base(target: Target, digest: str, params: str) -> bytes:
+    """RFC 9421, section 2.5, for the four components of this profile."""
+    lines = (
+        f'"@method": {target.method.upper()}',
+        f'"@path": {target.path}',
+        f'"@query": ?{target.query}',
+        f'"content-digest": {digest}',
+        f'"@signature-params": {params}',
+    )
+    return "\n".join(lines).encode()
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise MalformedSignature("not base64") from error

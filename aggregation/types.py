@@ -1,0 +1,238 @@
+"""The nouns that flow through a federated round, in the order in which they appear.
+
+`RoundPlan` (what is asked of a round) -> `Assignment` (what one client is asked) -> `WorkDone` (what it says of its
+update) -> `Aggregate` (what the sum holds) -> `ModelVersion`. Tensors travel beside these, never inside.
+
+Names end in their unit: `_s` seconds, `_bytes` bytes; `n_` and `_count` are counts.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from umbel.aggregation.grid import Grid
+from umbel.aggregation.wire import Codec
+
+RunId = NewType("RunId", str)
+ClientId = NewType("ClientId", str)
+AssignmentId = NewType("AssignmentId", str)
+
+SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
+METRICS_MAX = 64
+SAMPLE_COUNT_MAX = 1 << 40
+
+
+class Weighting(StrEnum):
+    """How clients are drawn and how their updates are averaged; `weighting.py` has the algebra."""
+
+    SAMPLES = "samples"
+    PROPORTIONAL = "proportional"
+
+
+def require_slug(value: str, what: str) -> None:
+    """Raise `ValueError` unless `value` can stand in a URL, a file name and a log line as it is."""
+    if not SLUG.fullmatch(value):
+        raise ValueError(
+            f"{what} must be 1 to 63 of a-z, 0-9, '-', '_' and start with a letter or digit, not {value!r}"
+        )
+
+
+def derive_seed(seed: int, *labels: str | int) -> int:
+    """A 63-bit seed for one purpose: SHA-256 over the parent seed and the labels, the same in every language."""
+    text = "\x1f".join(["umbel/seed/1", str(seed), *map(str, labels)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What a client is asked to do with the model. Exactly one of `local_epochs` and `local_steps` is set.
+
+    `proximal_mu`: FedProx's mu (Li et al. 2020, eq. 2): the local objective gains mu/2 * ||w - w_global||^2.
+    `evaluate`: first measure the model as it came on the client's own held-out data.
+    """
+
+    local_epochs: int | None = 1
+    local_steps: int | None = None
+    batch_size: int = 32
+    learning_rate: float = 0.01
+    proximal_mu: float = 0.0
+    evaluate: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.local_epochs is None) == (self.local_steps is None):
+            raise ValueError("set either local_epochs or local_steps, not both")
+        for name in ("local_epochs", "local_steps", "batch_size"):
+            if (value := getattr(self, name)) is not None and not 1 <= value <= 1 << 31:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
+        if not (math.isfinite(self.proximal_mu) and self.proximal_mu >= 0):
+            raise ValueError(f"proximal_mu must be zero or positive, not {self.proximal_mu}")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What is asked of one round.
+
+    The cohort is drawn `ceil(target * over_selection)` strong. The round closes at `target` reports, or `window_s`
+    seconds after it opened if at least `minimum` are in. `sample_count_max` bounds one client's weight and `max_abs`
+    one coordinate of its update: both enter the public grid.
+    """
+
+    run: RunId
+    number: int
+    attempt: int
+    target: int
+    minimum: int
+    over_selection: float
+    window_s: float
+    weighting: Weighting
+    sample_count_max: int
+    max_abs: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.target:
+            raise ValueError(f"minimum must lie between 1 and target = {self.target}, not {self.minimum}")
+        if not (math.isfinite(self.over_selection) and 1 <= self.over_selection <= 10):
+            raise ValueError(f"over_selection must lie between 1 and 10, not {self.over_selection}")
+        if not (math.isfinite(self.window_s) and self.window_s > 0):
+            raise ValueError(f"window_s must be positive, not {self.window_s}")
+        if not 1 <= self.sample_count_max <= SAMPLE_COUNT_MAX:
+            raise ValueError(f"sample_count_max must lie between 1 and 2^40, not {self.sample_count_max}")
+        _ = self.grid  # refuses a max_abs that has no grid
+
+    @property
+    def n_wanted(self) -> int:
+        """How many are asked, so that `target` report: ceil(target * over_selection)."""
+        return math.ceil(round(self.target * self.over_selection, 9))
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for a full cohort before starting with fewer: a tenth of the window, 0.2 s to 30 s."""
+        return min(max(self.window_s / 10, 0.2), 30.0)
+
+    @property
+    def total_weight_max(self) -> int:
+        """The greatest sum of weights this round can reach."""
+        return self.n_wanted * (self.sample_count_max if self.weighting is Weighting.SAMPLES else 1)
+
+    @property
+    def grid(self) -> Grid:
+        return Grid.finest(max_abs=self.max_abs, total_weight_max=self.total_weight_max)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A model version by what a client needs to fetch and check it. `sha256`: of the safetensors file, hex."""
+
+    version: int
+    sha256: str
+    size_bytes: int
+    layout_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one client is asked to do. `window_s`: seconds left, counted from when this message was sent.
+
+    `seed` is for the client's own batch order, dropout and the like: the same run, round and client give the same seed.
+    """
+
+    id: AssignmentId
+    run: RunId
+    round: int
+    attempt: int
+    model: ModelRef
+    training: TrainingPlan
+    codec: Codec
+    grid: Grid
+    sample_count_max: int
+    seed: int
+    window_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """What a client says of its update.
+
+    `steps_done` of `steps_planned` local steps: fewer is partial work, and welcome. `update_sha256`: of the uploaded
+    bytes. `metrics`: means over the local training; `evaluation`: of the model as it came, over
+    `evaluation_sample_count` held-out samples. Metric values are finite.
+    """
+
+    sample_count: int
+    steps_done: int
+    steps_planned: int
+    update_sha256: str
+    train_s: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
+    evaluation_sample_count: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.sample_count <= SAMPLE_COUNT_MAX:
+            raise ValueError(f"sample_count must be at least 1, not {self.sample_count}")
+        if not 1 <= self.steps_done <= self.steps_planned <= 1 << 62:
+            raise ValueError(
+                f"steps_done must lie between 1 and steps_planned, not {self.steps_done} of {self.steps_planned}"
+            )
+        if not re.fullmatch(r"[0-9a-f]{64}", self.update_sha256):
+            raise ValueError("update_sha256 must be 64 lower-case hex digits")
+        if not (math.isfinite(self.train_s) and self.train_s >= 0):
+            raise ValueError("train_s must be finite and not negative")
+        if not 0 <= self.evaluation_sample_count <= SAMPLE_COUNT_MAX:
+            raise ValueError("evaluation_sample_count must not be negative")
+        if self.evaluation and not self.evaluation_sample_count:
+            raise ValueError("an evaluation needs evaluation_sample_count")
+        for metrics in (self.metrics, self.evaluation):
+            _require_metrics(metrics)
+
+    @property
+    def is_partial(self) -> bool:
+        return self.steps_done < self.steps_planned
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """What a closed round's sum holds. `clients` in the order of their names."""
+
+    clients: tuple[ClientId, ...]
+    total_weight: int
+    sample_count: int
+    n_partial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """A model of a run: version 0 is the one it was created with, version r the outcome of round r.
+
+    `sha256`: what clients download; `master_sha256`: the coordinator's full-precision copy (the same file for models
+    without half-precision tensors); `parent_sha256`: the version it was made from.
+    """
+
+    run: RunId
+    version: int
+    sha256: str
+    master_sha256: str
+    parent_sha256: str | None
+
+
+def assignment_id(run: RunId, number: int, attempt: int, client: ClientId) -> AssignmentId:
+    """`run.round.attempt.client`; none of the four can hold a dot."""
+    return AssignmentId(f"{run}.{number}.{attempt}.{client}")
+
+
+def _require_metrics(metrics: Mapping[str, float]) -> None:
+    if len(metrics) > METRICS_MAX:
+        raise ValueError(f"at most {METRICS_MAX} metrics, not {len(metrics)}")
+    for name, value in metrics.items():
+        if not _METRIC_NAME.fullmatch(name):
+            raise ValueError(f"metric name {name[:80]!r} must be 1 to 64 letters, digits, '_', '.', '/' or '-'")
+        if not math.isfinite(value):
+            raise ValueError(f"metric {name!r} is {value}; leave out what is not a number")

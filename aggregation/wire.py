@@ -1,0 +1,87 @@
+"""The bytes of a client update: a 64-byte little-endian header, then the payload. `docs/wire.md` has test vectors.
+
+```
+offset size field
+     0    4 magic           "UMBL"
+     4    1 version         1
+     5    1 codec           0 = float32, little-endian, in layout order
+     6    2 reserved        zero
+     8    8 n_values        values in the vector; must equal the layout's
+    16   32 layout_digest   SHA-256 of the layout the client trained
+    48    8 payload_bytes   length of what follows; for float32, 4 * n_values
+    56    8 reserved        zero
+```
+
+Every length is known from the plan before a byte is read: `expected_bytes(codec, n_values)`. A reader allocates nothing
+from what a header says; it only compares.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from umbel.aggregation.errors import LyingLength, MalformedUpdate, WrongCodec, WrongLayout
+from umbel.aggregation.layout import Layout
+
+MAGIC = b"UMBL"
+VERSION = 1
+HEADER_BYTES = 64
+_HEADER = struct.Struct("<4sBBHQ32sQQ")
+
+
+class Codec(IntEnum):
+    """How an update's payload is written."""
+
+    FLOAT32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateHeader:
+    """The fixed head of an update. `layout_digest`: 32 bytes."""
+
+    codec: Codec
+    n_values: int
+    layout_digest: bytes
+    payload_bytes: int
+
+    def encode(self) -> bytes:
+        return _HEADER.pack(MAGIC, VERSION, self.codec, 0, self.n_values, self.layout_digest, self.payload_bytes, 0)
+
+
+def expected_bytes(codec: Codec, n_values: int) -> int:
+    """Length of a whole update, header included."""
+    match codec:
+        case Codec.FLOAT32:
+            return HEADER_BYTES + 4 * n_values
+
+
+def header_for(layout: Layout, codec: Codec = Codec.FLOAT32) -> UpdateHeader:
+    """The only header that `read_header` accepts for this layout and codec."""
+    payload_bytes = expected_bytes(codec, layout.n_values) - HEADER_BYTES
+    return UpdateHeader(codec, layout.n_values, bytes.fromhex(layout.digest), payload_bytes)
+
+
+def read_header(data: bytes, layout: Layout, codec: Codec = Codec.FLOAT32) -> UpdateHeader:
+    """Check the first `HEADER_BYTES` bytes of an update against what the plan asked for.
+
+    Raises `MalformedUpdate`, `WrongCodec`, `WrongLayout` or `LyingLength`, in that order of checking.
+    """
+    if len(data) < HEADER_BYTES:
+        raise MalformedUpdate(f"an update starts with a header of {HEADER_BYTES} bytes; {len(data)} came")
+    magic, version, codec_id, zero16, n_values, digest, payload_bytes, zero64 = _HEADER.unpack(data[:HEADER_BYTES])
+    if magic != MAGIC or version != VERSION or zero16 or zero64:
+        raise MalformedUpdate(f"not an umbel update of version {VERSION}; see docs/wire.md")
+    if codec_id != codec:
+        raise WrongCodec(f"the plan asks for codec {codec.name.lower()} ({codec.value}), the update says {codec_id}")
+    expected = header_for(layout, codec)
+    if digest != expected.layout_digest:
+        raise WrongLayout(
+            f"the update was made for layout {digest.hex()[:12]}…, the model has {layout.digest[:12]}…; "
+            "download the model of this assignment and train that"
+        )
+    if (n_values, payload_bytes) != (expected.n_values, expected.payload_bytes):
+        raise LyingLength(
+            f"the header declares {n_values} values in {payload_bytes} bytes; "
+            f"the model has {expected.n_values} values in {expected.payload_bytes} bytes"
+        )
+    return expected

@@ -1,0 +1,1 @@
+"""The SDK that runs where the data is."""
