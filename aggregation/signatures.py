@@ -10,8 +10,8 @@ Signature: umbel=:<base64 of 64 bytes>:
 ```
 
 and the signature covers the RFC 9421 signature base of exactly those four components, in that order. An empty body
-has the digest of no bytes. Fixing the form keeps the reader a single regular expression: nothing a peer sends can choose
-what is covered. Any RFC 9421 library in any language can produce it.
+has the digest of no bytes. Fixing the form keeps the reader a single regular expression: nothing a peer sends can
+choose what is covered. Any RFC 9421 library in any language can produce it.
 
 The verifier checks the signature *before* it reads the body, then hashes the body as it streams.
 """

@@ -50,22 +50,25 @@ def derive_seed(seed: int, *labels: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a client is asked to do with the model. Exactly one of `local_epochs` and `local_steps` is set.
+    """What a client is asked to do with the model: `local_epochs` or `local_steps`; by default, one epoch.
 
     `proximal_mu`: FedProx's mu (Li et al. 2020, eq. 2): the local objective gains mu/2 * ||w - w_global||^2.
     `evaluate`: first measure the model as it came on the client's own held-out data.
     """
 
-    local_epochs: int | None = 1
+    local_epochs: int | None = None
     local_steps: int | None = None
     batch_size: int = 32
     learning_rate: float = 0.01
     proximal_mu: float = 0.0
     evaluate: bool = False
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
-        if (self.local_epochs is None) == (self.local_steps is None):
+        if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("set either local_epochs or local_steps, not both")
+        if self.local_epochs is None and self.local_steps is None:
+            object.__setattr__(self, "local_epochs", 1)
         for name in ("local_epochs", "local_steps", "batch_size"):
             if (value := getattr(self, name)) is not None and not 1 <= value <= 1 << 31:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -22,8 +22,8 @@ n_i / n, plain mean over draws: E[x of one draw] = X, so the mean is unbiased fo
 once and counts m times: its weight is m.
 
 Over-selection and drop-outs. Asking more than needed and averaging over those who report keeps both statements true as
-long as *whether* a client reports does not depend on what it holds: a uniform sample of a uniform sample is uniform; the
-draws that are answered are still independent draws from n_i / n. (A client drawn m times drops out with all its m draws
+long as *whether* a client reports does not depend on what it holds: a uniform sample of a uniform sample is uniform;
+the draws that are answered are still independent draws from n_i / n. (A client drawn m times drops out with all its m draws
 at once; given who is reachable, proportional draws are then unbiased for the *reachable* clients, and averaging over
 that leaves a ratio bias of second order, as above.)
 

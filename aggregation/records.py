@@ -1,0 +1,112 @@
+"""What is told about rounds and runs, to people and to `rounds.jsonl`: the same records in production and simulation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.types import ModelRef
+
+
+class Fate(StrEnum):
+    """What became of one client of a cohort.
+
+    `training`: the window is open and it has not reported; `accepted`: all its steps count; `partial`: fewer than planned,
+    and they count; `released`: told to stop, its work was not needed or came too late; `declined`: it said so itself;
+    `lost`: it fell silent.
+    """
+
+    TRAINING = "training"
+    ACCEPTED = "accepted"
+    PARTIAL = "partial"
+    RELEASED = "released"
+    DECLINED = "declined"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRecord:
+    """One client in one round. `report_s`: seconds from the round's opening to its report, None without one.
+
+    `silent_s`: seconds since the coordinator last heard of it. Bytes are those of model and update bodies.
+    """
+
+    client: str
+    fate: Fate
+    reason: str
+    sample_count: int
+    steps_done: int = 0
+    steps_planned: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    report_s: float | None = None
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One ended attempt at a round. `model_sha256` is None and `committed` false for an abandoned one.
+
+    `selected`, `reported`, `partial`, `dropped` count clients: `dropped` are the selected that did not report in time
+    (lost, declined or released). `evaluation` and `metrics`: means over clients, weighted by their sample counts.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    committed: bool
+    reason: str
+    model_version: int
+    model_sha256: str | None
+    opened_at: float
+    wall_s: float
+    selected: int
+    reported: int
+    partial: int
+    dropped: int
+    sample_count: int
+    bytes_up: int
+    bytes_down: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
+    clients: tuple[ClientRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRound:
+    """The round that is under way. `why`: what it is waiting for, in words; `closes_in_s`: None while recruiting."""
+
+    round: int
+    attempt: int
+    phase: str
+    why: str
+    waiting: int
+    target: int
+    closes_in_s: float | None
+    clients: tuple[ClientRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run at a glance. `rounds_done`: committed rounds; `model`: the newest version."""
+
+    name: str
+    status: RunStatus
+    reason: str
+    rounds_done: int
+    rounds_planned: int
+    created_at: float
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """GET /v1/admin/runs/{run}/progress?after=N&wait_s=S: ended attempts from the N-th on, and the round under way.
+
+    `next_after`: what to pass as `after` next time.
+    """
+
+    run: RunView
+    ended: tuple[RoundRecord, ...]
+    next_after: int
+    live: LiveRound | None
