@@ -1,4 +1,4 @@
-"""What is told about rounds and runs, to people and to `rounds.jsonl`: the same records in production and simulation."""
+"""What is told about rounds and runs, to people and to `rounds.jsonl`: alike in production and simulation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from umbel.aggregation.types import ModelRef
 class Fate(StrEnum):
     """What became of one client of a cohort.
 
-    `training`: the window is open and it has not reported; `accepted`: all its steps count; `partial`: fewer than planned,
-    and they count; `released`: told to stop, its work was not needed or came too late; `declined`: it said so itself;
+    `training`: the window is open and it has not reported; `accepted`: all its steps count; `partial`: fewer than
+    planned, and they count; `released`: told to stop, its work was not needed or came too late; `declined`: it said so itself;
     `lost`: it fell silent.
     """
 

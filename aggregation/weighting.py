@@ -24,8 +24,7 @@ once and counts m times: its weight is m.
 Over-selection and drop-outs. Asking more than needed and averaging over those who report keeps both statements true as
 long as *whether* a client reports does not depend on what it holds: a uniform sample of a uniform sample is uniform;
 the draws that are answered are still independent draws from n_i / n. (A client drawn m times drops out with all its m draws
-at once; given who is reachable, proportional draws are then unbiased for the *reachable* clients, and averaging over
-that leaves a ratio bias of second order, as above.)
+at once; given who is reachable, the mean is then unbiased for the *reachable* clients, and averaging over that leaves a ratio bias of second order, as above.)
 
 Where a bias remains, whatever the weighting:
 - who is *waiting* when a cohort is drawn is not uniform over the fleet (time zones, charging);
