@@ -1,0 +1,59 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both make their own virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PARTS = aggregation client server sim umbel tests examples
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check fmt bench docs clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.demo ## the whole system on this machine: a coordinator, twelve clients, real data
+	$(BIN)/umbel demo
+
+test: $(VENV)/.dev ## every test, the slow ones too
+	$(BIN)/python -m pytest -q
+
+test-fast: $(VENV)/.dev ## the tests that take no real processes
+	$(BIN)/python -m pytest -q -m "not slow"
+
+check: $(VENV)/.dev ## formatting, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/.dev ## format and sort
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
+	$(BIN)/umbel bench coordinator
+	$(BIN)/umbel bench aggregate
+
+docs: $(VENV)/.dev ## check that the documentation tells the truth
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+clean: ## remove what was made
+	rm -rf $(VENV) demo-out bench-out build *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "umbel needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its pin decides which build is taken, before another package asks for it loosely.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing umbel into $(VENV) (some minutes the first time)"
+	$(PIP) torch
+	$(PIP) -e '.[server,sim]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing umbel and its development tools into $(VENV) (some minutes the first time)"
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,11 @@
+FROM python:3.12-slim
+WORKDIR /app
+COPY . .
+# torch first and alone: its pin decides which build is taken.
+RUN pip install --no-cache-dir -c constraints.txt torch && pip install --no-cache-dir -c constraints.txt '.[server]'
+# The same user id in both images: the operator container reads the admin key, which only its owner may.
+RUN useradd --uid 10001 umbel && install -d -o umbel -g umbel /data
+USER umbel
+VOLUME /data
+EXPOSE 8470
+CMD ["umbel", "serve", "--data", "/data", "--host", "0.0.0.0", "--port", "8470"]

@@ -1,0 +1,83 @@
+"""The one command line, `umbel`: it mounts what each part offers and says what to install for what is missing."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import umbel
+
+app = typer.Typer(
+    name="umbel",
+    help="Federated learning: many clients train one model together, and their data never leaves them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+EXTRA_OF = {"umbel.server": "server", "umbel.sim": "sim"}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"umbel {umbel.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+def _mount() -> None:
+    """Each part's commands. They import their heavy libraries when they run, so that `--help` is quick."""
+    from umbel.client import commands as client
+    from umbel.server import commands as server
+    from umbel.sim import commands as sim
+
+    app.command("demo")(sim.demo)
+    app.command("serve")(server.serve)
+    app.command("join")(client.join)
+    app.add_typer(client.run_app, name="run")
+    app.add_typer(client.token_app, name="token")
+    app.add_typer(client.model_app, name="model")
+    app.add_typer(sim.bench_app, name="bench")
+
+
+def main() -> None:
+    """The `umbel` command. Exits non-zero with one sentence where something is missing."""
+    _mount()
+    run_or_explain(app)
+
+
+def run_or_explain(command: Callable[[], object]) -> None:
+    """Run `command`; turn a missing optional library into the sentence that says which extra to install."""
+    try:
+        command()
+    except ModuleNotFoundError as error:
+        extra = _extra_that_brings(error)
+        if extra is None:
+            raise
+        typer.echo(f"umbel: this command needs {error.name!r}; install it with: pip install 'umbel[{extra}]'", err=True)
+        sys.exit(2)
+
+
+def _extra_that_brings(error: ModuleNotFoundError) -> str | None:
+    """The extra whose part was being imported when a library was missing; None if the fault is somebody else's."""
+    trace, extra = error.__traceback__, None
+    while trace is not None:
+        part = ".".join(str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[:2])
+        extra = EXTRA_OF.get(part, extra)
+        trace = trace.tb_next
+    if extra is not None and (error.name or "").startswith("umbel"):
+        return None
+    return extra
+
+
+if __name__ == "__main__":
+    main()
