@@ -1,0 +1,14 @@
+#!/bin/sh
+# The operator's first steps against a new coordinator: a model, a run, and one enrolment token per site.
+# May be run again: the run is created once, and a site that has a token keeps it.
+set -eu
+: "${UMBEL_SERVER:?the coordinator's address}"
+data="${COORDINATOR_DATA:-/data}"
+sites="${SITES_DIR:-/sites}"
+work="$(mktemp -d)"
+
+umbel model init --app examples.my_hospital:client --out "$work/init.safetensors"
+umbel run create examples/breast_cancer.toml --model "$work/init.safetensors" --admin-key-file "$data/admin.key"
+for site in "$sites"/*; do
+    [ -s "$site/token" ] || umbel token create --count 1 --admin-key-file "$data/admin.key" >"$site/token"
+done
