@@ -34,7 +34,7 @@ def root(
     """Options that stand before a command."""
 
 
-def _mount() -> None:
+def mount() -> None:
     """Each part's commands. They import their heavy libraries when they run, so that `--help` is quick."""
     from umbel.client import commands as client
     from umbel.server import commands as server
@@ -51,7 +51,7 @@ def _mount() -> None:
 
 def main() -> None:
     """The `umbel` command. Exits non-zero with one sentence where something is missing."""
-    _mount()
+    mount()
     run_or_explain(app)
 
 
