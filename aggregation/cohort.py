@@ -18,9 +18,14 @@ class Choice:
 def choose(plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float) -> Choice:
     """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum do.
 
-    Candidates without samples are passed over. `waited_s`: how long the round has been recruiting.
+    Candidates without samples are passed over, and no sample count is taken for more than the plan's maximum: it bounds
+    what one client's word is worth, in the draw as in the mean. `waited_s`: how long the round has been recruiting.
     """
-    able = [candidate for candidate in candidates if candidate.sample_count > 0]
+    able = [
+        Candidate(candidate.client, min(candidate.sample_count, plan.sample_count_max))
+        for candidate in candidates
+        if candidate.sample_count > 0
+    ]
     n_able, wanted = len(able), plan.n_wanted
     if n_able < wanted and waited_s < plan.patience_s:
         return Choice(

@@ -9,9 +9,12 @@ The sum runs in int64 and cannot overflow: D is the finest power of two for whic
 
     (max_abs / D) * total_weight_max <= 2^62,
 
-where `max_abs` bounds every coordinate and `total_weight_max` bounds the sum of all weights of the round. Integer
-addition is associative and commutative, so any arrival order, any number of partial sums and any replay give the same
-bits. Rounding to nearest costs at most D/2 per coordinate and client: with 300 clients of at most 2^20 samples and
+where `max_abs` bounds every coordinate and `total_weight_max` bounds the sum of all weights of the round. (A grid coarser
+than float32 itself is at `max_abs` is refused: total_weight_max <= 2^38.) Integer addition is associative and
+commutative, so any arrival order, any number of partial sums and any replay give the same bits. The mean is taken in
+float64, in one fixed order: the sum rounded once, the quotient once.
+
+Rounding to nearest costs at most D/2 per coordinate and client: with 300 clients of at most 2^20 samples and
 max_abs = 64, D = 2^-27 = 7.5e-9.
 
 Memory is one int64 vector, twice the float32 model, however many clients report.
@@ -20,6 +23,7 @@ Memory is one int64 vector, twice the float32 model, however many clients report
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -27,6 +31,8 @@ from torch import Tensor
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
 
 _SUM_BITS = 62
+TOTAL_WEIGHT_MAX = 1 << 38  # step <= 2^-24 max_abs: as fine as float32 is there; also exact as a float64
+MAX_ABS_LEAST, MAX_ABS_MOST = 2.0**-64, 2.0**64  # far beyond any weight change; keeps every step a normal float64
 CHUNK_VALUES = 1 << 17  # 128 Ki values: 1 MiB of float64 scratch stays in the second-level cache
 
 
@@ -43,20 +49,20 @@ class Grid:
     total_weight_max: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.max_abs) and self.max_abs > 0):
-            raise ValueError(f"max_abs must be finite and positive, not {self.max_abs}")
-        if self.total_weight_max < 1:
-            raise ValueError(f"total_weight_max must be at least 1, not {self.total_weight_max}")
+        _require_bounds(self.max_abs, self.total_weight_max)
         if not (math.isfinite(self.step) and self.step > 0 and math.frexp(self.step)[0] == 0.5):
             raise ValueError(f"step must be a power of two, not {self.step}")
-        if self.max_abs / self.step * self.total_weight_max > 2.0**_SUM_BITS:
+        if Fraction(self.max_abs) * self.total_weight_max > Fraction(self.step) * (1 << _SUM_BITS):
             raise ValueError("this grid could overflow 63 bits: take a larger step")
 
     @classmethod
     def finest(cls, *, max_abs: float, total_weight_max: int) -> "Grid":
         """The grid with the smallest step whose sums cannot overflow."""
-        range_bits = math.ceil(math.log2(max_abs)) + math.ceil(math.log2(total_weight_max))
-        return cls(math.ldexp(1.0, range_bits - _SUM_BITS), max_abs, total_weight_max)
+        _require_bounds(max_abs, total_weight_max)
+        numerator, denominator = max_abs.as_integer_ratio()  # the denominator of a float is a power of two
+        ceiling_bits = (numerator * total_weight_max - 1).bit_length()
+        exponent = ceiling_bits - (denominator.bit_length() - 1) - _SUM_BITS
+        return cls(math.ldexp(1.0, exponent), max_abs, total_weight_max)
 
 
 def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
@@ -71,7 +77,7 @@ def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
     if math.isfinite(low) and math.isfinite(high):
         if max(-low, high) <= grid.max_abs:
             return
-        bad = int((values.abs() > grid.max_abs).nonzero()[0].item())
+        bad = int((values.to(torch.float64).abs() > grid.max_abs).nonzero()[0].item())  # max_abs may be no float32
         raise UpdateOutOfRange(
             f"value {first + bad} of the update is {values[bad].item():g}, beyond the grid's max_abs {grid.max_abs:g}; "
             "train with a smaller learning rate or raise max_abs in the run file"
@@ -122,12 +128,17 @@ class GridAccumulator:
         self.n_folded += 1
 
     def fold_vector(self, vector: Tensor, weight: int) -> None:
-        """Check and fold a whole float32 vector of `n_values` values."""
+        """Check and fold a whole float32 vector of `n_values` values; a refused one changes nothing."""
+        if vector.numel() != self.n_values:
+            raise LyingLength(f"the update holds {vector.numel()} values, the layout {self.n_values}")
         check_values(vector, self.grid)
         self.fold(torch.split(vector, CHUNK_VALUES), weight)
 
     def merge(self, other: "GridAccumulator") -> None:
-        """Add another partial sum of the same round: the same bits as folding its updates here."""
+        """Add another partial sum of the same round: the same bits as folding its updates here.
+
+        Raises `ValueError` for a sum of another round, or a total weight above the grid's bound.
+        """
         if other.grid != self.grid or other.n_values != self.n_values:
             raise ValueError("partial sums of different rounds cannot be merged")
         self._add_weight(other.total_weight, least=0)
@@ -135,7 +146,7 @@ class GridAccumulator:
         self.n_folded += other.n_folded
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
-        """The weighted mean of coordinates `start` to `stop`, float64."""
+        """The weighted mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
         if self.total_weight == 0:
             raise ValueError("nothing was folded, so there is no mean")
         return self._sum[start:stop].to(torch.float64).mul_(self.grid.step).div_(self.total_weight)
@@ -145,3 +156,13 @@ class GridAccumulator:
         if weight < least or total > self.grid.total_weight_max:
             raise ValueError(f"weight {weight} takes the total to {total}, allowed: 1 to {self.grid.total_weight_max}")
         self.total_weight = total
+
+
+def _require_bounds(max_abs: float, total_weight_max: int) -> None:
+    if not MAX_ABS_LEAST <= max_abs <= MAX_ABS_MOST:  # also refuses a NaN
+        raise ValueError(f"max_abs must lie between 2^-64 and 2^64, not {max_abs}")
+    if not 1 <= total_weight_max <= TOTAL_WEIGHT_MAX:
+        raise ValueError(
+            f"the weights of a round may sum to between 1 and 2^38, not {total_weight_max}: "
+            "lower sample_count_max or the number of clients asked"
+        )

@@ -1,14 +1,15 @@
 """A model's state dict as one flat vector: names, shapes, dtypes, and a digest that both ends compare.
 
-A `Layout` lists the tensors of a state dict in the order of their names, so that it depends neither on the order in
-which a framework registers parameters nor on a file's. Each tensor that owns its values has a place (offset,
+A `Layout` lists the tensors of a state dict in the order of their names (by code point): it depends neither on
+the order in which a framework registers parameters nor on a file's. Each tensor that owns its values has a place (offset,
 length) in a vector of float32; a tied tensor (the same storage under a second name) is listed with the name it is tied
 to and takes no place. What travels is the *weight change* `local - global` as such a vector:
 
 - float32, bfloat16, float16: the difference, taken in float32;
 - float64: the difference taken in float64, then rounded to float32;
-- integers and bool (step counters such as BatchNorm's `num_batches_tracked`): the exact difference as float32, which
-  holds integers up to 2^24; a larger change is refused rather than rounded.
+- integers and bool (step counters such as BatchNorm's `num_batches_tracked`): the difference times 2^-16, so that a
+  counter's thousands stand beside weight changes without leaving the grid, or drowning them under a lossy codec. It is
+  exact up to 2^24, float32's own limit; a larger change is refused rather than rounded.
 
 The coordinator keeps a *master* copy: half-precision tensors widened to float32, all others as they are. Rounding the
 published model to 16 bits therefore never eats updates that are smaller than half a unit in the last place.
@@ -16,9 +17,12 @@ published model to 16 bits therefore never eats updates that are smaller than ha
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,6 +37,9 @@ _FLOATS = {torch.float32, torch.float64} | _HALF
 _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS | _INTEGERS | {torch.bool}}
 _EXACT_IN_FLOAT32 = 1 << 24
+N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
+_DIMENSIONS_MAX = 64
+_INTEGER_UNIT = 2.0**-16  # what a change of one in an integer tensor becomes in the vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class TensorSpec:
     @property
     def n_values(self) -> int:
         """Length of its place in the vector (0-d tensors hold one value)."""
-        return 0 if self.tied_to else int(torch.Size(self.shape).numel())
+        return 0 if self.tied_to is not None else math.prod(self.shape)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -65,18 +72,29 @@ class Layout:
 
     tensors: tuple[TensorSpec, ...]
 
+    def __post_init__(self) -> None:
+        if any(before.name >= after.name for before, after in pairwise(self.tensors)):
+            raise LayoutError("not a layout: the tensors must be in the order of their names, each name once")
+        offset, owners = 0, dict[str, TensorSpec]()
+        for spec in self.tensors:
+            _require_spec(spec, offset, owners)
+            offset += spec.n_values
+
     @classmethod
     def of_state(cls, state: State) -> "Layout":
-        """The layout of a state dict. Raises `LayoutError` for dtypes that have no mean (complex, float8)."""
+        """The layout of a state dict.
+
+        Raises `LayoutError` for what is no dense tensor, for dtypes that have no mean (complex, float8), and for
+        tensors without values (on the meta device).
+        """
         owners: dict[tuple[object, ...], str] = {}
         specs: list[TensorSpec] = []
         offset = 0
         for name, tensor in sorted(state.items()):
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if dtype not in _DTYPES:
-                raise LayoutError(f"tensor {name!r} has dtype {dtype}, which cannot be averaged")
+            _require_tensor(name, tensor)
             owner = owners.setdefault(_identity(tensor, name), name)
-            spec = TensorSpec(name, tuple(tensor.shape), dtype, offset, None if owner == name else owner)
+            tied_to = None if owner == name else owner
+            spec = TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset, tied_to)
             specs.append(spec)
             offset += spec.n_values
         return cls(tuple(specs))
@@ -85,11 +103,14 @@ class Layout:
     def from_json(cls, text: str) -> "Layout":
         """The inverse of `to_json`. Raises `LayoutError` for anything `to_json` could not have written."""
         try:
-            rows = [TensorSpec(n, tuple(map(int, s)), d, int(o), t) for n, s, d, o, t in json.loads(text)]
-        except (TypeError, ValueError) as error:
+            rows = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise LayoutError(f"not a layout: {error}") from error
-        layout = cls(tuple(rows))
-        layout._check()
+        if not isinstance(rows, list):
+            raise LayoutError("not a layout: not an array")
+        layout = cls(tuple(map(_spec_of_row, cast(list[object], rows))))
+        if layout.to_json() != text:
+            raise LayoutError("not a layout: not in canonical form")
         return layout
 
     def to_json(self) -> str:
@@ -129,15 +150,19 @@ class Layout:
             raise LayoutError(f"{what} does not fit the model: {difference}")
 
     def subtract(self, local: State, start: State) -> Tensor:
-        """The weight change `local - start` as one float32 vector of `n_values`, on the CPU."""
+        """The weight change `local - start` as one float32 vector of `n_values`, on the CPU.
+
+        The states may live on any device, and need only the owners. Raises `LayoutError` for a missing tensor, another
+        shape, or an integer that changed by more than 2^24.
+        """
         change = torch.empty(self.n_values, dtype=torch.float32)
         for spec in self.owners():
-            difference = _difference(spec, local[spec.name].detach().cpu(), start[spec.name].detach().cpu())
-            change[spec.place] = difference.reshape(-1)
+            after, before = _values_of(spec, local, "the trained state"), _values_of(spec, start, "the start state")
+            change[spec.place] = _difference(spec, after, before).reshape(-1)
         return change
 
     def add_mean(self, master: State, total: GridAccumulator, learning_rate: float = 1.0) -> dict[str, Tensor]:
-        """The next master copy: `master + learning_rate * mean`, a new tensor for each owner.
+        """The next master copy: `master + learning_rate * mean`, a new tensor on the CPU for each owner.
 
         Floats are added in float64 and rounded once to the master's dtype; integers take the mean change rounded to the
         nearest integer; a bool takes the majority. Multiplication and addition are separate operations: no fused
@@ -146,8 +171,10 @@ class Layout:
         return {spec.name: _stepped(spec, master[spec.name], total, learning_rate) for spec in self.owners()}
 
     def master_of(self, state: State) -> dict[str, Tensor]:
-        """The coordinator's copy: owners only, half precision widened to float32."""
-        return {s.name: state[s.name].to(_master_dtype(s)).contiguous() for s in self.owners()}
+        """The coordinator's copy, on the CPU: owners only, half precision widened to float32."""
+        return {
+            s.name: state[s.name].detach().to("cpu", _master_dtype(s), copy=True).contiguous() for s in self.owners()
+        }
 
     def published(self, master: State) -> dict[str, Tensor]:
         """What clients download: the master copy in the model's own dtypes, owners only."""
@@ -162,18 +189,46 @@ class Layout:
         """A state dict with every name, tied ones included, from the owners' tensors."""
         return {spec.name: owned[spec.tied_to or spec.name] for spec in self.tensors}
 
-    def _check(self) -> None:
-        offset, owners = 0, set[str]()
-        for spec in self.tensors:
-            if spec.dtype not in _DTYPES or spec.offset != offset or any(size < 0 for size in spec.shape):
-                raise LayoutError(f"not a layout: tensor {spec.name!r} is malformed")
-            if spec.tied_to is not None and spec.tied_to not in owners:
-                raise LayoutError(f"not a layout: tensor {spec.name!r} is tied to an unknown tensor")
-            if spec.tied_to is None:
-                owners.add(spec.name)
-            offset += spec.n_values
-        if len({spec.name for spec in self.tensors}) != len(self.tensors):
-            raise LayoutError("not a layout: a name appears twice")
+
+def _spec_of_row(row: object) -> TensorSpec:
+    match row:
+        case [str(name), [*sizes], str(dtype), int(offset), (str() | None) as tied_to]:
+            shape = tuple(size for size in sizes if type(size) is int)
+            if len(shape) == len(sizes) and type(offset) is int:  # a JSON true is no count
+                return TensorSpec(name, shape, dtype, offset, tied_to)
+        case _:
+            pass
+    raise LayoutError("not a layout: a row is not [name, shape, dtype, offset, tied_to]")
+
+
+def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) -> None:
+    """Refuse a tensor that cannot follow these owners at this offset; add it to `owners` if it is one."""
+    if spec.dtype not in _DTYPES or spec.offset != offset or len(spec.shape) > _DIMENSIONS_MAX:
+        raise LayoutError(f"not a layout: tensor {spec.name!r} is malformed")
+    if any(not 0 <= size <= N_VALUES_MAX for size in spec.shape) or offset + spec.n_values > N_VALUES_MAX:
+        raise LayoutError(f"not a layout: tensor {spec.name!r} has an impossible shape")
+    if spec.tied_to is None:
+        owners[spec.name] = spec
+    elif (owner := owners.get(spec.tied_to)) is None or (owner.shape, owner.dtype) != (spec.shape, spec.dtype):
+        raise LayoutError(f"not a layout: tensor {spec.name!r} is tied to a tensor that is not before it, or differs")
+
+
+def _require_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise LayoutError(f"entry {name!r} of the state dict is a {type(tensor).__name__}, not a tensor")
+    if str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
+        raise LayoutError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be averaged")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise LayoutError(f"tensor {name!r} is sparse or on the meta device; lay out a dense model with values")
+
+
+def _values_of(spec: TensorSpec, state: State, what: str) -> Tensor:
+    """The tensor on the CPU. Raises `LayoutError` if it is missing or has another shape."""
+    tensor = state.get(spec.name)
+    if tensor is None or tuple(tensor.shape) != spec.shape:
+        found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}, not {list(spec.shape)}"
+        raise LayoutError(f"{what} does not fit the model: tensor {spec.name!r} {found}")
+    return tensor.detach().cpu()
 
 
 def _identity(tensor: Tensor, name: str) -> tuple[object, ...]:
@@ -191,10 +246,12 @@ def _difference(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     if spec.torch_dtype in _FLOATS:
         wide = torch.float64 if spec.torch_dtype == torch.float64 else torch.float32
         return local.to(wide).sub(start.to(wide)).to(torch.float32)
-    change = local.to(torch.int64) - start.to(torch.int64)
-    if change.numel() and int(change.abs().max()) > _EXACT_IN_FLOAT32:
+    after, before = local.to(torch.int64), start.to(torch.int64)
+    change = after - before
+    has_wrapped = (change < 0) != (after < before)
+    if bool(((change < -_EXACT_IN_FLOAT32) | (change > _EXACT_IN_FLOAT32) | has_wrapped).any()):
         raise LayoutError(f"integer tensor {spec.name!r} changed by more than 2^24, which float32 cannot carry exactly")
-    return change.to(torch.float32)
+    return change.to(torch.float32).mul_(_INTEGER_UNIT)
 
 
 def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
@@ -202,7 +259,7 @@ def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_r
     if spec.torch_dtype in _FLOATS:
         return start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype)
     if spec.torch_dtype == torch.bool:
-        return start.to(torch.float64).add_(mean) >= 0.5
+        return start.to(torch.float64).add_(mean.div_(_INTEGER_UNIT)) >= 0.5
     limits = torch.iinfo(spec.torch_dtype)
-    change = mean.round_().to(torch.int64)
+    change = mean.div_(_INTEGER_UNIT).round_().to(torch.int64)
     return start.to(torch.int64).add_(change).clamp_(limits.min, limits.max).to(spec.torch_dtype)

@@ -26,7 +26,7 @@ class Enrolment:
     `labels`: facts a site states about itself, such as `{"tier": "hospital"}`.
     """
 
-    token: str
+    token: str = field(repr=False)
     client: str
     public_key: str
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -76,7 +76,7 @@ class CheckIn:
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
         if not 1 <= self.sample_count <= SAMPLE_COUNT_MAX:
-            raise ValueError(f"sample_count must be at least 1, not {self.sample_count}")
+            raise ValueError(f"sample_count must lie between 1 and 2^40, not {self.sample_count}")
         if not _SHA256.fullmatch(self.layout_digest):
             raise ValueError("layout_digest must be 64 lower-case hex digits")
         if not 0 <= self.wait_s <= WAIT_S_MAX:

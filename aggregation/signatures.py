@@ -19,6 +19,7 @@ The verifier checks the signature *before* it reads the body, then hashes the bo
 import base64
 import binascii
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
@@ -32,7 +33,7 @@ EMPTY_SHA256 = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca4
 _COMPONENTS = '("@method" "@path" "@query" "content-digest")'
 _PARAMS = re.compile(
     re.escape(_COMPONENTS)
-    + r';created=(?P<created>\d{1,12});nonce="(?P<nonce>[A-Za-z0-9_-]{22,43})"'
+    + r';created=(?P<created>[0-9]{1,12});nonce="(?P<nonce>[A-Za-z0-9_-]{22,43})"'
     + r';keyid="(?P<keyid>[a-z0-9_-]{1,63})";alg="ed25519"'
 )
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
@@ -79,16 +80,17 @@ class Claims:
     def verify(self, public_key: bytes, target: Target, now: float) -> None:
         """Raise `BadSignature` unless `public_key` (32 raw bytes) signed this target, `StaleSignature` unless recently.
 
-        Whoever calls must then refuse a nonce seen before within `CLOCK_SKEW_S`, and a body whose SHA-256 differs.
+        Whoever calls must then refuse a nonce seen before, remembering each until `created + CLOCK_SKEW_S`, and a body
+        whose SHA-256 differs.
         """
-        base = _signature_base(target, self._content_digest, self._params)
         try:
+            base = signature_base(_components(target, self._content_digest), self._params)
             Ed25519PublicKey.from_public_bytes(public_key).verify(self._signature, base)
         except (InvalidSignature, ValueError) as error:
             raise BadSignature(f"the signature does not match the key of {self.key_id!r}") from error
         if abs(now - self.created) > CLOCK_SKEW_S:
             raise StaleSignature(
-                f"the request was signed {now - self.created:+.0f} s from the coordinator's clock, allowed are "
+                f"the request was signed {self.created - now:+.0f} s from the coordinator's clock, allowed are "
                 f"{CLOCK_SKEW_S} s; set the clock of this machine"
             )
 
@@ -109,12 +111,15 @@ def parse_digest(value: str) -> bytes:
 def sign(
     key: Ed25519PrivateKey, key_id: str, target: Target, body_sha256: bytes, created: int, nonce: str
 ) -> SignedHeaders:
-    """Sign a request. `nonce`: 22 to 43 URL-safe characters, never used twice; `created`: Unix seconds."""
+    """Sign a request. `nonce`: 22 to 43 URL-safe characters, never used twice; `created`: Unix seconds.
+
+    Raises `ValueError` for what cannot stand in a signature; paths and queries must be percent-encoded.
+    """
     params = f'{_COMPONENTS};created={created};nonce="{nonce}";keyid="{key_id}";alg="ed25519"'
     if not _PARAMS.fullmatch(params):
         raise ValueError("key_id, nonce or created cannot stand in a signature")
     digest = content_digest(body_sha256)
-    signature = key.sign(_signature_base(target, digest, params))
+    signature = key.sign(signature_base(_components(target, digest), params))
     return SignedHeaders(digest, f"umbel={params}", f"umbel=:{base64.b64encode(signature).decode()}:")
 
 
@@ -136,16 +141,24 @@ def parse(headers: SignedHeaders) -> Claims:
     )
 
 
-def _signature_base(target: Target, digest: str, params: str) -> bytes:
-    """RFC 9421, section 2.5, for the four components of this profile."""
-    lines = (
-        f'"@method": {target.method.upper()}',
-        f'"@path": {target.path}',
-        f'"@query": ?{target.query}',
-        f'"content-digest": {digest}',
-        f'"@signature-params": {params}',
+def signature_base(components: Iterable[tuple[str, str]], params: str) -> bytes:
+    """The bytes that are signed: RFC 9421, section 2.5, for components without parameters of their own.
+
+    Raises `ValueError` for a value with a line break, which could pass for a component of its own, or beyond ASCII.
+    """
+    lines = [f'"{name}": {value}' for name, value in (*components, ("@signature-params", params))]
+    if any("\n" in line or "\r" in line for line in lines):
+        raise ValueError("a signed component holds a line break")
+    return "\n".join(lines).encode("ascii")
+
+
+def _components(target: Target, digest: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ("@method", target.method.upper()),
+        ("@path", target.path),
+        ("@query", f"?{target.query}"),
+        ("content-digest", digest),
     )
-    return "\n".join(lines).encode()
 
 
 def _decode(text: str) -> bytes:

@@ -25,6 +25,7 @@ SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 METRICS_MAX = 64
 SAMPLE_COUNT_MAX = 1 << 40
+TARGET_MAX = 1 << 20
 
 
 class Weighting(StrEnum):
@@ -71,7 +72,7 @@ class TrainingPlan:
             object.__setattr__(self, "local_epochs", 1)
         for name in ("local_epochs", "local_steps", "batch_size"):
             if (value := getattr(self, name)) is not None and not 1 <= value <= 1 << 31:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ValueError(f"{name} must lie between 1 and 2^31, not {value}")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
         if not (math.isfinite(self.proximal_mu) and self.proximal_mu >= 0):
@@ -83,8 +84,9 @@ class RoundPlan:
     """What is asked of one round.
 
     The cohort is drawn `ceil(target * over_selection)` strong. The round closes at `target` reports, or `window_s`
-    seconds after it opened if at least `minimum` are in. `sample_count_max` bounds one client's weight and `max_abs`
-    one coordinate of its update: both enter the public grid.
+    seconds after it opened if at least `minimum` are in; under proportional weighting both count draws.
+    `sample_count_max` bounds one client's weight, `max_abs` one coordinate of its update: both enter the public grid.
+    `number` and `attempt` count from 1; a round that was abandoned is attempted again.
     """
 
     run: RunId
@@ -100,6 +102,11 @@ class RoundPlan:
     seed: int
 
     def __post_init__(self) -> None:
+        require_slug(self.run, "run")
+        if self.number < 1 or self.attempt < 1:
+            raise ValueError(f"round and attempt count from 1, not {self.number} and {self.attempt}")
+        if not 1 <= self.target <= TARGET_MAX:
+            raise ValueError(f"target must lie between 1 and 2^20, not {self.target}")
         if not 1 <= self.minimum <= self.target:
             raise ValueError(f"minimum must lie between 1 and target = {self.target}, not {self.minimum}")
         if not (math.isfinite(self.over_selection) and 1 <= self.over_selection <= 10):
@@ -108,12 +115,12 @@ class RoundPlan:
             raise ValueError(f"window_s must be positive, not {self.window_s}")
         if not 1 <= self.sample_count_max <= SAMPLE_COUNT_MAX:
             raise ValueError(f"sample_count_max must lie between 1 and 2^40, not {self.sample_count_max}")
-        _ = self.grid  # refuses a max_abs that has no grid
+        _ = self.grid  # refuses bounds that have no grid
 
     @property
     def n_wanted(self) -> int:
         """How many are asked, so that `target` report: ceil(target * over_selection)."""
-        return math.ceil(round(self.target * self.over_selection, 9))
+        return math.ceil(round(self.target * self.over_selection, 9))  # rounded, or 10 * 1.1 would ask 12
 
     @property
     def patience_s(self) -> float:
@@ -180,7 +187,7 @@ class WorkDone:
 
     def __post_init__(self) -> None:
         if not 1 <= self.sample_count <= SAMPLE_COUNT_MAX:
-            raise ValueError(f"sample_count must be at least 1, not {self.sample_count}")
+            raise ValueError(f"sample_count must lie between 1 and 2^40, not {self.sample_count}")
         if not 1 <= self.steps_done <= self.steps_planned <= 1 << 62:
             raise ValueError(
                 f"steps_done must lie between 1 and steps_planned, not {self.steps_done} of {self.steps_planned}"
@@ -190,7 +197,7 @@ class WorkDone:
         if not (math.isfinite(self.train_s) and self.train_s >= 0):
             raise ValueError("train_s must be finite and not negative")
         if not 0 <= self.evaluation_sample_count <= SAMPLE_COUNT_MAX:
-            raise ValueError("evaluation_sample_count must not be negative")
+            raise ValueError(f"evaluation_sample_count must lie between 0 and 2^40, not {self.evaluation_sample_count}")
         if self.evaluation and not self.evaluation_sample_count:
             raise ValueError("an evaluation needs evaluation_sample_count")
         for metrics in (self.metrics, self.evaluation):

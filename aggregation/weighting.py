@@ -8,27 +8,42 @@ Objective. N clients, client i with n_i samples and update x_i, n = sum n_i. A r
 
     A = sum_{i in S} n_i x_i / sum_{i in S} n_i.
 
-With every client equally likely to be in S (probability q), E[sum_S n_i x_i] = q n X and E[sum_S n_i] = q n: numerator
-and denominator are unbiased for q n X and q n, so A is a ratio estimator. It is exact when all n_i are equal or S is
-the whole population; otherwise its bias is of first order in 1/K (Cochran, Sampling Techniques, section 6.8):
+With every client equally likely to be in S (probability q), E[sum_S n_i x_i] = q n X and E[D] = q n, D = sum_S n_i:
+numerator and denominator are unbiased, so A is a ratio estimator. It is exact when all n_i are equal or S is the whole
+population; otherwise (Hartley and Ross 1954; Cochran, Sampling Techniques, sections 6.8 and 6.15)
 
-    E[A] - X  ~  - Cov(A, D) / E[D]  =  O(1/K),        D = sum_S n_i,
+    E[A] - X  =  - Cov(A, D) / E[D]
+              ~  - (1 - K/N) / (K m^2 (N - 1)) * sum_i n_i^2 (x_i - X)        for |S| = K, m = n / N,
 
-and vanishes as cohorts grow. Dividing by the constant q n instead would be exactly unbiased (Horvitz-Thompson) at the
-price of a step whose length varies with the luck of the draw; FedAvg does not do so, and neither do we.
+so large clients count a little too little, by O(1/K), and not at all once cohorts are large. Dividing by the constant
+q n instead would be exactly unbiased (Horvitz-Thompson) at the price of a step whose length varies with the luck of the
+draw; FedAvg does not do so, and neither do we.
 
 **proportional** (Li et al. 2020, Algorithms 1 and 2): K independent draws with replacement, client i with probability
 n_i / n, plain mean over draws: E[x of one draw] = X, so the mean is unbiased for every K. A client drawn m times trains
 once and counts m times: its weight is m.
 
-Over-selection and drop-outs. Asking more than needed and averaging over those who report keeps both statements true as
-long as *whether* a client reports does not depend on what it holds: a uniform sample of a uniform sample is uniform;
-the draws that are answered are still independent draws from n_i / n. (A client drawn m times drops out with all its m draws
-at once; given who is reachable, the mean is then unbiased for the *reachable* clients, and averaging over that leaves a ratio bias of second order, as above.)
+Over-selection and drop-outs. Let whether a client reports not depend on what it holds.
+
+- samples: a uniform sample of a uniform sample is uniform, so both statements above hold with K the number of reports,
+  whichever of them are missing and however many were asked.
+- proportional, when each *draw* is answered or lost on its own, or every client was drawn at most once: the answered
+  draws are still independent draws from n_i / n, so the mean stays unbiased.
+- proportional, when a client drawn m times is lost with all its m draws, each client being reachable (set R) with
+  probability r: given R, the mean is unbiased for the reachable clients, X_R = sum_R n_i x_i / n_R, and the average
+  over R is a ratio estimator again. With M draws and p_i = n_i / n,
+
+      E[A] - X  =  Cov(X_R, g(p_R)) / E[g(p_R)],  g(p) = 1 - (1 - p)^M,
+                ~  - (1 - r)/r * sum_i p_i^2 (x_i - X)  for many draws,   and 0 for one.
+
+  It shrinks with the fleet (sum_i p_i^2 is 1/N if all are alike), not with the cohort.
+- proportional, closing early: the report that reaches the target counts whole, so among clients drawn several times the
+  often-drawn count a little too much; nothing of the kind happens while every client is drawn once.
 
 Where a bias remains, whatever the weighting:
 - who is *waiting* when a cohort is drawn is not uniform over the fleet (time zones, charging);
 - closing at the target prefers the fast, so slow clients, often those with the most data, count too little;
+- whoever reports less often the more it holds counts too little, and over-selection does not mend it;
 - partial work: an update after fewer steps is a shorter move in the client's direction, weighted as if it were whole.
 The round's record lists who was left out and why, so that these can be seen.
 """
@@ -55,7 +70,8 @@ def draw(weighting: Weighting, candidates: Sequence[Candidate], n_draws: int, se
     """Draw a cohort: client -> how many draws fell on it, in the order of names.
 
     `samples`: min(n_draws, all) distinct clients, one draw each; `proportional`: exactly `n_draws` draws. The same seed
-    and candidates, in any order, give the same cohort, in any language: the randomness is SHA-256.
+    and candidates, in any order, give the same cohort, in any language: the randomness is SHA-256. The draws of a
+    smaller cohort are the first of a larger one's. Each candidate appears once and holds at least one sample.
     """
     ordered = sorted(candidates, key=lambda candidate: candidate.client)
     match weighting:
