@@ -9,8 +9,8 @@ The sum runs in int64 and cannot overflow: D is the finest power of two for whic
 
     (max_abs / D) * total_weight_max <= 2^62,
 
-where `max_abs` bounds every coordinate and `total_weight_max` bounds the sum of all weights of the round. (A grid coarser
-than float32 itself is at `max_abs` is refused: total_weight_max <= 2^38.) Integer addition is associative and
+where `max_abs` bounds every coordinate and `total_weight_max` bounds the sum of all weights of the round. (A grid
+coarser than float32 itself is at `max_abs` is refused: total_weight_max <= 2^38.) Integer addition is associative and
 commutative, so any arrival order, any number of partial sums and any replay give the same bits. The mean is taken in
 float64, in one fixed order: the sum rounded once, the quotient once.
 
@@ -144,6 +144,11 @@ class GridAccumulator:
         self._add_weight(other.total_weight, least=0)
         self._sum.add_(other._sum)
         self.n_folded += other.n_folded
+
+    @property
+    def sums(self) -> Tensor:
+        """The integers behind the mean: int64, `n_values` of them, to read only."""
+        return self._sum
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
         """The weighted mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""

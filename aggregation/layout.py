@@ -1,7 +1,7 @@
 """A model's state dict as one flat vector: names, shapes, dtypes, and a digest that both ends compare.
 
-A `Layout` lists the tensors of a state dict in the order of their names (by code point): it depends neither on
-the order in which a framework registers parameters nor on a file's. Each tensor that owns its values has a place (offset,
+A `Layout` lists the tensors of a state dict in the order of their names (by code point): it depends neither on the
+order in which a framework registers parameters nor on a file's. Each tensor that owns its values has a place (offset,
 length) in a vector of float32; a tied tensor (the same storage under a second name) is listed with the name it is tied
 to and takes no place. What travels is the *weight change* `local - global` as such a vector:
 
