@@ -1,0 +1,127 @@
+"""The operator's side of the HTTP API: tokens, models, runs. Used by the command line and by scripts.
+
+Every call is one try: a person, or a script, decides whether to ask again.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import TypeAdapter
+
+from umbel.aggregation.records import RunProgress, RunView
+from umbel.aggregation.signatures import Target
+from umbel.aggregation.types import require_slug
+from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.transport import Transport, connect
+
+MODEL_BYTES_MAX = 1 << 40
+_PIECE_BYTES = 1 << 20
+_RUN = TypeAdapter(RunView)
+_RUNS = TypeAdapter(list[RunView])
+_PROGRESS = TypeAdapter(RunProgress)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    tokens: list[str]
+
+
+class Operator:
+    """A coordinator as its operator sees it. Close it, or use it in a `with` statement."""
+
+    def __init__(self, url: str, admin_key: str, transport: httpx.BaseTransport | None = None) -> None:
+        bearer = {"Authorization": f"Bearer {admin_key}"}
+
+        def authorize(_target: Target, _body_sha256: bytes) -> Mapping[str, str]:
+            return bearer
+
+        self._transport = Transport(connect(url, transport), authorize)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def create_tokens(self, count: int = 1, ttl_s: float = 7 * 86400.0) -> list[str]:
+        """One-time enrolment tokens. Repeating this makes more."""
+        answer = self._transport.ask("POST", "/v1/admin/tokens", **_json({"count": count, "ttl_s": ttl_s}))
+        return answer.parse(TypeAdapter(_Tokens)).tokens
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Who has enrolled."""
+        return self._transport.ask("GET", "/v1/admin/clients").parse(TypeAdapter(list[dict[str, Any]]))
+
+    def remove_client(self, client: str) -> None:
+        """Refuse this client from now on."""
+        require_slug(client, "client")
+        self._transport.ask("DELETE", f"/v1/admin/clients/{client}")
+
+    def upload_model(self, model: bytes) -> str:
+        """Store a safetensors model; its SHA-256."""
+        sha256 = hashlib.sha256(model).hexdigest()
+        headers = {"Content-Type": "application/octet-stream"}
+        self._transport.ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers)
+        return sha256
+
+    def create_run(self, name: str, run_file: str, model_sha256: str) -> RunView:
+        """Start a run from the text of a TOML run file and an uploaded model. The same again changes nothing."""
+        require_slug(name, "name")
+        headers = {"Content-Type": "application/toml"}
+        path, query = f"/v1/admin/runs/{name}", f"model={model_sha256}"
+        return self._transport.ask("PUT", path, query=query, body=run_file.encode(), headers=headers).parse(_RUN)
+
+    def runs(self) -> list[RunView]:
+        return self._transport.ask("GET", "/v1/admin/runs").parse(_RUNS)
+
+    def run(self, name: str) -> RunView:
+        require_slug(name, "name")
+        return self._transport.ask("GET", f"/v1/admin/runs/{name}").parse(_RUN)
+
+    def progress(self, name: str, after: int = 0, wait_s: float = 0.0) -> RunProgress:
+        """What has ended since `after` and what is under way; held open for up to `wait_s` seconds for news."""
+        require_slug(name, "name")
+        path, query = f"/v1/admin/runs/{name}/progress", f"after={after}&wait_s={wait_s:g}"
+        return self._transport.ask("GET", path, query=query, hold_s=wait_s).parse(_PROGRESS)
+
+    def stop_run(self, name: str, reason: str) -> RunView:
+        require_slug(name, "name")
+        return self._transport.ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
+
+    def download_model(self, sha256: str, path: Path) -> None:
+        """Write a model to `path`, whole and checked, or not at all."""
+        digest, n_bytes = hashlib.sha256(), 0
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
+            part = Path(file.name)
+            try:
+                with self._transport.stream("GET", f"/v1/admin/models/{sha256}") as response:
+                    for piece in response.iter_raw(_PIECE_BYTES):
+                        n_bytes += len(piece)
+                        if n_bytes > MODEL_BYTES_MAX:
+                            raise CoordinatorMisbehaved("the model has no end")
+                        digest.update(piece)
+                        file.write(piece)
+                if digest.hexdigest() != sha256:
+                    raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {sha256[:12]}…")
+                part.replace(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+
+    def health(self) -> None:
+        """Raises `ClientError` unless the coordinator answers."""
+        self._transport.ask("GET", "/v1/health")
+
+
+def _json(message: Mapping[str, object]) -> dict[str, Any]:
+    body = TypeAdapter(dict[str, object]).dump_json(dict(message))
+    return {"body": body, "headers": {"Content-Type": "application/json"}}

@@ -1,0 +1,91 @@
+"""What a site writes: a `Client` that trains. What it is asked (`LocalPlan`), and what it answers.
+
+Nothing here knows of HTTP, rounds or files; `loop.py` calls a `Client` and does the rest.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+def _never() -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """What a site is asked to do with the model in this round.
+
+    Either `epochs` or `steps` is set. `proximal_mu`: FedProx's mu, zero for plain averaging. `seed`: for batch order,
+    dropout and the like; the same round and client give the same seed. `evaluate`: the model was, or will be, measured
+    on the site's held-out data first. `deadline`: on `clock`, when training must end so that there is time to send.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 32
+    learning_rate: float = 0.01
+    proximal_mu: float = 0.0
+    seed: int = 0
+    evaluate: bool = False
+    deadline: float = float("inf")
+    told_to_stop: Callable[[], str | None] = field(default=_never, repr=False)
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+
+    def steps_for(self, n_batches: int) -> int:
+        """Steps asked of a site whose data makes `n_batches` batches an epoch."""
+        return self.steps if self.steps is not None else (self.epochs or 1) * n_batches
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - self.clock()
+
+    def should_stop(self) -> str | None:
+        """Why training should end now, in words, or None. Cheap: ask before every step but the first."""
+        if reason := self.told_to_stop():
+            return reason
+        return "the deadline is near" if self.seconds_left <= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What came of training: fewer steps than planned is partial work, and welcome.
+
+    `sample_count`: samples the site trained on, which weighs its update. `metrics`: means over the training, such as
+    `{"loss": 0.3}`.
+    """
+
+    sample_count: int
+    steps_done: int
+    steps_planned: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a model did on `sample_count` held-out samples of this site; `metrics` are means over them."""
+
+    sample_count: int
+    metrics: Mapping[str, float]
+
+
+class Client(ABC):
+    """A site's own code. Set `model` and `sample_count`, and write `train`.
+
+    `model`: the network, with the tensors the run's model has; its weights are overwritten each round. `sample_count`:
+    how many samples the site trains on, at least 1.
+    """
+
+    model: nn.Module
+    sample_count: int
+
+    @abstractmethod
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        """Train `model`, which holds the global weights, in place, for at least one step."""
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        """Measure `model`, which holds the global weights, on held-out data; None if there are none."""
+        return None

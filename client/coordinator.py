@@ -1,0 +1,132 @@
+"""The client's side of docs/wire.md: one method a request, typed both ways, each a single try.
+
+Whoever calls decides how patiently to repeat (`transport.patiently`); every method may be repeated.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from pydantic import TypeAdapter
+
+from umbel.aggregation.messages import (
+    REASON_CHARS_MAX,
+    AssignmentStatus,
+    CheckedIn,
+    CheckIn,
+    Decline,
+    Enrolled,
+    Enrolment,
+    ReportAnswer,
+)
+from umbel.aggregation.signatures import content_digest
+from umbel.aggregation.types import AssignmentId, WorkDone
+from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
+from umbel.client.transport import Answer, Transport
+
+_ENROLLED = TypeAdapter(Enrolled)
+_CHECKED_IN = TypeAdapter(CheckedIn)
+_STATUS = TypeAdapter(AssignmentStatus)
+_REPORT_ANSWER = TypeAdapter(ReportAnswer)
+_JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class UploadState:
+    """How much of an update the coordinator holds. `complete`: all of it, and it passed every check."""
+
+    offset: int
+    complete: bool
+
+
+class Coordinator:
+    """A coordinator as one client sees it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def enrol(self, enrolment: Enrolment) -> Enrolled:
+        return self._post_json("POST", "/v1/enrolments", enrolment).parse(_ENROLLED)
+
+    def check_in(self, check_in: CheckIn) -> CheckedIn:
+        """Held open for up to `check_in.wait_s` seconds."""
+        return self._post_json("POST", "/v1/check-ins", check_in, hold_s=check_in.wait_s).parse(_CHECKED_IN)
+
+    def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:
+        """Held open for up to `wait_s` seconds; answered at once when the round closes."""
+        query = f"wait_s={wait_s:.3f}"
+        return self._transport.ask("GET", f"/v1/assignments/{assignment}", query=query, hold_s=wait_s).parse(_STATUS)
+
+    @contextmanager
+    def model(self, sha256: str, first_byte: int = 0) -> Generator[httpx.Response]:
+        """The model file as a stream, from `first_byte` on if the answer's status is 206, else from the start."""
+        headers = {"Range": f"bytes={first_byte}-", "If-Range": f'"{sha256}"'} if first_byte else None
+        with self._transport.stream("GET", f"/v1/models/{sha256}", headers=headers) as response:
+            yield response
+
+    def create_upload(self, assignment: AssignmentId, total: int, sha256: str, chunk: bytes) -> UploadState:
+        """Begin an upload with its first bytes."""
+        headers = {
+            "Upload-Length": str(total),
+            "Upload-Complete": _flag(len(chunk) == total),
+            "Repr-Digest": content_digest(bytes.fromhex(sha256)),
+            "Content-Type": "application/octet-stream",
+        }
+        answer = self._transport.ask("POST", _upload_path(assignment), body=chunk, headers=headers)
+        return _upload_state(answer, total)
+
+    def append_upload(self, assignment: AssignmentId, total: int, offset: int, chunk: bytes) -> UploadState:
+        """Go on with an upload at `offset`."""
+        headers = {
+            "Upload-Offset": str(offset),
+            "Upload-Complete": _flag(offset + len(chunk) == total),
+            "Content-Type": "application/partial-upload",
+        }
+        answer = self._transport.ask("PATCH", _upload_path(assignment), body=chunk, headers=headers)
+        return _upload_state(answer, total)
+
+    def upload_state(self, assignment: AssignmentId, total: int) -> UploadState | None:
+        """How far an upload is, None if none was begun."""
+        try:
+            return _upload_state(self._transport.ask("HEAD", _upload_path(assignment)), total)
+        except CoordinatorRefused as error:
+            # The answer to HEAD has no body, so no problem document says which of the 404s it is.
+            if error.status == 404:
+                return None
+            raise
+
+    def forget_upload(self, assignment: AssignmentId) -> None:
+        self._transport.ask("DELETE", _upload_path(assignment))
+
+    def report(self, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
+        return self._post_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
+
+    def decline(self, assignment: AssignmentId, reason: str) -> None:
+        self._post_json("PUT", f"/v1/assignments/{assignment}/decline", Decline(reason[:REASON_CHARS_MAX]))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _post_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> Answer:
+        adapter: TypeAdapter[Any] = TypeAdapter(type(message))
+        return self._transport.ask(method, path, body=adapter.dump_json(message), headers=_JSON, hold_s=hold_s)
+
+
+def _upload_path(assignment: AssignmentId) -> str:
+    return f"/v1/assignments/{assignment}/update"
+
+
+def _flag(value: bool) -> str:
+    """A boolean as a structured field (RFC 9651)."""
+    return "?1" if value else "?0"
+
+
+def _upload_state(answer: Answer, total: int) -> UploadState:
+    offset, complete = answer.headers.get("upload-offset", ""), answer.headers.get("upload-complete")
+    if not (offset.isascii() and offset.isdigit() and len(offset) < 20) or int(offset) > total:
+        raise CoordinatorMisbehaved(f"the coordinator names no upload offset between 0 and {total}")
+    if complete not in ("?0", "?1") or (complete == "?1" and int(offset) != total):
+        raise CoordinatorMisbehaved("the coordinator does not say whether the upload is complete")
+    return UploadState(int(offset), complete == "?1")

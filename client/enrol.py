@@ -1,0 +1,56 @@
+"""Become known to a coordinator: once, with a one-time token; later starts only read who they are."""
+
+import hashlib
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable
+
+from umbel.aggregation.messages import Enrolment
+from umbel.aggregation.types import require_slug
+from umbel.client.coordinator import Coordinator
+from umbel.client.errors import StateError
+from umbel.client.identity import Identity
+from umbel.client.store import Store
+from umbel.client.transport import Patience, patiently
+
+CLOCK_WARNING_S = 60.0
+log = logging.getLogger("umbel.client")
+
+
+def identify(store: Store, name: str | None, token: str | None) -> Identity:
+    """Who this client is, or will be once enrolled. Raises `StateError` if that needs a token, or another directory."""
+    known = store.enrolled_name()
+    if known is not None:
+        if name is not None and name != known:
+            raise StateError(f"this state directory is enrolled as {known!r}, not {name!r}; use another --state")
+        return store.identity(known)
+    if not token:
+        raise StateError("this client is not enrolled yet; pass the one-time token its operator gave you (--token)")
+    if name is not None:
+        require_slug(name, "name")
+    return store.identity(name or _default_name(store))
+
+
+def ensure_enrolled(
+    coordinator: Coordinator, store: Store, identity: Identity, token: str | None, sleep: Callable[[float], None]
+) -> None:
+    """Enrol unless that is done. Killed in between, the next start repeats the same enrolment with the same key."""
+    if store.enrolled_name() is not None or not token:
+        return
+    enrolment = Enrolment(token.strip(), identity.name, identity.public_key)
+    enrolled = patiently(lambda: coordinator.enrol(enrolment), Patience(), sleep)
+    store.remember_enrolment(identity.name)
+    log.info("enrolled as %s", identity.name)
+    if abs(ahead_s := time.time() - enrolled.server_time) > CLOCK_WARNING_S:
+        log.warning(
+            "this machine's clock is %+.0f s from the coordinator's; set it, or requests will be refused", ahead_s
+        )
+
+
+def _default_name(store: Store) -> str:
+    """The host's name and six digits of the key: stable, and two clients on one host differ."""
+    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")[:40] or "client"
+    key = hashlib.sha256(store.identity(host).public_key.encode()).hexdigest()
+    return f"{host}-{key[:6]}"

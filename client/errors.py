@@ -1,0 +1,99 @@
+"""What can go wrong for a client, by whose fault it is and by what helps.
+
+```
+ClientError                       `str(error)` is one sentence that says what to do
+├── CoordinatorRefused            a problem document that the same request would get again; has `kind` and `detail`
+│   ├── AccessRefused             this client, key, token, name or clock is not welcome: a person must act
+│   └── AssignmentClosed          the round no longer wants this work: check in again
+├── TryAgain                      the same request may succeed in a moment; retried with back-off, rarely seen outside
+│   ├── CoordinatorUnreachable    no answer, or one that broke off
+│   └── CoordinatorBusy           429, 5xx (a restart, say), or a nonce that a proxy's own retry has used up
+├── OutOfTime                     retried to the end of the window in vain
+├── CoordinatorMisbehaved         an answer that breaks the protocol: too large, wrong digest, not what was asked for
+├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
+├── TrainingFailed                the site's own code failed, several times in a row
+├── StateError                    the state directory is in use, or damaged
+└── AppError                      `--app` does not name a usable client
+```
+"""
+
+
+class ClientError(Exception):
+    """One sentence that says what to do."""
+
+
+class CoordinatorRefused(ClientError):
+    """The coordinator said no, for good. `kind`: the last part of the problem's `type`; `status`: HTTP's."""
+
+    def __init__(self, kind: str, detail: str, status: int) -> None:
+        super().__init__(f"the coordinator refused ({kind}): {detail}")
+        self.kind, self.detail, self.status = kind, detail, status
+
+
+class AccessRefused(CoordinatorRefused):
+    pass
+
+
+class AssignmentClosed(CoordinatorRefused):
+    pass
+
+
+class TryAgain(ClientError):
+    """`retry_after_s`: how long the coordinator asked us to wait, 0 if it did not say."""
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class CoordinatorUnreachable(TryAgain):
+    pass
+
+
+class CoordinatorBusy(TryAgain):
+    pass
+
+
+class OutOfTime(ClientError):
+    pass
+
+
+class CoordinatorMisbehaved(ClientError):
+    pass
+
+
+class WorkRefused(ClientError):
+    pass
+
+
+class TrainingFailed(ClientError):
+    pass
+
+
+class StateError(ClientError):
+    pass
+
+
+class AppError(ClientError):
+    pass
+
+
+_ACCESS = {
+    "malformed-signature",
+    "bad-signature",
+    "stale-signature",
+    "unknown-client",
+    "unknown-token",
+    "expired-token",
+    "token-used",
+    "name-taken",
+    "admin-key-refused",
+}
+_CLOSED = {"assignment-closed", "unknown-assignment"}
+
+
+def refusal(kind: str, detail: str, status: int) -> CoordinatorRefused:
+    """The refusal of the right type for a problem's kind."""
+    if kind in _ACCESS:
+        return AccessRefused(kind, detail, status)
+    return (AssignmentClosed if kind in _CLOSED else CoordinatorRefused)(kind, detail, status)

@@ -1,0 +1,91 @@
+"""Fetch a model: streamed to disk, resumed after a cut, believed only when its SHA-256 is right."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from umbel.aggregation.artifact import layout_of
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.types import ModelRef
+from umbel.client.coordinator import Coordinator
+from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.files import write_all
+from umbel.client.link import Link
+from umbel.client.store import Store, sha256_of
+from umbel.client.transport import Patience, patiently
+
+PIECE_BYTES = 1 << 20
+
+
+def fetch_model(
+    coordinator: Coordinator,
+    store: Store,
+    model: ModelRef,
+    link: Link,
+    patience: Patience,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[Path, Link]:
+    """Where the model lies on disk, and what the link was seen to carry. Every other model is removed.
+
+    Raises `CoordinatorMisbehaved` for bytes that do not hash to `model.sha256`, or that are too many.
+    """
+    path, part = store.model_path(model.sha256), store.part_path(model.sha256)
+    store.keep_only(model.sha256)
+    if path.exists() and sha256_of(path) == model.sha256:
+        return path, link
+    started, first = time.perf_counter(), _size(part)
+    patiently(lambda: _fetch_rest(coordinator, model, part), patience, sleep)
+    elapsed_s = time.perf_counter() - started
+    if sha256_of(part) != model.sha256:
+        part.unlink()
+        raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
+    part.replace(path)
+    return path, link.after_download(model.size_bytes - first, elapsed_s)
+
+
+def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
+    """The state dict in a model file, mapped from disk. Raises `CoordinatorMisbehaved` unless it has this layout."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = layout_of(file.metadata(), owned)
+    except (SafetensorError, LayoutError) as error:
+        raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
+    if difference := layout.difference(found):
+        raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")
+    return layout.full_state(owned)
+
+
+def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path) -> None:
+    """Append what is missing of `part`. A cut leaves what came for the next try."""
+    have = _size(part)
+    if have > model.size_bytes:
+        part.unlink()
+        have = 0
+    if have == model.size_bytes:
+        return
+    with coordinator.model(model.sha256, have) as response:
+        start = have if response.status_code == 206 else 0
+        with part.open("r+b" if start else "wb", buffering=0) as file:
+            file.seek(start)
+            _copy(response, file.fileno(), model.size_bytes - start)
+    if _size(part) < model.size_bytes:
+        raise CoordinatorMisbehaved(f"the model that came is shorter than its {model.size_bytes} bytes")
+
+
+def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
+    n_copied = 0
+    for piece in response.iter_raw(PIECE_BYTES):
+        n_copied += len(piece)
+        if n_copied > bytes_max:
+            raise CoordinatorMisbehaved("the model that came is longer than announced")
+        write_all(fd, (piece,))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,59 @@
+"""Find the user's code: `--app module:attribute` names a `Client`, or a function or class that makes one."""
+
+import importlib
+import os
+import sys
+
+from torch import nn
+
+from umbel.client.app import Client
+from umbel.client.errors import AppError
+
+
+def load_app(spec: str) -> Client:
+    """The client that `spec` names. Raises `AppError` with a sentence that says what to do.
+
+    The current directory is importable, as with `python -m`. Errors inside the user's own module pass through.
+    """
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        raise AppError(f"--app must look like module:attribute, such as my_hospital:client, not {spec!r}")
+    found = _attribute(module_name, attribute)
+    made = found if isinstance(found, Client) else _call(found, spec)
+    return _checked(made, spec)
+
+
+def _attribute(module_name: str, attribute: str) -> object:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # it is there, but imports something that is not
+        raise AppError(f"no module {module_name!r} here; run this in the folder of {module_name}.py") from error
+    if not hasattr(module, attribute):
+        raise AppError(f"module {module_name!r} has no {attribute!r}; name a Client or a function that returns one")
+    return getattr(module, attribute)
+
+
+def _call(found: object, spec: str) -> object:
+    if not callable(found):
+        raise AppError(f"{spec} is a {type(found).__name__}; name a Client or a function that returns one")
+    try:
+        return found()
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # raised inside the user's function
+        raise AppError(f"{spec} cannot be called without arguments: {error}") from error
+
+
+def _checked(made: object, spec: str) -> Client:
+    if not isinstance(made, Client):
+        raise AppError(f"{spec} gave a {type(made).__name__}; it must give an umbel.client.Client")
+    if not isinstance(getattr(made, "model", None), nn.Module):
+        raise AppError(f"the client of {spec} has no `model`; set it to the torch.nn.Module it trains")
+    sample_count = getattr(made, "sample_count", None)
+    if not isinstance(sample_count, int) or sample_count < 1:
+        raise AppError(f"the client of {spec} has sample_count {sample_count!r}; set it to how many samples it holds")
+    return made

@@ -1,0 +1,269 @@
+"""The life of a client, on one page: ask for work, fetch the model, train, send, report, and ask again.
+
+```
+          enrol once
+              |
+              v        no work: wait as told
+   +-----> check in <---------------------------+
+   |          | assignment                      |
+   |          v                                 |
+   |    fetch the model                         |
+   |          v                                 |
+   |    evaluate, train ---- round closed ------+
+   |          v                                 |
+   |    update and report on disk               |
+   |          v                                 |
+   |    upload, report ----- round closed ------+
+   |          v
+   +---- forget the update
+```
+
+A client that is killed loses at most its training: once update and report are on disk, the next start sends them, and
+until then the coordinator hands out the same assignment again.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.messages import AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
+from umbel.aggregation.wire import expected_bytes
+from umbel.client.app import Client, LocalPlan
+from umbel.client.backoff import RETRY_AFTER_MAX_S, within
+from umbel.client.coordinator import Coordinator
+from umbel.client.enrol import ensure_enrolled, identify
+from umbel.client.errors import (
+    AccessRefused,
+    AssignmentClosed,
+    ClientError,
+    CoordinatorMisbehaved,
+    CoordinatorRefused,
+    OutOfTime,
+    StateError,
+    TrainingFailed,
+    WorkRefused,
+)
+from umbel.client.fetch import fetch_model, load_model
+from umbel.client.link import Link
+from umbel.client.offer import check_able, check_offer
+from umbel.client.send import Upload
+from umbel.client.shutdown import Interrupted, Shutdown
+from umbel.client.store import PendingReport, Store, locked
+from umbel.client.transport import Patience, Transport, connect, patiently
+from umbel.client.watch import Watch
+from umbel.client.work import save_work, train
+
+FAILURES_MAX = 3
+_IDLE_PAUSE_S = 0.05
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """Why a client left. `status`: the run's, or `interrupted`. `reports`: sent; `accepted`: those that counted."""
+
+    client: str
+    run: str
+    status: str
+    reason: str
+    reports: int
+    accepted: int
+
+
+def run_client(
+    app: Client,
+    server_url: str,
+    state_dir: Path,
+    run: str,
+    token: str | None = None,
+    name: str | None = None,
+    *,
+    shutdown: Shutdown | None = None,
+    transport: httpx.BaseTransport | None = None,
+) -> RunEnd:
+    """Take part in `run` until it ends or this client is told to leave.
+
+    `token`: needed until the client has enrolled once. `name`: how the client is known; by default made from the
+    host's name. `transport`: for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
+    """
+    shutdown = shutdown or Shutdown()
+    http = connect(server_url, transport)
+    _warn_if_readable(server_url)
+    with http, locked(state_dir), shutdown.on_signals():
+        store = Store(state_dir, server_url)
+        identity = identify(store, name, token)
+        coordinator = Coordinator(Transport(http, identity.authorize))
+        participant = Participant(app, coordinator, store, RunId(run), ClientId(identity.name), shutdown)
+        try:
+            with shutdown.interruptible():
+                ensure_enrolled(coordinator, store, identity, token, time.sleep)
+            return participant.take_part()
+        except Interrupted as interruption:
+            return participant.end("interrupted", str(interruption))
+
+
+class Participant:
+    """One enrolled client in one run. Only the main loop's thread may call it."""
+
+    def __init__(
+        self, app: Client, coordinator: Coordinator, store: Store, run: RunId, client: ClientId, shutdown: Shutdown
+    ) -> None:
+        self._app = app
+        self._coordinator = coordinator
+        self._store = store
+        self._run = run
+        self._client = client
+        self._shutdown = shutdown
+        self._layout = Layout.of_state(app.model.state_dict())
+        self._link = Link()
+        self._failures = 0
+        self._reports = 0
+        self._accepted = 0
+
+    def take_part(self) -> RunEnd:
+        """Until the run is over. Raises `Interrupted` when told to leave, `ClientError` when it cannot go on."""
+        self._send_leftover()
+        while True:
+            answer = self._check_in()
+            if answer.run_status is not RunStatus.RUNNING:
+                return self.end(answer.run_status.value, answer.reason)
+            if answer.assignment is None:
+                self._pause(answer.retry_after_s)
+            else:
+                self._survive(answer.assignment)
+
+    def end(self, status: str, reason: str) -> RunEnd:
+        return RunEnd(self._client, self._run, status, reason, self._reports, self._accepted)
+
+    def _check_in(self) -> CheckedIn:
+        check_in = CheckIn(self._run, self._app.sample_count, self._layout.digest)
+        with self._shutdown.interruptible():
+            return patiently(lambda: self._coordinator.check_in(check_in), Patience())
+
+    def _pause(self, seconds: float) -> None:
+        with self._shutdown.interruptible():
+            time.sleep(min(max(seconds, _IDLE_PAUSE_S), RETRY_AFTER_MAX_S))
+
+    def _survive(self, offer: Assignment) -> None:
+        """Do an assignment; say so where it cannot be done. Several failures in a row end the client."""
+        check_offer(offer, self._run, self._client, self._layout)
+        window_end = time.monotonic() + offer.window_s
+        try:
+            self._work(offer, window_end)
+            self._failures = 0
+        except (AssignmentClosed, OutOfTime) as error:
+            log.info("round %d: not sent, %s", offer.round, error)
+            self._store.forget_pending()
+        except (AccessRefused, StateError):
+            raise
+        except (WorkRefused, CoordinatorRefused, CoordinatorMisbehaved) as error:
+            self._fail(offer, window_end, str(error), error)
+        except Exception as error:
+            # The message may quote data, so the coordinator hears the type alone; the log stays on this machine.
+            log.exception("round %d: the site's own code failed", offer.round)
+            failure = TrainingFailed(f"the site's own code failed with {type(error).__name__}; see the log")
+            self._fail(offer, window_end, f"the client's code failed with {type(error).__name__}", failure)
+
+    def _fail(self, offer: Assignment, window_end: float, reason: str, error: ClientError) -> None:
+        log.error("round %d: %s", offer.round, reason)
+        self._store.forget_pending()
+        self._decline(offer.id, reason, Patience(within(offer.window_s), window_end))
+        self._failures += 1
+        if self._failures >= FAILURES_MAX:
+            raise error
+
+    def _work(self, offer: Assignment, window_end: float) -> None:
+        check_able(offer, self._app.sample_count, self._layout)
+        patience = Patience(within(offer.window_s), window_end)
+        path = self._fetch(offer, patience)
+        start = load_model(path, self._layout)
+        log.info("round %d: training, %.0f s left", offer.round, window_end - time.monotonic())
+        with Watch(self._coordinator, offer.id, offer.window_s) as watch:
+            done = train(self._app, start, self._local_plan(offer, window_end, watch))
+        if watch.closed is not None:
+            log.info("round %d: told to stop, %s", offer.round, watch.closed)
+            return
+        pending = save_work(self._app, self._layout, start, offer, done, self._store)
+        self._deliver(pending, offer.window_s, patience, resume=False)
+
+    def _fetch(self, offer: Assignment, patience: Patience) -> Path:
+        try:
+            with self._shutdown.interruptible():
+                path, self._link = fetch_model(self._coordinator, self._store, offer.model, self._link, patience)
+                return path
+        except Interrupted as interruption:
+            self._decline(offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
+            raise
+
+    def _local_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
+        reserve_s = self._link.reserve_s(expected_bytes(offer.codec, self._layout.n_values), offer.window_s)
+        asked = offer.training
+        return LocalPlan(
+            epochs=asked.local_epochs,
+            steps=asked.local_steps,
+            batch_size=asked.batch_size,
+            learning_rate=asked.learning_rate,
+            proximal_mu=asked.proximal_mu,
+            seed=offer.seed,
+            evaluate=asked.evaluate,
+            deadline=window_end - reserve_s,
+            told_to_stop=_either(lambda: watch.closed, lambda: self._shutdown.reason),
+        )
+
+    def _deliver(self, pending: PendingReport, window_s: float, patience: Patience, resume: bool) -> None:
+        """Upload, report, and forget once the report is answered: the coordinator has it on its own disk then."""
+        started = time.perf_counter()
+        chunk_bytes = self._link.chunk_bytes(window_s)
+        with self._store.open_update() as file:
+            sha256, total = pending.work.update_sha256, pending.update_bytes
+            Upload(self._coordinator, pending.assignment, file, total, sha256, chunk_bytes).send(patience, resume)
+        self._link = self._link.after_upload(pending.update_bytes, time.perf_counter() - started)
+        answer = patiently(lambda: self._coordinator.report(pending.assignment, pending.work), patience)
+        self._store.forget_pending()
+        self._reports += 1
+        self._accepted += answer.outcome is Outcome.ACCEPTED
+        done, planned = pending.work.steps_done, pending.work.steps_planned
+        log.info("%s: %d of %d steps, %s: %s", pending.assignment, done, planned, answer.outcome.value, answer.reason)
+
+    def _send_leftover(self) -> None:
+        """Send what an earlier process trained but could not send, if its round still wants it."""
+        pending = self._store.pending()
+        if pending is None:
+            return
+        try:
+            with self._shutdown.interruptible():
+                status = patiently(lambda: self._coordinator.status(pending.assignment), Patience())
+            if status.state is AssignmentState.CLOSED:
+                raise AssignmentClosed("assignment-closed", status.reason, 200)
+            patience = Patience(within(status.window_s), time.monotonic() + status.window_s)
+            self._deliver(pending, status.window_s, patience, resume=True)
+        except AccessRefused:
+            raise
+        except (CoordinatorRefused, CoordinatorMisbehaved, OutOfTime) as error:
+            log.info("dropped the unsent update for %s: %s", pending.assignment, error)
+            self._store.forget_pending()
+
+    def _decline(self, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+        """Tell the coordinator not to wait. If even that fails, its window does."""
+        try:
+            patiently(lambda: self._coordinator.decline(assignment, reason), patience)
+        except ClientError as error:
+            log.debug("could not decline %s: %s", assignment, error)
+
+
+def _either(*askers: Callable[[], str | None]) -> Callable[[], str | None]:
+    """The first reason that any of these gives."""
+    return lambda: next((reason for ask in askers if (reason := ask()) is not None), None)
+
+
+def _warn_if_readable(server_url: str) -> None:
+    parts = urlsplit(server_url)
+    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        log.warning("http:// is not encrypted: others on the way can read models and updates; use https://")

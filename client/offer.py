@@ -1,0 +1,53 @@
+"""Whether an assignment is what it must be, checked before anything is fetched, trained or written.
+
+The coordinator may be hostile: names become paths, sizes become files, seconds become waits.
+"""
+
+import math
+import re
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.types import SAMPLE_COUNT_MAX, Assignment, ClientId, RunId, assignment_id
+from umbel.aggregation.wire import Codec
+from umbel.client.errors import CoordinatorMisbehaved, WorkRefused
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+WINDOW_S_MAX = 366 * 86400.0
+
+
+def model_bytes_max(layout: Layout) -> int:
+    """The most bytes a model file of this layout can have: its values, its layout as metadata, a header of names."""
+    values = sum(spec.n_values * spec.torch_dtype.itemsize for spec in layout.owners())
+    names = sum(len(spec.name) for spec in layout.tensors)
+    # Each name and shape stands in the header and, escaped (up to 14 bytes a character), twice in the metadata.
+    return values + 32 * names + 512 * len(layout.tensors) + 4096
+
+
+def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout) -> None:
+    """Raise `CoordinatorMisbehaved` for a malformed assignment or one that is not this client's."""
+    if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client):
+        raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")
+    if not (math.isfinite(offer.window_s) and 0 <= offer.window_s <= WINDOW_S_MAX):
+        raise CoordinatorMisbehaved(f"the assignment's window is {offer.window_s} s")
+    if not (0 <= offer.seed < 1 << 63 and 1 <= offer.sample_count_max <= SAMPLE_COUNT_MAX):
+        raise CoordinatorMisbehaved("the assignment's seed or sample_count_max is out of range")
+    if not _SHA256.fullmatch(offer.model.sha256):
+        raise CoordinatorMisbehaved("the assignment's model has no SHA-256 of 64 lower-case hex digits")
+    size, size_max = offer.model.size_bytes, model_bytes_max(layout)
+    if offer.model.layout_digest == layout.digest and not 1 <= size <= size_max:
+        raise CoordinatorMisbehaved(f"the assignment's model has {size} bytes, this client's at most {size_max}")
+
+
+def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
+    """Raise `WorkRefused`, with the reason to give the coordinator, for work that this client cannot do."""
+    if offer.model.layout_digest != layout.digest:
+        raise WorkRefused(
+            f"this client's model has layout {layout.digest[:12]}…, the run's {offer.model.layout_digest[:12]}…: "
+            "both sides need the same version of the model's code"
+        )
+    if offer.codec is not Codec.FLOAT32:
+        raise WorkRefused(f"this client cannot write codec {offer.codec.name.lower()}; update umbel")
+    if sample_count > offer.sample_count_max:
+        raise WorkRefused(
+            f"this client has {sample_count} samples, the run accepts at most {offer.sample_count_max} from one client"
+        )

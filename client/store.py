@@ -1,0 +1,179 @@
+"""What a client keeps on disk, so that killed and started again it goes on.
+
+```
+<state>/lock                          one process at a time
+<state>/<coordinator>/key.pem         Ed25519, mode 0600
+<state>/<coordinator>/enrolment.json  the name this client is enrolled under
+<state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it
+<state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
+```
+
+`report.json` is written last and removed first: while it is there, the update is whole and unanswered.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.types import AssignmentId, WorkDone, require_slug
+from umbel.client.errors import StateError
+from umbel.client.files import make_private, sync_directory, write_all, write_atomically
+from umbel.client.identity import Identity, load_or_make_key
+
+_HASH_BYTES = 1 << 20
+T = TypeVar("T")
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledAs:
+    """The name this client is enrolled under, remembered."""
+
+    client: str
+
+    def __post_init__(self) -> None:
+        require_slug(self.client, "client")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReport:
+    """Work that was done and waits to be sent: the report, and how long the update beside it is."""
+
+    assignment: AssignmentId
+    work: WorkDone
+    update_bytes: int
+
+
+_ENROLMENT = TypeAdapter(EnrolledAs)
+_PENDING = TypeAdapter(PendingReport)
+
+
+@contextmanager
+def locked(state_dir: Path) -> Generator[None]:
+    """Hold a state directory for this process. Raises `StateError` if another one has it."""
+    make_private(state_dir)
+    fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise StateError(
+            f"another client process uses {state_dir}; give each its own state directory with --state"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(fd)  # closing drops the lock, and so does dying
+
+
+class Store:
+    """One client's files for one coordinator. Only for the holder of the state directory's lock."""
+
+    def __init__(self, state_dir: Path, server_url: str) -> None:
+        self._root = make_private(state_dir / _directory_name(server_url))
+        self._models = make_private(self._root / "models")
+        self._pending = make_private(self._root / "pending")
+        self._report = self._pending / "report.json"
+        self._update = self._pending / "update.bin"
+
+    def enrolled_name(self) -> str | None:
+        """The name this client is enrolled under, None before its enrolment."""
+        path = self._root / "enrolment.json"
+        return _read_json(path, _ENROLMENT).client if path.exists() else None
+
+    def remember_enrolment(self, name: str) -> None:
+        write_atomically(self._root / "enrolment.json", _ENROLMENT.dump_json(EnrolledAs(name)))
+
+    def identity(self, name: str) -> Identity:
+        return Identity(name, load_or_make_key(self._root / "key.pem"))
+
+    # --- models ---
+
+    def model_path(self, sha256: str) -> Path:
+        return self._models / f"{sha256}.safetensors"
+
+    def part_path(self, sha256: str) -> Path:
+        """Where a model that is being fetched stands until it is whole."""
+        return self._models / f"{sha256}.part"
+
+    def keep_only(self, sha256: str) -> None:
+        """Remove every model file, whole or part, of another digest."""
+        for path in self._models.iterdir():
+            if path.stem != sha256:
+                path.unlink()
+
+    # --- work that waits to be sent ---
+
+    def save_update(self, header: bytes, payload: memoryview) -> tuple[str, int]:
+        """Write an update durably; its SHA-256 and length in bytes."""
+        self.forget_pending()
+        fd = os.open(self._update, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            write_all(fd, (header, payload))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        digest = hashlib.sha256(header)
+        digest.update(payload)
+        return digest.hexdigest(), len(header) + payload.nbytes
+
+    def save_report(self, pending: PendingReport) -> None:
+        """From here on the work survives a kill."""
+        write_atomically(self._report, _PENDING.dump_json(pending))
+
+    def pending(self) -> PendingReport | None:
+        """The work of an earlier process that was never answered, if there is any; one that is damaged is dropped."""
+        if not self._report.exists():
+            return None
+        pending = _read_json(self._report, _PENDING)
+        is_whole = self._update.exists() and self._update.stat().st_size == pending.update_bytes
+        if is_whole and sha256_of(self._update) == pending.work.update_sha256:
+            return pending
+        log.warning("dropped the unsent update for %s: its file is damaged", pending.assignment)
+        self.forget_pending()
+        return None
+
+    @contextmanager
+    def open_update(self) -> Generator[BinaryIO]:
+        with self._update.open("rb") as file:
+            yield file
+
+    def forget_pending(self) -> None:
+        for path in (self._report, self._update):
+            path.unlink(missing_ok=True)
+        sync_directory(self._pending)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, hex, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_HASH_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _directory_name(server_url: str) -> str:
+    """One name for a coordinator however its address is written; readable, and unique by a digest."""
+    parts = urlsplit(server_url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    place = f"{(parts.hostname or '').lower()}:{port}"
+    readable = re.sub(r"[^a-z0-9]+", "-", place).strip("-")[:60]
+    return f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+
+
+def _read_json(path: Path, adapter: TypeAdapter[T]) -> T:
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except (ValidationError, OSError) as error:
+        raise StateError(f"{path} is damaged; remove it and start again") from error

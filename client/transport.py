@@ -1,0 +1,187 @@
+"""One HTTP exchange with a coordinator, and the patient repetition of it.
+
+Which answers are final and which are tried again is decided in `_raise_for`, and nowhere else:
+
+```
+connection refused, reset, cut, timed out      CoordinatorUnreachable   ┐
+408, 425, 429, 500, 502, 503, 504              CoordinatorBusy          ├ TryAgain
+401 replayed-nonce (a proxy's own retry)       CoordinatorBusy          ┘
+any other 4xx, and 3xx                         CoordinatorRefused: AccessRefused, AssignmentClosed, ...   final
+a body over its cap, or not what was asked     CoordinatorMisbehaved                                      final
+```
+
+Every try is authorised afresh: new nonce, new time. The coordinator may be hostile: no answer is read past its cap, no
+compressed answer is unpacked, no redirect is followed.
+"""
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.messages import Problem
+from umbel.aggregation.signatures import Target
+from umbel.client.backoff import IDLE, RETRY_AFTER_MAX_S, Backoff
+from umbel.client.errors import CoordinatorBusy, CoordinatorMisbehaved, CoordinatorUnreachable, OutOfTime, TryAgain
+from umbel.client.errors import refusal as refusal_of
+
+JSON_BYTES_MAX = 1 << 20
+ANSWER_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10.0
+_BUSY = {408, 425, 429, 500, 502, 503, 504}
+_PROBLEM = TypeAdapter(Problem)
+_PROBLEM_TYPE = "urn:umbel:problem:"
+
+T = TypeVar("T")
+Authorize = Callable[[Target, bytes], Mapping[str, str]]
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer, read whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def parse(self, adapter: TypeAdapter[T]) -> T:
+        """The body as JSON of this type. Raises `CoordinatorMisbehaved`."""
+        try:
+            return adapter.validate_json(self.body)
+        except (ValidationError, RecursionError) as error:
+            raise CoordinatorMisbehaved(f"the coordinator's answer does not parse: {_brief(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to go on trying. `until`: on `time.monotonic`'s clock, None for ever."""
+
+    backoff: Backoff = IDLE
+    until: float | None = None
+
+
+class Transport:
+    """Exchanges with one coordinator. Threads may share it. `authorize` makes the headers that say who asks."""
+
+    def __init__(self, http: httpx.Client, authorize: Authorize) -> None:
+        self._http = http
+        self._authorize = authorize
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: str = "",
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        hold_s: float = 0.0,
+    ) -> Answer:
+        """One try. `hold_s`: how much longer than usual the answer may take, for long polls."""
+        with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s) as response:
+            return Answer(response.status_code, response.headers, read_capped(response, JSON_BYTES_MAX))
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: str = "",
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        hold_s: float = 0.0,
+    ) -> Generator[httpx.Response]:
+        """One try whose body the caller reads, with `iter_raw`. Raises as the module's table says."""
+        signed = self._authorize(Target(method, path, query), hashlib.sha256(body).digest())
+        url = f"{path}?{query}" if query else path
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S + hold_s, connect=CONNECT_TIMEOUT_S)
+        fields = {"Accept-Encoding": "identity", **(headers or {}), **signed}
+        try:
+            with self._http.stream(method, url, content=body, headers=fields, timeout=timeout) as response:
+                _raise_for(response)
+                yield response
+        except httpx.TransportError as error:
+            raise CoordinatorUnreachable(f"no answer from the coordinator: {_brief(error)}") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def connect(server_url: str, transport: httpx.BaseTransport | None = None) -> httpx.Client:
+    """An HTTP client for a coordinator's address. Raises `ValueError` for what is no `http(s)://host[:port]`."""
+    parts = urlsplit(server_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise ValueError(f"the server's address must look like https://host or https://host:port, not {server_url!r}")
+    if parts.username is not None:
+        raise ValueError("the server's address must not hold a user name or password")
+    return httpx.Client(base_url=f"{parts.scheme}://{parts.netloc}", transport=transport, follow_redirects=False)
+
+
+def patiently(step: Callable[[], T], patience: Patience, sleep: Callable[[float], None] = time.sleep) -> T:
+    """Repeat `step` while it raises `TryAgain`, waiting in between; `OutOfTime` if the next wait would end too late."""
+    failures = 0
+    while True:
+        try:
+            return step()
+        except TryAgain as error:
+            failures += 1
+            wait_s = patience.backoff.wait_s(failures, random.random(), error.retry_after_s)
+            if patience.until is not None and time.monotonic() + wait_s > patience.until:
+                raise OutOfTime(f"gave up at the end of the window: {error}") from error
+            if failures == 1 or failures % 10 == 0:
+                log.warning("%s; trying again (try %d)", error, failures + 1)
+            sleep(wait_s)
+
+
+def read_capped(response: httpx.Response, bytes_max: int) -> bytes:
+    """The body as sent, if it is at most `bytes_max` long; reads no further than that."""
+    body = bytearray()
+    for piece in response.iter_raw():
+        if len(body) + len(piece) > bytes_max:
+            raise CoordinatorMisbehaved(f"the coordinator's answer is longer than {bytes_max} bytes")
+        body += piece
+    return bytes(body)
+
+
+def _raise_for(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    kind, detail = _problem(response)
+    if response.status_code in _BUSY or kind == "replayed-nonce":
+        raise CoordinatorBusy(f"the coordinator cannot answer now ({kind}): {detail}", _retry_after_s(response))
+    raise refusal_of(kind, detail, response.status_code)
+
+
+def _problem(response: httpx.Response) -> tuple[str, str]:
+    """Kind and detail of an error answer, which may also come from something between us and the coordinator."""
+    body = read_capped(response, JSON_BYTES_MAX)
+    try:
+        problem = _PROBLEM.validate_json(body)
+    except (ValidationError, RecursionError):
+        place = f" (redirects to {response.headers['location'][:200]!r})" if response.has_redirect_location else ""
+        return f"http-{response.status_code}", f"it answered HTTP {response.status_code}{place} without saying why"
+    return problem.type.removeprefix(_PROBLEM_TYPE)[:64], problem.detail[:1000]
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """Retry-After in seconds; its date form, which no coordinator of ours sends, counts as none."""
+    text = response.headers.get("retry-after", "")
+    return min(float(text), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0.0
+
+
+def _brief(error: Exception) -> str:
+    """The first line of an error's text; pydantic's would quote the whole input."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
+    return (str(error) or type(error).__name__).splitlines()[0][:300]

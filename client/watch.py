@@ -1,0 +1,70 @@
+"""While a site trains: stay visible to the coordinator, and hear when the round no longer wants the work."""
+
+import logging
+import random
+import threading
+from types import TracebackType
+from typing import Self
+
+from umbel.aggregation.messages import WAIT_S_MAX, AssignmentState
+from umbel.aggregation.types import AssignmentId
+from umbel.client.backoff import within
+from umbel.client.coordinator import Coordinator
+from umbel.client.errors import AssignmentClosed, ClientError, TryAgain
+
+START_AFTER_S = 0.5
+_PAUSE_S = 0.1
+log = logging.getLogger("umbel.client")
+
+
+def renewal_s(window_s: float) -> float:
+    """How long one long poll is held: so that a client is heard of every max(1 s, window / 20), a fifth to spare."""
+    return min(0.8 * max(1.0, window_s / 20), WAIT_S_MAX)
+
+
+class Watch:
+    """A background thread that long-polls an assignment, from half a second after the start until the exit.
+
+    Short trainings thus cost no request. The thread is not joined, for its last poll may be held: it ends by itself.
+    """
+
+    def __init__(self, coordinator: Coordinator, assignment: AssignmentId, window_s: float) -> None:
+        self._coordinator = coordinator
+        self._assignment = assignment
+        self._window_s = window_s
+        self._ended = threading.Event()
+        self._closed: str | None = None
+
+    @property
+    def closed(self) -> str | None:
+        """Why the round no longer wants the work, None while it does."""
+        return self._closed
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._run, name=f"watch {self._assignment}", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        pause_s, failures, backoff = START_AFTER_S, 0, within(self._window_s)
+        while self._closed is None and not self._ended.wait(pause_s):
+            try:
+                self._poll()
+                pause_s, failures = _PAUSE_S, 0
+            except TryAgain as error:
+                failures += 1
+                pause_s = backoff.wait_s(failures, random.random(), error.retry_after_s)
+            except AssignmentClosed as error:
+                self._closed = error.detail
+            except (ClientError, RuntimeError) as error:  # RuntimeError: httpx's, when the client was closed meanwhile
+                log.debug("stopped watching %s: %s", self._assignment, error)
+                return
+
+    def _poll(self) -> None:
+        status = self._coordinator.status(self._assignment, renewal_s(self._window_s))
+        if status.state is AssignmentState.CLOSED:
+            self._closed = status.reason

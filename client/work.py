@@ -1,0 +1,102 @@
+"""One assignment's work between its model and its update: train, subtract, check, and put it on disk."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.grid import check_values
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.types import Assignment, WorkDone
+from umbel.aggregation.wire import header_for
+from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
+from umbel.client.errors import WorkRefused
+from umbel.client.store import PendingReport, Store
+
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the site's own code answered, and how long it took."""
+
+    result: TrainResult
+    evaluation: Evaluation | None
+    train_s: float
+
+
+def train(app: Client, start: Mapping[str, Tensor], plan: LocalPlan) -> Trained:
+    """Load the global weights, measure them if asked, and train. Whatever the site's code raises passes through."""
+    app.model.load_state_dict(start)
+    evaluation = app.evaluate(app.model) if plan.evaluate else None
+    started = time.perf_counter()
+    result = app.train(app.model, plan)
+    if not isinstance(result, TrainResult):  # pyright: ignore[reportUnnecessaryIsInstance] - it is a user's code
+        raise TypeError(f"train must return a TrainResult, not {type(result).__name__}")
+    return Trained(result, evaluation, time.perf_counter() - started)
+
+
+def save_work(
+    app: Client, layout: Layout, start: Mapping[str, Tensor], offer: Assignment, done: Trained, store: Store
+) -> PendingReport:
+    """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent."""
+    change = _weight_change(app, layout, start, offer)
+    payload = change.numpy().astype("<f4", copy=False).data
+    sha256, update_bytes = store.save_update(header_for(layout, offer.codec).encode(), payload)
+    pending = PendingReport(offer.id, _work_done(done, sha256, offer), update_bytes)
+    store.save_report(pending)
+    return pending
+
+
+def _weight_change(app: Client, layout: Layout, start: Mapping[str, Tensor], offer: Assignment) -> Tensor:
+    """The change as one float32 vector that stands on the round's grid.
+
+    The reasons that reach the coordinator name no value of the update.
+    """
+    local = app.model.state_dict()
+    try:
+        layout.require(local, "the trained model")
+        with torch.no_grad():
+            change = layout.subtract(local, start)
+        check_values(change, offer.grid)
+    except LayoutError as error:
+        raise WorkRefused(str(error)) from error
+    except NonFiniteUpdate as error:
+        log.error("%s", error)
+        raise WorkRefused("the update is not finite: training diverged; a smaller learning rate may help") from error
+    except UpdateOutOfRange as error:
+        log.error("%s", error)
+        raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
+    return change
+
+
+def _work_done(done: Trained, sha256: str, offer: Assignment) -> WorkDone:
+    result, evaluation = done.result, done.evaluation
+    if result.sample_count > offer.sample_count_max:
+        raise WorkRefused(f"trained on {result.sample_count} samples, the run accepts at most {offer.sample_count_max}")
+    try:
+        return WorkDone(
+            sample_count=result.sample_count,
+            steps_done=result.steps_done,
+            steps_planned=result.steps_planned,
+            update_sha256=sha256,
+            train_s=done.train_s,
+            metrics=_finite(result.metrics),
+            evaluation=_finite(evaluation.metrics) if evaluation else {},
+            evaluation_sample_count=evaluation.sample_count if evaluation else 0,
+        )
+    except ValueError as error:
+        raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are numbers; the others are named in the log and left out."""
+    numbers = {name: float(value) for name, value in metrics.items()}
+    if bad := [name for name, value in numbers.items() if not math.isfinite(value)]:
+        log.warning("left out of the report, for they are not finite: %s", ", ".join(bad))
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
