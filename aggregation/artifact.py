@@ -47,7 +47,7 @@ def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
     """Layout and full state dict (tied names included). Raises `LayoutError` for bytes that are no model."""
     try:
         owned = safetensors.torch.load(data)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
         raise LayoutError(f"not a safetensors model: {error}") from error
     metadata = _metadata(data)
     layout = layout_of(metadata, owned)

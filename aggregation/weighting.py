@@ -27,8 +27,8 @@ Over-selection and drop-outs. Let whether a client reports not depend on what it
 
 - samples: a uniform sample of a uniform sample is uniform, so both statements above hold with K the number of reports,
   whichever of them are missing and however many were asked.
-- proportional, when each *draw* is answered or lost on its own, or every client was drawn at most once: the answered
-  draws are still independent draws from n_i / n, so the mean stays unbiased.
+- proportional, when each *draw* is answered or lost on its own: the answered draws are still independent draws from
+  n_i / n, so the mean stays unbiased. A fleet so large that hardly anybody is drawn twice comes close to this.
 - proportional, when a client drawn m times is lost with all its m draws, each client being reachable (set R) with
   probability r: given R, the mean is unbiased for the reachable clients, X_R = sum_R n_i x_i / n_R, and the average
   over R is a ratio estimator again. With M draws and p_i = n_i / n,
@@ -37,8 +37,8 @@ Over-selection and drop-outs. Let whether a client reports not depend on what it
                 ~  - (1 - r)/r * sum_i p_i^2 (x_i - X)  for many draws,   and 0 for one.
 
   It shrinks with the fleet (sum_i p_i^2 is 1/N if all are alike), not with the cohort.
-- proportional, closing early: the report that reaches the target counts whole, so among clients drawn several times the
-  often-drawn count a little too much; nothing of the kind happens while every client is drawn once.
+- proportional, closing early: the report that reaches the target counts with all its draws, so the often-drawn count a
+  little too much; the fewer clients are drawn twice, the less.
 
 Where a bias remains, whatever the weighting:
 - who is *waiting* when a cohort is drawn is not uniform over the fleet (time zones, charging);

@@ -190,9 +190,7 @@ def test_every_plan_has_a_grid_that_cannot_overflow_or_is_refused(
     target: int, over_selection: float, sample_count_max: int, weighting: Weighting, max_abs: float
 ) -> None:
     try:
-        plan = RoundPlan(
-            RunId("r"), 1, 1, target, 1, over_selection, 1.0, weighting, sample_count_max, max_abs, seed=0
-        )
+        plan = RoundPlan(RunId("r"), 1, 1, target, 1, over_selection, 1.0, weighting, sample_count_max, max_abs, seed=0)
     except ValueError:
         return
     assert Fraction(max_abs) / Fraction(plan.grid.step) * plan.total_weight_max <= 2**62

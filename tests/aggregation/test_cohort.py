@@ -1,0 +1,79 @@
+"""Who is invited, and the reason in words."""
+
+from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from umbel.aggregation.cohort import choose
+from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
+from umbel.aggregation.weighting import Candidate
+
+PLAN = RoundPlan(RunId("demo"), 3, 1, 4, 2, 1.5, 60.0, Weighting.SAMPLES, 1000, 64.0, seed=7)
+
+
+def waiting(n: int, sample_count: int = 10) -> list[Candidate]:
+    return [Candidate(ClientId(f"c{i}"), sample_count) for i in range(n)]
+
+
+def test_enough_clients_start_the_round_at_once() -> None:
+    choice = choose(PLAN, waiting(9), waited_s=0)
+    assert choice.cohort is not None
+    assert len(choice.cohort) == 6
+    assert choice.why == "drew 6 of 9 waiting clients, 6 wanted for 4 reports"
+
+
+def test_the_round_waits_for_a_full_cohort_while_it_has_patience() -> None:
+    choice = choose(PLAN, waiting(5), waited_s=4)
+    assert choice.cohort is None
+    assert choice.why == "5 of 6 clients wait; another 2.0 s for the rest"
+
+
+def test_out_of_patience_the_minimum_is_enough() -> None:
+    choice = choose(PLAN, waiting(2), waited_s=6)
+    assert choice.cohort == {"c0": 1, "c1": 1}
+
+
+def test_below_the_minimum_the_round_waits_for_ever() -> None:
+    choice = choose(PLAN, waiting(1), waited_s=1e9)
+    assert choice.cohort is None
+    assert choice.why == "1 clients wait, the round needs at least 2"
+
+
+def test_one_client_makes_a_round_if_the_plan_says_so() -> None:
+    plan = replace(PLAN, target=1, minimum=1, over_selection=1.0)
+    assert choose(plan, waiting(1), waited_s=0).cohort == {"c0": 1}
+    assert choose(replace(plan, weighting=Weighting.PROPORTIONAL), waiting(1), waited_s=0).cohort == {"c0": 1}
+    assert choose(plan, [], waited_s=1e9).cohort is None
+
+
+def test_clients_without_samples_are_passed_over() -> None:
+    choice = choose(PLAN, [*waiting(2), *waiting(0), Candidate(ClientId("empty"), 0)], waited_s=99)
+    assert choice.cohort is not None
+    assert "empty" not in choice.cohort
+
+
+def test_a_boast_is_worth_no_more_than_the_maximum_in_the_draw() -> None:
+    plan = replace(PLAN, weighting=Weighting.PROPORTIONAL, target=1000, over_selection=1.0)
+    honest = [Candidate(ClientId("a"), 1000), Candidate(ClientId("b"), 1000)]
+    boast = [Candidate(ClientId("a"), 1 << 40), Candidate(ClientId("b"), 1000)]
+    assert choose(plan, boast, 99).cohort == choose(plan, honest, 99).cohort
+
+
+def test_each_round_and_each_attempt_draws_afresh() -> None:
+    plans = [PLAN, replace(PLAN, attempt=2), replace(PLAN, number=4), replace(PLAN, seed=8)]
+    cohorts = {tuple(choose(plan, waiting(40), 0).cohort or ()) for plan in plans}
+    assert len(cohorts) == 4
+
+
+@given(st.integers(1, 1 << 20), st.integers(1000, 10_000))
+def test_as_many_are_wanted_as_decimal_arithmetic_says(target: int, thousandths: int) -> None:
+    plan = replace(PLAN, target=target, minimum=1, over_selection=thousandths / 1000, sample_count_max=1)
+    exact = target * Decimal(thousandths) / 1000
+    assert plan.n_wanted == int(exact.to_integral_value(ROUND_CEILING))
+
+
+@pytest.mark.parametrize(("window_s", "patience_s"), [(0.5, 0.2), (60.0, 6.0), (600.0, 30.0)])
+def test_patience_derives_from_the_window(window_s: float, patience_s: float) -> None:
+    assert replace(PLAN, window_s=window_s).patience_s == pytest.approx(patience_s)
