@@ -1,5 +1,6 @@
 """Models as safetensors bytes: ours, foreign ones, hostile ones."""
 
+import contextlib
 import hashlib
 import json
 
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
 from umbel.aggregation.artifact import LAYOUT_KEY, decode_model, encode_model, layout_of, metadata_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.layout import Layout
@@ -132,10 +134,8 @@ def test_dtypes_without_a_mean_are_refused(dtype: str, size: int) -> None:
     )
 )
 def test_random_bytes_are_a_layout_error(data: bytes) -> None:
-    try:
+    with contextlib.suppress(LayoutError):
         decode_model(data)
-    except LayoutError:
-        pass
 
 
 @given(st.integers(0, len(MODEL) - 1), st.integers(1, 255))

@@ -6,6 +6,7 @@ from decimal import ROUND_CEILING, Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from umbel.aggregation.cohort import choose
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
 from umbel.aggregation.weighting import Candidate

@@ -1,5 +1,6 @@
 """The integer grid against a slow oracle of Python integers and fractions."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import (
     CHUNK_VALUES,
@@ -135,7 +137,7 @@ def test_any_chunking_gives_the_same_bits(updates: list[Update], cuts: list[int]
     n_values = chunked.n_values
     edges = [0, *sorted(min(cut, n_values) for cut in cuts), n_values]
     for update in updates:
-        chunks = [update.vector[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        chunks = [update.vector[a:b] for a, b in itertools.pairwise(edges)]
         chunked.fold(chunks, update.weight)
     assert integer_sums(chunked) == integer_sums(folded(updates))
 

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_der_private_key, load_der_public_key
 from hypothesis import given
 from hypothesis import strategies as st
+
 from umbel.aggregation.errors import BadSignature, MalformedSignature, SignatureRefused, StaleSignature
 from umbel.aggregation.signatures import (
     CLOCK_SKEW_S,

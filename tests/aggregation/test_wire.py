@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused, WrongCodec, WrongLayout
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.wire import HEADER_BYTES, Codec, UpdateHeader, expected_bytes, header_for, read_header

@@ -1,0 +1,101 @@
+"""The frozen vectors: what `docs/wire.md` promises to other languages. They never change within version 1."""
+
+import base64
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from umbel.aggregation.grid import Grid, to_integers
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.signatures import Target, parse, sign, signature_base
+from umbel.aggregation.types import ClientId, Weighting, derive_seed
+from umbel.aggregation.weighting import Candidate, draw
+from umbel.aggregation.wire import HEADER_BYTES, header_for, read_header
+
+FOLDER = Path(__file__).parent
+
+
+def load(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def test_the_bytes_of_an_update() -> None:
+    vector = load("update")
+    layout = Layout.from_json(vector["layout_json"])
+    assert layout.digest == vector["layout_digest"]
+    payload = struct.pack(f"<{layout.n_values}f", *vector["values"])
+    data = header_for(layout).encode() + payload
+    assert data.hex() == vector["update_hex"]
+    assert hashlib.sha256(data).hexdigest() == vector["update_sha256"]
+    assert read_header(data[:HEADER_BYTES], layout) == header_for(layout)
+
+
+def test_the_layout_and_the_values_of_an_update() -> None:
+    vector = load("update")
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16)
+    start = {
+        "dense.bias": torch.tensor([0.0, 1.0]),
+        "dense.weight": weight,
+        "norm.num_batches_tracked": torch.tensor(3),
+    }
+    local = {
+        "dense.bias": torch.tensor([0.5, 0.75]),
+        "dense.weight": torch.tensor([[1.5], [-2.0]], dtype=torch.bfloat16),
+        "norm.num_batches_tracked": torch.tensor(13),
+    }
+    layout = Layout.of_state({**start, "tied": weight})
+    assert layout.to_json() == vector["layout_json"]
+    assert layout.subtract(local, start).tolist() == vector["values"]
+
+
+def test_the_integers_of_an_update() -> None:
+    vector = load("update")
+    bounds = vector["grid"]
+    grid = Grid.finest(max_abs=bounds["max_abs"], total_weight_max=bounds["total_weight_max"])
+    assert grid.step == bounds["step"]
+    assert to_integers(torch.tensor(vector["values"]), grid).tolist() == vector["integers"]
+
+
+@pytest.mark.parametrize("request_", load("signature")["requests"], ids=lambda request: request["method"])
+def test_the_signature_of_a_request(request_: dict[str, Any]) -> None:
+    vector = load("signature")
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(vector["private_key_hex"]))
+    target = Target(request_["method"], request_["path"], request_["query"])
+    body_sha256 = hashlib.sha256(request_["body"].encode()).digest()
+    headers = sign(key, vector["keyid"], target, body_sha256, vector["created"], vector["nonce"])
+    assert headers.as_dict() == request_["headers"]
+    parse(headers).verify(base64.b64decode(vector["public_key_base64"]), target, vector["created"])
+
+
+@pytest.mark.parametrize("request_", load("signature")["requests"], ids=lambda request: request["method"])
+def test_the_base_that_is_signed(request_: dict[str, Any]) -> None:
+    vector = load("signature")
+    headers = request_["headers"]
+    components = (
+        ("@method", request_["method"]),
+        ("@path", request_["path"]),
+        ("@query", "?" + request_["query"]),
+        ("content-digest", headers["Content-Digest"]),
+    )
+    base = signature_base(components, headers["Signature-Input"].removeprefix("umbel="))
+    assert base.decode() == request_["base"]
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(vector["private_key_hex"]))
+    assert f"umbel=:{base64.b64encode(key.sign(base)).decode()}:" == headers["Signature"]
+
+
+def test_the_cohorts_of_fixed_seeds() -> None:
+    vector = load("draw")
+    candidates = [Candidate(ClientId(client), n) for client, n in vector["sample_counts"].items()]
+    for case in vector["cohorts"]:
+        assert draw(Weighting(case["weighting"]), candidates, case["n_draws"], case["seed"]) == case["cohort"], case
+
+
+def test_derived_seeds() -> None:
+    for case in load("seed")["seeds"]:
+        assert derive_seed(case["seed"], *case["labels"]) == int(case["derived"]), case
