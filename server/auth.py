@@ -1,0 +1,105 @@
+"""Who is asking: devices by HTTP message signatures (`umbel.aggregation.signatures`), operators by the admin key.
+
+A device's signature is verified when the headers are in, and its nonce remembered, before a byte of the body is read;
+the body is hashed as it comes.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+
+from umbel.aggregation.messages import Enrolment
+from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
+from umbel.aggregation.types import ClientId
+from umbel.server.blobs import write_private
+from umbel.server.problems import Refused
+from umbel.server.services import Services
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A verified client, and the hash that the body of its request must have (32 bytes)."""
+
+    client: ClientId
+    body_sha256: bytes
+
+
+class AdminKey:
+    """The operator's key, of which only the hash is kept in memory."""
+
+    def __init__(self, sha256: bytes) -> None:
+        self._sha256 = sha256
+
+    @classmethod
+    def load(cls, path: Path) -> "AdminKey":
+        """Read the key, or make one on the first start, readable by its owner only."""
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(32) + "\n")
+        return cls(hashlib.sha256(path.read_text().strip().encode()).digest())
+
+    def check(self, authorization: str | None) -> None:
+        """Raise `Refused` unless `authorization` is `Bearer` and the key."""
+        scheme, _, key = (authorization or "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        if not hmac.compare_digest(given, self._sha256) or scheme.lower() != "bearer":
+            detail = "send Authorization: Bearer and the key in the coordinator's admin.key"
+            raise Refused("admin-key-refused", detail, {"WWW-Authenticate": "Bearer"})
+
+
+def claims_of(request: Request) -> Claims:
+    """What a request's signature claims. Raises `MalformedSignature`."""
+    headers = request.headers
+    return parse(
+        SignedHeaders(
+            headers.get("content-digest", ""), headers.get("signature-input", ""), headers.get("signature", "")
+        )
+    )
+
+
+def target_of(request: Request) -> Target:
+    """The signed part of the request line, as it was sent."""
+    path, query = request.scope["raw_path"], request.scope["query_string"]
+    return Target(request.method, path.decode("latin-1"), query.decode("latin-1"))
+
+
+async def verify_device(request: Request, services: Services) -> Device:
+    """Verify a signed request by its headers. Raises `Refused` or a `SignatureRefused`."""
+    claims = claims_of(request)
+    client = await services.registry.client(claims.key_id)
+    if client is None:
+        raise Refused("unknown-client", f"no client named {claims.key_id!r} is enrolled here; enrol with a token")
+    now = services.clock.now()
+    claims.verify(client.public_key, target_of(request), now)
+    await services.registry.remember(claims, now)
+    services.heard.note(client.id)
+    return Device(ClientId(client.id), claims.body_sha256)
+
+
+async def enrol(request: Request, services: Services, enrolment: Enrolment) -> None:
+    """Enrol a client whose request (its body already checked against its digest) is signed with the key it brings."""
+    claims = claims_of(request)
+    if claims.key_id != enrolment.client:
+        raise Refused("malformed-request", "client: the request must be signed with keyid = client")
+    now = services.clock.now()
+    claims.verify(enrolment.public_key_bytes, target_of(request), now)
+    await services.registry.enrol(enrolment, claims, now)
+
+
+async def checked_pieces(request: Request, sha256: bytes) -> AsyncIterator[bytes]:
+    """A body in pieces as they come; raises `Refused` at its end unless it hashed to `sha256`."""
+    sha = hashlib.sha256()
+    async for piece in request.stream():
+        sha.update(piece)
+        yield piece
+    if not hmac.compare_digest(sha.digest(), sha256):
+        raise Refused("wrong-digest", "the body does not hash to its Content-Digest; send it again")
+
+
+async def read_body(request: Request, sha256: bytes) -> bytes:
+    """A whole small body, within the cap that `limits.py` holds."""
+    return b"".join([piece async for piece in checked_pieces(request, sha256)])

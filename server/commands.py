@@ -1,0 +1,30 @@
+"""`umbel serve`: the coordinator as a process. Heavy imports wait until it is asked for."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    data: Annotated[Path | None, typer.Option(help="Directory for database, models and admin key.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file."""
+    from pydantic import ValidationError
+
+    from umbel.server.problems import first_error
+    from umbel.server.process import DataInUse, run
+    from umbel.server.settings import load_settings
+
+    try:
+        settings = load_settings(config, {"data": data, "host": host, "port": port})
+        run(settings, log_level, announce=typer.echo)
+    except ValidationError as error:
+        raise typer.BadParameter(first_error(error)) from error
+    except (DataInUse, OSError) as error:
+        typer.echo(f"umbel serve: {error}", err=True)
+        raise typer.Exit(1) from error

@@ -1,0 +1,295 @@
+"""The runs of this coordinator, and what devices ask of them. Requests come in parsed and verified."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from umbel.aggregation.errors import ReportRefused, WrongLayout
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.messages import (
+    AssignmentState,
+    AssignmentStatus,
+    CheckedIn,
+    CheckIn,
+    ReportAnswer,
+    RunStatus,
+)
+from umbel.aggregation.round import (
+    Abandoned,
+    Answer,
+    Closing,
+    Committed,
+    Declined,
+    Recruiting,
+    Reported,
+    RoundState,
+    Training,
+    advance,
+)
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, WorkDone, derive_seed
+from umbel.aggregation.wire import Codec
+from umbel.server.driver import RunDriver
+from umbel.server.model_files import first_master
+from umbel.server.problems import Refused
+from umbel.server.services import Services
+from umbel.server.store import StoredAssignment
+from umbel.server.waiting import Line
+
+_log = logging.getLogger(__name__)
+RETRY_AFTER_S = 1.0
+_GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an assignment belongs. `is_current`: in the newest attempt of its run."""
+
+    driver: RunDriver
+    stored: StoredAssignment
+    round_id: int
+    is_current: bool
+
+
+class Coordinator:
+    """Every run's driver, and the devices' side of them."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.drivers: dict[RunId, RunDriver] = {}
+        self.is_closing = False
+        self._creating = asyncio.Lock()
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up every stored run where it was, and drop updates that belong to no open round."""
+        await self._sweep_uploads()
+        for name in await self.services.store.run_names():
+            await self._drive(RunId(name))
+
+    async def close(self) -> None:
+        self.hang_up()
+        for driver in self.drivers.values():
+            await driver.close()
+
+    def hang_up(self) -> None:
+        """Answer every request that is held open: the coordinator is about to go."""
+        self.is_closing = True
+        for driver in self.drivers.values():
+            driver.bells.ring_all()
+
+    def driver(self, run: RunId) -> RunDriver:
+        if (driver := self.drivers.get(run)) is None:
+            raise Refused("unknown-run", f"there is no run named {run!r}; ask the coordinator's operator for its name")
+        return driver
+
+    async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
+        """The run of this file, and whether it is new. Raises `Refused` if another run has its name."""
+        async with self._creating:
+            if (known := self.drivers.get(RunId(file.name))) is not None:
+                if known.run.file != file or known.run.first_model_sha256 != model_sha256:
+                    raise Refused("run-exists", f"a run named {file.name!r} exists with another file or model")
+                return known, False
+            await self._add_run(file, model_sha256)
+            return await self._drive(RunId(file.name)), True
+
+    async def _add_run(self, file: RunFile, model_sha256: str) -> None:
+        services = self.services
+        model = await services.store.model(model_sha256)
+        if model is None:
+            raise Refused("unknown-model", "no such model here; upload it first, to /v1/admin/models/{sha256}")
+        layout = await self._layout(model.layout_digest)
+        master = await asyncio.get_running_loop().run_in_executor(
+            services.worker, first_master, services.blobs, model_sha256, layout
+        )
+        now = services.clock.now()
+        await services.store.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
+
+    async def _drive(self, name: RunId) -> RunDriver:
+        store = self.services.store
+        run = await store.run(name)
+        assert run is not None, "it was just stored or listed"
+        layout = await self._layout(run.model.layout_digest)
+        driver = RunDriver(self.services, run, layout, await store.newest_round(name))
+        await driver.start()
+        self.drivers[name] = driver
+        return driver
+
+    async def _layout(self, digest: str) -> Layout:
+        layout = await self.services.store.layout(digest)
+        assert layout is not None, "a model is stored with its layout"
+        return layout
+
+    async def _sweep_uploads(self) -> None:
+        """A crash may have come between the end of a round and the removal of its updates."""
+        known = set(await self.services.store.upload_names())
+        for path in self.services.uploads.iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    # --- what devices ask ---------------------------------------------------------------------------------------------
+
+    async def check_in(self, client: ClientId, message: CheckIn, line: Line) -> CheckedIn:
+        """Wait for work. A client with an open assignment gets that one again, at once."""
+        driver = self.driver(message.run)
+        if message.layout_digest != driver.layout.digest:
+            raise WrongLayout(await self._difference(driver.layout, message.layout_digest))
+        if driver.open_round(client) is None and not driver.is_over:
+            await self._wait_for_work(driver, client, message, line)
+        return self._checked_in(driver, client)
+
+    async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
+        """Whether the round still wants this client's report; held open while it does."""
+        place = await self.place(client, assignment)
+        if place.is_current and place.driver.open_round(client):
+            await self._wait_for_close(place.driver, client, assignment, wait_s, line)
+            place = await self.place(client, assignment)
+        training = place.driver.open_round(client) if place.is_current else None
+        if training is not None:
+            left_s = max(0.0, training.closes_at - self.services.clock.now())
+            return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
+        return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(place), 0.0)
+
+    async def report(self, client: ClientId, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
+        """Take a report. Answered when it is durable; the same report again gets the same answer."""
+        place = await self.place(client, assignment)
+        async with place.driver.lock:
+            if place.stored.answer is not None:
+                return place.stored.answer
+            event = Reported(self.services.clock.now(), client, work)
+            if not self._is_current(place.driver, assignment):
+                return _answer(await self.services.store.round_state(place.round_id), event)
+            if place.driver.open_round(client):
+                await self._check_report(place.driver, assignment, work)
+            answer = await place.driver.handle_locked(event)
+        assert answer is not None, "the machine answers every report"
+        return answer
+
+    async def decline(self, client: ClientId, assignment: AssignmentId, reason: str) -> None:
+        """Note that a client will not report; too late is the same as nothing to note."""
+        place = await self.place(client, assignment)
+        async with place.driver.lock:
+            if self._is_current(place.driver, assignment) and place.driver.open_round(client):
+                await place.driver.handle_locked(Declined(self.services.clock.now(), client, reason))
+        place.driver.wake()
+
+    async def place(self, client: ClientId, assignment: AssignmentId) -> Place:
+        """Where an assignment belongs. Raises `Refused` unless it is this client's."""
+        found = await self.services.store.assignment(assignment)
+        driver = self.drivers.get(RunId(assignment.partition(".")[0]))
+        if found is None or found[0].client != client or driver is None:
+            raise Refused("unknown-assignment", "this client has no such assignment; check in for a new one")
+        return Place(driver, *found, self._is_current(driver, assignment))
+
+    def require_open(self, client: ClientId, place: Place) -> RunDriver:
+        """The driver of an assignment that the round still waits for. Raises `Refused` otherwise."""
+        driver = place.driver
+        if not self._is_current(driver, place.stored.id) or driver.open_round(client) is None:
+            raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
+        return driver
+
+    def refuse_if_closing(self) -> None:
+        if self.is_closing:
+            raise Refused("shutting-down", "the coordinator is about to restart; come back soon", {"Retry-After": "1"})
+
+    async def _wait_for_work(self, driver: RunDriver, client: ClientId, message: CheckIn, line: Line) -> None:
+        clock, ends_at = self.services.clock, self.services.clock.now() + message.wait_s
+        waiter = driver.waiting.enter(client, message.sample_count)
+        driver.wake()
+        try:
+            while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
+                if driver.open_round(client) or driver.is_over:
+                    return
+                self.refuse_if_closing()
+                with driver.bells.listen(client) as bell:
+                    await line.hold(clock, bell, left_s)
+        finally:
+            driver.waiting.leave(waiter, 0.0 if line.is_gone else RETRY_AFTER_S + _GRACE_S)
+            self._note_heard(client, line)
+
+    async def _wait_for_close(
+        self, driver: RunDriver, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line
+    ) -> None:
+        clock, ends_at = self.services.clock, self.services.clock.now() + wait_s
+        while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
+            if not (self._is_current(driver, assignment) and driver.open_round(client)):
+                break
+            self.refuse_if_closing()
+            with driver.bells.listen(client) as bell:
+                await line.hold(clock, bell, left_s)
+        self._note_heard(client, line)
+
+    def _note_heard(self, client: ClientId, line: Line) -> None:
+        if not line.is_gone:
+            self.services.heard.note(client)
+
+    def _checked_in(self, driver: RunDriver, client: ClientId) -> CheckedIn:
+        training = driver.open_round(client)
+        if training is not None:
+            return CheckedIn(RunStatus.RUNNING, "work", 0.0, self._assignment(driver, client, training))
+        if driver.is_over:
+            return CheckedIn(driver.run.status, driver.run.reason, 0.0)
+        why = driver.state.why if isinstance(driver.state, Recruiting) else "a round without this client is under way"
+        return CheckedIn(RunStatus.RUNNING, why, RETRY_AFTER_S)
+
+    def _assignment(self, driver: RunDriver, client: ClientId, training: Training) -> Assignment:
+        """The assignment is made from the stored state whenever it is asked for, so a repeat cannot differ.
+
+        Its seed leaves the attempt out: a round that had to be tried again trains as it would have the first time.
+        """
+        plan = training.plan
+        return Assignment(
+            id=driver.assignment_id(client),
+            run=plan.run,
+            round=plan.number,
+            attempt=plan.attempt,
+            model=driver.run.model,
+            training=driver.run.file.training,
+            codec=Codec.FLOAT32,
+            grid=plan.grid,
+            sample_count_max=plan.sample_count_max,
+            seed=derive_seed(plan.seed, "client", plan.number, client),
+            window_s=max(0.0, training.closes_at - self.services.clock.now()),
+        )
+
+    async def _check_report(self, driver: RunDriver, assignment: AssignmentId, work: WorkDone) -> None:
+        if work.sample_count > driver.plan.sample_count_max:
+            raise ReportRefused(
+                f"sample_count {work.sample_count} is over the run's sample_count_max {driver.plan.sample_count_max}; "
+                "report at most that, or raise it in the run file"
+            )
+        upload = await self.services.store.upload(assignment)
+        if upload is None or not upload.is_complete:
+            raise Refused("upload-incomplete", "upload the whole update before reporting it")
+        if upload.sha256 != work.update_sha256:
+            raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")
+
+    async def _difference(self, layout: Layout, digest: str) -> str:
+        other = await self.services.store.layout(digest)
+        words = layout.difference(other) if other else f"its layout digest is {digest[:12]}…, not {layout.digest[:12]}…"
+        return f"this client's model does not fit the run's: {words}; build the model that the run was created with"
+
+    def _is_current(self, driver: RunDriver, assignment: AssignmentId) -> bool:
+        run, number, attempt, _ = assignment.split(".")
+        plan = driver.plan
+        return (run, number, attempt) == (plan.run, str(plan.number), str(plan.attempt))
+
+    async def _why_closed(self, place: Place) -> str:
+        if place.stored.answer is not None:
+            return place.stored.answer.reason
+        state = await self.services.store.round_state(place.round_id)
+        match state:
+            case Recruiting() | Training():
+                return "this client has declined, or the window is over"
+            case Closing() | Abandoned():
+                return state.reason
+            case Committed():
+                return state.closing.reason
+
+
+def _answer(ended: RoundState, event: Reported) -> ReportAnswer:
+    """What a report is told after its attempt has ended."""
+    _, commands = advance(ended, event)
+    answer = next(command for command in commands if isinstance(command, Answer))
+    return ReportAnswer(answer.outcome, answer.reason)

@@ -1,0 +1,90 @@
+"""The database's edge: the engine, its transactions, its migrations. The only place that knows SQLite from others."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+_log = logging.getLogger(__name__)
+_SLOW_S = 1.0
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+class Database:
+    """Named, short transactions. No network or file I/O belongs inside one."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = create_async_engine(url)
+        self._writer = self._engine.execution_options(writes=True)
+        self._one_writer = asyncio.Lock() if make_url(url).get_backend_name() == "sqlite" else None
+        if self._one_writer:
+            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
+            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+
+    async def migrate(self) -> None:
+        """Bring the schema up to date."""
+        async with self._engine.connect() as connection:
+            await connection.run_sync(upgrade)
+            await connection.commit()
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        """A transaction that only reads."""
+        async with AsyncSession(self._engine, expire_on_commit=False) as session:
+            yield session
+
+    @asynccontextmanager
+    async def writing(self, name: str) -> AsyncIterator[AsyncSession]:
+        """A transaction that is committed at the end of the block, or rolled back when it raises."""
+        started = time.perf_counter()
+        async with self._turn(), AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+        if (took_s := time.perf_counter() - started) > _SLOW_S:
+            _log.warning("transaction %s took %.1f s", name, took_s)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """SQLite has one writer at a time: queue here, first come first served, instead of in its sleeping retries."""
+        if self._one_writer is None:
+            yield
+            return
+        async with self._one_writer:
+            yield
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the packaged migrations up to the newest, over an open connection."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    """Journal ahead of writing, sync every commit to disk, wait for other processes, and hold foreign keys."""
+    raw: Any = connection
+    raw.isolation_level = None  # this module begins transactions itself: the driver would begin them too late
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Take the write lock at once where a transaction will write: upgrading a read lock later may deadlock."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

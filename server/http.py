@@ -1,0 +1,106 @@
+"""What all routes share: the verified device or operator of a request, and bodies that parse or are refused.
+
+FastAPI would read a body before it looks at who sent it, so routes take the raw request and read it themselves; their
+OpenAPI entries are written with `body_of`.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.messages import Problem
+from umbel.server.auth import AdminKey, Device, read_body, verify_device
+from umbel.server.coordinator import Coordinator
+from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
+from umbel.server.services import Services
+from umbel.server.uploads import Uploads
+
+T = TypeVar("T")
+
+
+class State:
+    """What `create_app` leaves in `app.state.umbel` for the routes."""
+
+    __slots__ = ("admin_key", "coordinator", "services", "uploads")
+
+    def __init__(self, services: Services, admin_key: AdminKey) -> None:
+        self.services = services
+        self.admin_key = admin_key
+        self.coordinator = Coordinator(services)
+        self.uploads = Uploads(services, self.coordinator)
+
+
+def state_of(request: Request) -> State:
+    state = request.app.state.umbel
+    assert isinstance(state, State)
+    return state
+
+
+async def _device(request: Request, state: Annotated[State, Depends(state_of)]) -> Device:
+    return await verify_device(request, state.services)
+
+
+async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
+    state.admin_key.check(request.headers.get("authorization"))
+
+
+StateDep = Annotated[State, Depends(state_of)]
+DeviceDep = Annotated[Device, Depends(_device)]
+Operator = Depends(_operator)
+
+
+async def read_message(request: Request, sha256: bytes, adapter: TypeAdapter[T]) -> T:
+    """A JSON body that hashes to `sha256`. Raises `Refused`, naming the field, for one that does not parse."""
+    return parse_json(await read_body(request, sha256), adapter)
+
+
+async def require_no_body(request: Request, device: Device) -> None:
+    """Read to the end of a request that should have no body, and hold it to its digest."""
+    await read_body(request, device.body_sha256)
+
+
+def parse_json(body: bytes, adapter: TypeAdapter[T]) -> T:
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        raise Refused("malformed-request", first_error(error)) from error
+
+
+def body_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """The OpenAPI entry of a JSON body that a route reads itself."""
+    content = {"application/json": {"schema": adapter.json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def binary_body(media_type: str) -> dict[str, Any]:
+    """The OpenAPI entry of a body that is not JSON."""
+    schema = {"type": "string", "format": "binary"}
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
+
+
+def problems(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entries of the problem documents that a route may answer with."""
+    by_status: dict[int, list[str]] = {}
+    for kind in ("internal-error", *kinds):
+        by_status.setdefault(KINDS[kind].status, []).append(kind)
+    schema = TypeAdapter(Problem).json_schema()
+    return {
+        status: {"description": ", ".join(sorted(found)), "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status, found in sorted(by_status.items())
+    }
+
+
+SIGNED = (
+    "malformed-signature",
+    "bad-signature",
+    "stale-signature",
+    "replayed-nonce",
+    "unknown-client",
+    "wrong-digest",
+    "malformed-request",
+    "body-too-large",
+    "length-required",
+    "lying-length",
+)
+ADMIN = ("admin-key-refused", "malformed-request", "body-too-large", "length-required", "lying-length")

@@ -1,0 +1,148 @@
+"""What is told of a round: each client's fate in words and numbers, live and at the end. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
+from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
+
+
+@dataclass(slots=True)
+class Member:
+    """What the coordinator knows of one client of a cohort beside the round's state."""
+
+    sample_count: int
+    is_declined: bool = False
+    reported_at: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The members of a round's cohort, when it opened, and when each was last heard of."""
+
+    members: Mapping[ClientId, Member]
+    opened_at: float
+    heard_at: Callable[[ClientId], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended: the model it left (its own, or the one it found) and why."""
+
+    model_version: int
+    model_sha256: str | None
+    reason: str
+    ended_at: float
+
+
+def silence_max_s(plan: RoundPlan) -> float:
+    """A client that was silent for longer than this when its round ended counts as lost."""
+    return max(2.0, plan.window_s / 10)
+
+
+def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveRound | None:
+    """The round under way, or None once it has ended."""
+    match state:
+        case Recruiting(plan=plan):
+            return LiveRound(plan.number, plan.attempt, state.phase, state.why, waiting, plan.target, None)
+        case Training(plan=plan):
+            why = f"{state.n_reported} of {plan.target} reports are in"
+            closes_in_s = max(0.0, state.closes_at - now)
+            clients = _clients(state, book, now)
+            phase, target = state.phase, plan.target
+            return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients)
+        case Closing(plan=plan):
+            clients = _clients(state, book, state.closed_at)
+            why = f"making the new model: {state.reason}"
+            return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, plan.target, 0.0, clients)
+        case Committed() | Abandoned():
+            return None
+
+
+def round_record(state: Closing | Abandoned, book: Book, end: Ending) -> RoundRecord:
+    """The record of an ended attempt; `state` is the last one that knows the cohort."""
+    clients = _clients(state, book, state.closed_at)
+    work = [accepted.work for accepted in state.accepted.values()]
+    return RoundRecord(
+        run=state.plan.run,
+        round=state.plan.number,
+        attempt=state.plan.attempt,
+        committed=isinstance(state, Closing),
+        reason=end.reason,
+        model_version=end.model_version,
+        model_sha256=end.model_sha256,
+        opened_at=book.opened_at,
+        wall_s=max(0.0, end.ended_at - book.opened_at),
+        selected=len(state.cohort),
+        reported=len(state.accepted),
+        partial=sum(done.is_partial for done in work),
+        dropped=len(state.cohort) - len(state.accepted),
+        sample_count=sum(done.sample_count for done in work),
+        bytes_up=sum(client.bytes_up for client in clients),
+        bytes_down=sum(client.bytes_down for client in clients),
+        metrics=_means((done.metrics, done.sample_count) for done in work),
+        evaluation=_means((done.evaluation, done.evaluation_sample_count) for done in work),
+        clients=clients,
+    )
+
+
+def _means(rows: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """Each metric's mean over the clients that have it, weighted by their sample counts."""
+    sums: dict[str, tuple[float, int]] = {}
+    for metrics, weight in rows:
+        for name, value in metrics.items():
+            total, weights = sums.get(name, (0.0, 0))
+            sums[name] = (total + value * weight, weights + weight)
+    return {name: total / weights for name, (total, weights) in sorted(sums.items()) if weights}
+
+
+def _clients(state: Training | Closing | Abandoned, book: Book, now: float) -> tuple[ClientRecord, ...]:
+    return tuple(_client(state, client, book, now) for client in sorted(state.cohort))
+
+
+def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book, now: float) -> ClientRecord:
+    member = book.members[client]
+    accepted = state.accepted.get(client)
+    silent_s = max(0.0, now - book.heard_at(client))
+    fate, reason = _fate(state, client, member, silent_s)
+    work: WorkDone | None = accepted.work if accepted else None
+    return ClientRecord(
+        client=client,
+        fate=fate,
+        reason=reason,
+        sample_count=work.sample_count if work else member.sample_count,
+        steps_done=work.steps_done if work else 0,
+        steps_planned=work.steps_planned if work else 0,
+        bytes_up=member.bytes_up,
+        bytes_down=member.bytes_down,
+        report_s=None if member.reported_at is None else max(0.0, member.reported_at - book.opened_at),
+        silent_s=silent_s,
+    )
+
+
+def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Member, silent_s: float) -> tuple[Fate, str]:
+    accepted = state.accepted.get(client)
+    if accepted is not None:
+        if isinstance(state, Abandoned):
+            return Fate.RELEASED, f"the round was abandoned: {state.reason}"
+        return _accepted(accepted)
+    if isinstance(state, Training):
+        if client in state.declined:
+            return Fate.DECLINED, state.declined[client]
+        return Fate.TRAINING, "has not reported yet"
+    reason = state.missing[client]
+    if member.is_declined:
+        return Fate.DECLINED, reason
+    if silent_s > silence_max_s(state.plan):
+        return Fate.LOST, f"silent for {silent_s:.1f} s when the round ended; {reason}"
+    return Fate.RELEASED, reason
+
+
+def _accepted(accepted: Accepted) -> tuple[Fate, str]:
+    work = accepted.work
+    if work.is_partial:
+        return Fate.PARTIAL, f"{work.steps_done} of {work.steps_planned} steps count"
+    return Fate.ACCEPTED, "the report counts"

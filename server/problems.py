@@ -1,0 +1,146 @@
+"""Every error as a problem document (RFC 9457): one table from a kind to its status and title.
+
+`docs/wire.md`, section Problems, is the contract; a test compares the two. Who refuses raises `Refused` with a kind
+from the table and one sentence that says what to do; the ground's `ProtocolViolation`s carry their kind themselves.
+Anything else is ours: it is logged and answered `internal-error`, without details.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from email.utils import formatdate
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from umbel.aggregation.errors import ProtocolViolation, StaleSignature
+from umbel.aggregation.messages import Problem
+
+_log = logging.getLogger(__name__)
+MEDIA_TYPE = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one kind of problem is answered."""
+
+    status: int
+    title: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "malformed-signature": Kind(401, "The request is not signed as this API asks"),
+    "bad-signature": Kind(401, "The signature does not match"),
+    "stale-signature": Kind(401, "The request was signed too long ago or in the future"),
+    "replayed-nonce": Kind(401, "This signed request was seen before"),
+    "unknown-client": Kind(401, "No client of this name is enrolled"),
+    "unknown-token": Kind(401, "No such enrolment token"),
+    "expired-token": Kind(401, "The enrolment token has expired"),
+    "token-used": Kind(409, "The enrolment token has been used"),
+    "name-taken": Kind(409, "Another client has this name"),
+    "admin-key-refused": Kind(401, "The admin key is missing or wrong"),
+    "unknown-run": Kind(404, "No such run"),
+    "unknown-assignment": Kind(404, "No such assignment"),
+    "unknown-model": Kind(404, "No such model"),
+    "unknown-upload": Kind(404, "No upload was begun"),
+    "run-exists": Kind(409, "A run of this name exists"),
+    "malformed-request": Kind(422, "The request does not parse"),
+    "body-too-large": Kind(413, "The body is too large"),
+    "length-required": Kind(411, "The body has no declared length"),
+    "wrong-digest": Kind(422, "The body does not hash to its digest"),
+    "mismatching-upload-offset": Kind(409, "The chunk does not start where the upload stands"),
+    "upload-complete": Kind(409, "An update was completed already"),
+    "upload-incomplete": Kind(409, "The update is not whole yet"),
+    "malformed-update": Kind(422, "The update is malformed"),
+    "lying-length": Kind(422, "A declared length is not true"),
+    "wrong-layout": Kind(422, "The layout is not the model's"),
+    "wrong-codec": Kind(422, "The codec is not the plan's"),
+    "non-finite-update": Kind(422, "The update holds a NaN or an infinity"),
+    "update-out-of-range": Kind(422, "The update leaves the public grid"),
+    "report-refused": Kind(422, "The report makes no sense"),
+    "assignment-closed": Kind(409, "The round no longer wants this"),
+    "range-not-satisfiable": Kind(416, "The range lies outside the file"),
+    "not-found": Kind(404, "No such address"),
+    "method-not-allowed": Kind(405, "This address does not take this method"),
+    "shutting-down": Kind(503, "The coordinator is shutting down"),
+    "internal-error": Kind(500, "The coordinator failed"),
+}
+
+
+class Refused(Exception):
+    """A request that is refused. `kind`: of the table; `detail`: one sentence that says what to do."""
+
+    def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.headers = dict(headers or {})
+        assert kind in KINDS, kind
+
+
+def problem_response(kind: str, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The problem document of one kind."""
+    known = KINDS[kind]
+    body = asdict(Problem(f"urn:umbel:problem:{kind}", known.title, known.status, detail))
+    return JSONResponse(body, known.status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def first_error(error: ValidationError | RequestValidationError) -> str:
+    """What is wrong in a body, naming the field: the first of pydantic's findings, without its input."""
+    finding = error.errors()[0]
+    where = ".".join(str(part) for part in finding["loc"])
+    what = str(finding["msg"]).removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of this application with a problem document."""
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(ProtocolViolation, _violation)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _hung_up)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return problem_response(error.kind, error.detail, error.headers)
+
+
+async def _violation(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ProtocolViolation)
+    headers = {"Date": formatdate(usegmt=True)} if isinstance(error, StaleSignature) else None
+    return problem_response(error.kind, str(error), headers)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return problem_response("malformed-request", first_error(error))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """What the router refuses by itself: an unknown address or method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        detail = f"{request.url.path} does not take {request.method}; see /v1/openapi.json"
+        return problem_response("method-not-allowed", detail, error.headers)
+    if error.status_code == 404:
+        return problem_response("not-found", "there is nothing at this address; see /v1/openapi.json")
+    if error.status_code < 500:
+        return problem_response("malformed-request", error.detail, error.headers)
+    return problem_response("internal-error", "the coordinator failed; its log has the details")
+
+
+async def _hung_up(_: Request, __: Exception) -> Response:
+    """The peer has gone in the middle of its body; nobody reads this answer."""
+    return problem_response("malformed-request", "the body was cut short; send it again")
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    _log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
+    return problem_response("internal-error", "the coordinator failed; its log has the details")

@@ -1,0 +1,90 @@
+"""The coordinator's process: a socket, a lock on the data directory, and an end in good order.
+
+On SIGTERM or SIGINT no connection is taken any more, requests that are held open are answered at once, the others get
+a few seconds to finish; everything that was answered is stored already.
+"""
+
+import fcntl
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from umbel.server.app import create_app
+from umbel.server.blobs import write_private
+from umbel.server.http import State
+from umbel.server.settings import Settings
+
+_GRACE_S = 5
+_KEEP_ALIVE_S = 75
+
+
+class DataInUse(Exception):
+    """Another coordinator works on this data directory."""
+
+
+def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -> None:
+    """Serve until told to stop. `announce` is told, in words, where; raises `DataInUse` and `OSError`."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings.data.mkdir(parents=True, exist_ok=True)
+    with _locked(settings.data):
+        _Server(settings, log_level, announce).run()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, that says where it listens and answers held-open requests when it is told to stop."""
+
+    def __init__(self, settings: Settings, log_level: str, announce: Callable[[str], object]) -> None:
+        self._settings = settings
+        self._announce = announce
+        self._app = create_app(settings)
+        super().__init__(
+            uvicorn.Config(
+                self._app,
+                host=settings.host,
+                port=settings.port,
+                log_level=log_level.lower(),
+                access_log=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            url = self._url()
+            write_private(self._settings.endpoint_path, url + "\n")
+            self._announce(f"umbel coordinator at {url}, admin key in {self._settings.admin_key_path}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop in good order; a second Ctrl-C stops at once. Unlike uvicorn's own, ends with exit status 0."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state = getattr(self._app.state, "umbel", None)
+        if isinstance(state, State):
+            state.coordinator.hang_up()
+        await super().shutdown(sockets)
+        self._settings.endpoint_path.unlink(missing_ok=True)
+
+    def _url(self) -> str:
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def _locked(data: Path) -> Iterator[None]:
+    """Hold the data directory for this process alone; the lock goes with the process, however that ends."""
+    with (data / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataInUse(f"another coordinator works on {data}; stop it first, or take another --data") from error
+        yield

@@ -1,0 +1,130 @@
+"""Who may speak: every query on clients, enrolment tokens and nonces, in named short transactions."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from umbel.aggregation.errors import ReplayedNonce
+from umbel.aggregation.messages import Enrolment
+from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims
+from umbel.server import tables
+from umbel.server.database import Database
+from umbel.server.problems import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class KnownClient:
+    """A client that may speak."""
+
+    id: str
+    public_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """A client as the operator sees it. Times in Unix seconds."""
+
+    id: str
+    labels: dict[str, str]
+    enrolled_at: float
+    last_heard_at: float
+    revoked_at: float | None
+
+
+class Registry:
+    """Clients, tokens and nonces."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def client(self, name: str) -> KnownClient | None:
+        """An enrolled client; a revoked one is unknown."""
+        async with self._db.reading() as tx:
+            row = await tx.get(tables.Client, name)
+        return None if row is None or row.revoked_at is not None else KnownClient(row.id, row.public_key)
+
+    async def clients(self) -> tuple[ClientView, ...]:
+        async with self._db.reading() as tx:
+            rows = (await tx.scalars(select(tables.Client).order_by(tables.Client.id))).all()
+        return tuple(
+            ClientView(row.id, json.loads(row.labels), row.enrolled_at, row.last_heard_at, row.revoked_at)
+            for row in rows
+        )
+
+    async def remember(self, claims: Claims, now: float) -> None:
+        """Note a verified request's nonce for as long as its signature would pass. Raises `ReplayedNonce`."""
+        async with self._db.writing("remember_nonce") as tx:
+            await _remember(tx, claims)
+            heard = update(tables.Client).where(tables.Client.id == claims.key_id).values(last_heard_at=now)
+            await tx.execute(heard)
+
+    async def forget_nonces(self, now: float) -> None:
+        """Drop the nonces that no signature can carry any more."""
+        async with self._db.writing("forget_nonces") as tx:
+            await tx.execute(delete(tables.Nonce).where(tables.Nonce.expires_at < now))
+
+    async def add_tokens(self, tokens: Sequence[str], now: float, ttl_s: float) -> None:
+        rows = [{"sha256": _hash(token), "created_at": now, "expires_at": now + ttl_s} for token in tokens]
+        async with self._db.writing("add_tokens") as tx:
+            await tx.execute(insert(tables.Token), rows)
+
+    async def enrol(self, enrolment: Enrolment, claims: Claims, now: float) -> None:
+        """Use a token for a new client; the same enrolment again is the same. Raises `Refused`, `ReplayedNonce`."""
+        async with self._db.writing("enrol") as tx:
+            token = await tx.get(tables.Token, _hash(enrolment.token))
+            client = await tx.get(tables.Client, enrolment.client)
+            _check_enrolment(enrolment, token, client, now)
+            await _remember(tx, claims)
+            if client is not None:
+                return
+            row = {
+                "id": enrolment.client,
+                "public_key": enrolment.public_key_bytes,
+                "labels": json.dumps(dict(enrolment.labels), sort_keys=True),
+                "enrolled_at": now,
+                "last_heard_at": now,
+            }
+            await tx.execute(insert(tables.Client).values(row))
+            used = update(tables.Token).where(tables.Token.sha256 == _hash(enrolment.token))
+            await tx.execute(used.values(used_by=enrolment.client))
+
+    async def revoke(self, name: str, now: float) -> bool:
+        """Take a client's right to speak; False if there is no such client."""
+        async with self._db.writing("revoke") as tx:
+            row = await tx.get(tables.Client, name)
+            if row is None:
+                return False
+            row.revoked_at = row.revoked_at or now
+        return True
+
+
+def _check_enrolment(
+    enrolment: Enrolment, token: tables.Token | None, client: tables.Client | None, now: float
+) -> None:
+    """Refuse an enrolment unless its token is good for this name, and the name for this key."""
+    if token is None:
+        raise Refused("unknown-token", "this token was never issued here; ask the coordinator's operator for one")
+    key_matches = client is not None and client.public_key == enrolment.public_key_bytes
+    if token.used_by is not None and not (token.used_by == enrolment.client and key_matches):
+        raise Refused("token-used", "this token enrolled another client; ask the coordinator's operator for a new one")
+    if client is not None and (not key_matches or client.revoked_at is not None):
+        raise Refused("name-taken", f"a client named {enrolment.client!r} exists with another key; take another name")
+    if token.used_by is None and token.expires_at <= now:
+        raise Refused("expired-token", "this token has expired; ask the coordinator's operator for a new one")
+
+
+async def _remember(tx: AsyncSession, claims: Claims) -> None:
+    row = {"client": claims.key_id, "nonce": claims.nonce, "expires_at": claims.created + CLOCK_SKEW_S + 1.0}
+    try:
+        await tx.execute(insert(tables.Nonce).values(row))
+    except IntegrityError as error:
+        raise ReplayedNonce("this signed request was seen before; sign each attempt afresh") from error
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,190 @@
+"""What operators ask, with the admin key: tokens, clients, models, runs."""
+
+import asyncio
+import secrets
+import tomllib
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.messages import REASON_CHARS_MAX, WAIT_S_MAX
+from umbel.aggregation.records import RunProgress, RunView
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import ModelRef, RunId
+from umbel.server.driver import PROGRESS_BELL, RunDriver
+from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, parse_json, problems
+from umbel.server.model_files import inspect_model
+from umbel.server.problems import Refused, first_error
+from umbel.server.registry import ClientView
+from umbel.server.routes_models import MODEL_RESPONSES, model_response
+from umbel.server.waiting import Line
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
+TOKENS_MAX = 1000
+ENDED_MAX = 200
+_RUN_FILE = TypeAdapter(RunFile)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOrder:
+    """POST /v1/admin/tokens: how many one-time tokens, and for how many seconds they are good."""
+
+    count: int = 1
+    ttl_s: float = 7 * 86400.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= TOKENS_MAX:
+            raise ValueError(f"count must lie between 1 and {TOKENS_MAX}, not {self.count}")
+        if not 1 <= self.ttl_s <= 366 * 86400:
+            raise ValueError(f"ttl_s must lie between a second and a year, not {self.ttl_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens, told once: the coordinator keeps only their hashes."""
+
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrder:
+    """POST /v1/admin/runs/{name}/stop: why the run is ended."""
+
+    reason: str = "stopped by an operator"
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.reason) <= REASON_CHARS_MAX:
+            raise ValueError(f"reason must have 1 to {REASON_CHARS_MAX} characters")
+
+
+_TOKEN_ORDER, _STOP_ORDER = TypeAdapter(TokenOrder), TypeAdapter(StopOrder)
+
+
+@router.post("/tokens", openapi_extra=body_of(_TOKEN_ORDER))
+async def post_tokens(request: Request, state: StateDep) -> Tokens:
+    """Make one-time enrolment tokens."""
+    order = parse_json(await request.body(), _TOKEN_ORDER)
+    tokens = tuple(secrets.token_urlsafe(24) for _ in range(order.count))
+    await state.services.registry.add_tokens(tokens, state.services.clock.now(), order.ttl_s)
+    return Tokens(tokens)
+
+
+@router.get("/clients")
+async def get_clients(state: StateDep) -> tuple[ClientView, ...]:
+    """Every enrolled client."""
+    return await state.services.registry.clients()
+
+
+@router.delete("/clients/{client}", status_code=204, responses=problems("not-found"))
+async def delete_client(state: StateDep, client: str) -> Response:
+    """Take a client's right to speak. Its name stays taken."""
+    if not await state.services.registry.revoke(client, state.services.clock.now()):
+        raise Refused("not-found", "no client of this name is enrolled")
+    return Response(status_code=204)
+
+
+@router.put(
+    "/models/{sha256}", openapi_extra=binary_body("application/octet-stream"), responses=problems("wrong-digest")
+)
+async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
+    """Upload a model to start runs from. The same again is the same."""
+    blobs = state.services.blobs
+    with blobs.making() as path:
+        with path.open("wb") as file:
+            async for piece in request.stream():
+                file.write(piece)
+        loop = asyncio.get_running_loop()
+        try:
+            layout = await loop.run_in_executor(state.services.worker, inspect_model, path)
+        except LayoutError as error:
+            raise Refused("malformed-request", str(error)) from error
+        blob = await loop.run_in_executor(state.services.worker, blobs.keep_as, path, sha256)
+    if blob is None:
+        raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
+    ref = ModelRef(0, blob.sha256, blob.size_bytes, layout.digest)
+    await state.services.store.add_model(ref, layout, state.services.clock.now())
+    return ref
+
+
+@router.head("/models/{sha256}", response_class=Response, include_in_schema=False)
+@router.get(
+    "/models/{sha256}",
+    response_class=Response,
+    responses=MODEL_RESPONSES,
+)
+async def get_admin_model(request: Request, state: StateDep, sha256: str) -> Response:
+    """A model version by its hash."""
+    return await model_response(request, state, sha256, None)
+
+
+@router.put(
+    "/runs/{name}",
+    openapi_extra=binary_body("application/toml"),
+    responses={201: {"model": RunView, "description": "The run is new"}, **problems("run-exists", "unknown-model")},
+)
+async def put_run(request: Request, response: Response, state: StateDep, name: str, model: str) -> RunView:
+    """Create a run from a run file (TOML) and an uploaded model. The same again is the same."""
+    file = _run_file(await request.body())
+    if file.name != name:
+        raise Refused("malformed-request", f"name: the run file says {file.name!r}, the address {name!r}")
+    driver, is_new = await state.coordinator.create_run(file, model)
+    response.status_code = 201 if is_new else 200
+    return driver.view()
+
+
+@router.get("/runs")
+async def get_runs(state: StateDep) -> tuple[RunView, ...]:
+    """Every run, the oldest first."""
+    return tuple(driver.view() for driver in state.coordinator.drivers.values())
+
+
+@router.get("/runs/{name}", responses=problems("unknown-run"))
+async def get_run(state: StateDep, name: str) -> RunView:
+    """One run at a glance."""
+    return state.coordinator.driver(RunId(name)).view()
+
+
+@router.get("/runs/{name}/progress", responses=problems("unknown-run", "shutting-down"))
+async def get_progress(
+    request: Request,
+    state: StateDep,
+    name: str,
+    after: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+) -> RunProgress:
+    """Ended attempts from the `after`-th on, and the round under way; held open until something changes."""
+    driver = state.coordinator.driver(RunId(name))
+    with driver.bells.listen(PROGRESS_BELL) as bell:
+        progress = await _progress(state, driver, after)
+        if progress.ended or driver.is_over or wait_s == 0:
+            return progress
+        state.coordinator.refuse_if_closing()
+        await request.body()
+        await Line(request.receive).hold(state.services.clock, bell, wait_s)
+    return await _progress(state, driver, after)
+
+
+@router.post("/runs/{name}/stop", openapi_extra=body_of(_STOP_ORDER), responses=problems("unknown-run"))
+async def post_stop(request: Request, state: StateDep, name: str) -> RunView:
+    """End a run now. A round that has closed still commits; an open one is abandoned and its clients released."""
+    order = parse_json(await request.body() or b"{}", _STOP_ORDER)
+    driver = state.coordinator.driver(RunId(name))
+    await driver.stop(order.reason)
+    return driver.view()
+
+
+def _run_file(body: bytes) -> RunFile:
+    try:
+        return _RUN_FILE.validate_python(tomllib.loads(body.decode()))
+    except ValidationError as error:
+        raise Refused("malformed-request", f"run file, {first_error(error)}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused("malformed-request", f"the run file is not TOML: {error}") from error
+
+
+async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
+    ended = await state.services.store.ended(driver.name, after, ENDED_MAX)
+    return RunProgress(driver.view(), ended, after + len(ended), driver.live())

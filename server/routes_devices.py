@@ -1,0 +1,91 @@
+"""What devices ask: enrol, check in, look at an assignment, report, decline. Parse, call the coordinator, answer."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import TypeAdapter
+
+from umbel.aggregation.messages import (
+    WAIT_S_MAX,
+    AssignmentStatus,
+    CheckedIn,
+    CheckIn,
+    Decline,
+    Enrolled,
+    Enrolment,
+    ReportAnswer,
+)
+from umbel.aggregation.types import AssignmentId, WorkDone
+from umbel.server.auth import claims_of, enrol
+from umbel.server.http import (
+    SIGNED,
+    DeviceDep,
+    StateDep,
+    body_of,
+    problems,
+    read_message,
+    require_no_body,
+)
+from umbel.server.waiting import Line
+
+router = APIRouter(prefix="/v1", tags=["devices"])
+_ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
+_WORK, _DECLINE = TypeAdapter(WorkDone), TypeAdapter(Decline)
+_ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "name-taken")
+
+
+@router.post("/enrolments", responses=problems(*SIGNED, *_ENROLMENT_PROBLEMS), openapi_extra=body_of(_ENROLMENT))
+async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
+    """Exchange a one-time token for a name and a key. Signed with the key in the body."""
+    enrolment = await read_message(request, claims_of(request).body_sha256, _ENROLMENT)
+    await enrol(request, state.services, enrolment)
+    return Enrolled(enrolment.client, state.services.clock.now())
+
+
+@router.post(
+    "/check-ins",
+    responses=problems(*SIGNED, "unknown-run", "wrong-layout", "shutting-down"),
+    openapi_extra=body_of(_CHECK_IN),
+)
+async def post_check_in(request: Request, device: DeviceDep, state: StateDep) -> CheckedIn:
+    """Wait for work in a run; held open for up to `wait_s`."""
+    message = await read_message(request, device.body_sha256, _CHECK_IN)
+    return await state.coordinator.check_in(device.client, message, Line(request.receive))
+
+
+@router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))
+async def get_assignment(
+    request: Request,
+    device: DeviceDep,
+    state: StateDep,
+    assignment: str,
+    wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+) -> AssignmentStatus:
+    """Whether the round still wants this report; held open while it does, answered at once when it does not."""
+    await require_no_body(request, device)
+    line = Line(request.receive)
+    return await state.coordinator.status(device.client, AssignmentId(assignment), wait_s, line)
+
+
+@router.put(
+    "/assignments/{assignment}/report",
+    responses=problems(*SIGNED, "unknown-assignment", "report-refused", "upload-incomplete"),
+    openapi_extra=body_of(_WORK),
+)
+async def put_report(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
+    """Report an uploaded update. Answered when the report is durable."""
+    work = await read_message(request, device.body_sha256, _WORK)
+    return await state.coordinator.report(device.client, AssignmentId(assignment), work)
+
+
+@router.put(
+    "/assignments/{assignment}/decline",
+    status_code=204,
+    responses=problems(*SIGNED, "unknown-assignment"),
+    openapi_extra=body_of(_DECLINE),
+)
+async def put_decline(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
+    """Say that no report will come, and why."""
+    message = await read_message(request, device.body_sha256, _DECLINE)
+    await state.coordinator.decline(device.client, AssignmentId(assignment), message.reason)
+    return Response(status_code=204)

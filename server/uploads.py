@@ -1,0 +1,206 @@
+"""Resumable uploads of updates (draft-ietf-httpbis-resumable-upload, as `docs/wire.md` has it).
+
+A chunk is written behind what is already there and counts only when it is whole, matches its digest and is on disk;
+then the stored offset moves. The last chunk is answered after the whole update has been checked. Of two requests that
+send to the same upload, the newer wins: the older is most likely a connection that has died without a word.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from weakref import WeakValueDictionary
+
+from umbel.aggregation.errors import LyingLength, UpdateRefused
+from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.aggregation.wire import Codec, expected_bytes
+from umbel.server.blobs import sync_file
+from umbel.server.coordinator import Coordinator, Place
+from umbel.server.driver import RunDriver
+from umbel.server.problems import Refused
+from umbel.server.services import Services
+from umbel.server.store import StoredUpload, Traffic
+from umbel.server.updates import check_update
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One request's part of an update. `is_last`: with it, the update is whole."""
+
+    offset: int
+    is_last: bool
+    body: AsyncIterator[bytes]
+
+
+class Uploads:
+    """The updates on their way to this coordinator."""
+
+    def __init__(self, services: Services, coordinator: Coordinator) -> None:
+        self._services = services
+        self._coordinator = coordinator
+        self._writers: dict[AssignmentId, object] = {}
+        self._locks: WeakValueDictionary[AssignmentId, asyncio.Lock] = WeakValueDictionary()
+
+    async def begin(
+        self, client: ClientId, assignment: AssignmentId, length: int, sha256: str, chunk: Chunk
+    ) -> StoredUpload:
+        """Begin an upload with its first chunk, or begin it again. A whole one stays as it is."""
+        place = await self._coordinator.place(client, assignment)
+        known = await self._services.store.upload(assignment)
+        if known is not None and known.is_complete:
+            return await self._repeat(known, sha256, chunk)
+        driver = self._coordinator.require_open(client, place)
+        _require_length(driver, length)
+        if known is not None:
+            await self._services.store.forget_upload(assignment)
+        return await self._append(place, StoredUpload(length, 0, sha256, is_complete=False), chunk)
+
+    async def append(self, client: ClientId, assignment: AssignmentId, chunk: Chunk) -> StoredUpload:
+        """Add the next chunk. Raises `Refused` with the offset to go on from if this is not it."""
+        place = await self._coordinator.place(client, assignment)
+        known = await self._known(assignment)
+        _require_offset(known, chunk)
+        self._coordinator.require_open(client, place)
+        return await self._append(place, known, chunk)
+
+    async def look(self, client: ClientId, assignment: AssignmentId) -> StoredUpload:
+        """How far an upload has come."""
+        await self._coordinator.place(client, assignment)
+        return await self._known(assignment)
+
+    async def forget(self, client: ClientId, assignment: AssignmentId) -> None:
+        """Drop an upload that has not been reported."""
+        place = await self._coordinator.place(client, assignment)
+        await self._known(assignment)
+        async with self._lock(assignment), place.driver.lock:
+            self._coordinator.require_open(client, place)
+            self._writers.pop(assignment, None)
+            await self._drop(assignment)
+
+    async def _append(self, place: Place, upload: StoredUpload, chunk: Chunk) -> StoredUpload:
+        """Write a chunk, then make it count. The lock is held while the books are written, not while bytes travel."""
+        assignment, driver, me = place.stored.id, place.driver, object()
+        async with self._lock(assignment):
+            if upload.offset:
+                _require_offset(await self._known(assignment), chunk)
+            self._writers[assignment] = me
+        is_counted = False
+        try:
+            received = await self._write(place, upload, chunk, me)
+            async with self._lock(assignment):
+                await self._require_newest(assignment, me)
+                counted = await self._count(driver, place, upload, received, chunk.is_last)
+            is_counted = True
+            return counted
+        finally:
+            if self._writers.get(assignment) is me:
+                del self._writers[assignment]
+                if not is_counted and upload.offset == 0:
+                    self._services.upload_path(assignment).unlink(missing_ok=True)
+
+    async def _write(self, place: Place, upload: StoredUpload, chunk: Chunk, me: object) -> int:
+        """Write the body behind what is there; how many bytes came. Pieces are small: none is worth a thread."""
+        path = self._services.upload_path(place.stored.id)
+        received = 0
+        with _open_at(path, chunk.offset) as file:
+            async for piece in chunk.body:
+                await self._require_newest(place.stored.id, me)
+                received += len(piece)
+                if chunk.offset + received > upload.length:
+                    raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
+                file.write(piece)
+                place.driver.note_traffic(place.stored.client, Traffic(up=len(piece)))
+        return received
+
+    async def _count(
+        self, driver: RunDriver, place: Place, upload: StoredUpload, received: int, is_last: bool
+    ) -> StoredUpload:
+        """Make a written chunk count, and the update with it if this was the last one."""
+        assignment = place.stored.id
+        offset = upload.offset + received
+        if is_last and offset != upload.length:
+            raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {offset}")
+        await self._settle(driver, assignment, upload, offset, is_last)
+        counted = StoredUpload(upload.length, offset, upload.sha256, is_last)
+        async with driver.lock:
+            self._coordinator.require_open(place.stored.client, place)
+            await self._services.store.save_upload(assignment, counted, driver.take_traffic(assignment))
+        return counted
+
+    async def _settle(
+        self, driver: RunDriver, assignment: AssignmentId, upload: StoredUpload, offset: int, is_last: bool
+    ) -> None:
+        """Have the chunk on disk; check the update if it is whole, and drop what can never be folded."""
+        path = self._services.upload_path(assignment)
+        grid = driver.plan.grid
+
+        def settle() -> None:
+            sync_file(path)
+            if upload.offset == 0:
+                sync_file(path.parent)
+            if is_last:
+                check_update(path, upload.sha256, driver.layout, grid)
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._services.worker, settle)
+        except (UpdateRefused, Refused):
+            await self._drop(assignment)
+            raise
+        except FileNotFoundError as error:
+            raise Refused("assignment-closed", "the round ended while this update was on its way") from error
+
+    async def _drop(self, assignment: AssignmentId) -> None:
+        await self._services.store.forget_upload(assignment)
+        self._services.upload_path(assignment).unlink(missing_ok=True)
+
+    async def _repeat(self, known: StoredUpload, sha256: str, chunk: Chunk) -> StoredUpload:
+        if known.sha256 != sha256:
+            raise Refused("upload-complete", "another update was completed for this assignment; report that one")
+        async for _ in chunk.body:
+            pass  # it came again because its answer was lost: take it, and say the same
+        return known
+
+    async def _known(self, assignment: AssignmentId) -> StoredUpload:
+        known = await self._services.store.upload(assignment)
+        if known is None:
+            raise Refused("unknown-upload", "no upload was begun for this assignment; begin one with POST")
+        return known
+
+    async def _require_newest(self, assignment: AssignmentId, me: object) -> None:
+        if self._writers.get(assignment) is me:
+            return
+        known = await self._services.store.upload(assignment)
+        raise _mismatch(known.offset if known else 0, "a newer request took over this upload; go on from its offset")
+
+    def _lock(self, assignment: AssignmentId) -> asyncio.Lock:
+        lock = self._locks.get(assignment)
+        if lock is None:
+            lock = self._locks[assignment] = asyncio.Lock()
+        return lock
+
+
+def _open_at(path: Path, offset: int) -> BinaryIO:
+    """The update's file, ready to write at `offset`; what an uncounted chunk left behind that is cut off."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+    file.truncate(offset)
+    file.seek(offset)
+    return file
+
+
+def _require_length(driver: RunDriver, length: int) -> None:
+    expected = expected_bytes(Codec.FLOAT32, driver.layout.n_values)
+    if length != expected:
+        raise LyingLength(f"Upload-Length is {length}, but an update of this model has {expected} bytes")
+
+
+def _require_offset(known: StoredUpload, chunk: Chunk) -> None:
+    if chunk.offset != known.offset:
+        raise _mismatch(
+            known.offset, f"the upload stands at {known.offset} bytes, not {chunk.offset}; go on from there"
+        )
+
+
+def _mismatch(offset: int, detail: str) -> Refused:
+    return Refused("mismatching-upload-offset", detail, {"Upload-Offset": str(offset)})

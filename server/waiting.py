@@ -1,0 +1,136 @@
+"""Who waits for what: bells that wake held-open requests, and the clients that wait for work. Held in memory only.
+
+Nothing here polls: a request listens for its bell, and whoever changes something rings it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from starlette.types import Receive
+
+from umbel.aggregation.types import ClientId
+from umbel.aggregation.weighting import Candidate
+from umbel.server.clock import Clock
+
+
+class Bells:
+    """One bell a name; any number of requests listen for it."""
+
+    def __init__(self) -> None:
+        self._listening: dict[str, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def listen(self, name: str) -> Iterator[asyncio.Event]:
+        """An event that the next ring sets."""
+        event = asyncio.Event()
+        self._listening.setdefault(name, set()).add(event)
+        try:
+            yield event
+        finally:
+            others = self._listening[name]
+            others.discard(event)
+            if not others:
+                del self._listening[name]
+
+    def ring(self, names: Iterable[str]) -> None:
+        for name in names:
+            for event in self._listening.get(name, ()):
+                event.set()
+
+    def ring_all(self) -> None:
+        self.ring(tuple(self._listening))
+
+    def is_heard(self, name: str) -> bool:
+        """Whether a request is listening for this bell now."""
+        return name in self._listening
+
+
+@dataclass(slots=True)
+class Waiter:
+    """One client in the waiting room. `held`: how many of its check-ins are held open."""
+
+    client: ClientId
+    sample_count: int
+    held: int
+    until: float
+
+
+class WaitingRoom:
+    """The clients that wait for work in one run.
+
+    A client waits while its check-in is held open and, after an answer without work, for as long as it was told to stay
+    away, and a little. One that hangs up leaves at once.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiters: dict[ClientId, Waiter] = {}
+
+    def enter(self, client: ClientId, sample_count: int) -> Waiter:
+        """A check-in of this client is held open from now on."""
+        waiter = self._waiters.setdefault(client, Waiter(client, sample_count, 0, 0.0))
+        waiter.sample_count = sample_count
+        waiter.held += 1
+        return waiter
+
+    def leave(self, waiter: Waiter, grace_s: float) -> None:
+        """That check-in has ended; the client still counts as waiting for `grace_s`."""
+        waiter.held -= 1
+        waiter.until = self._clock.now() + grace_s
+        self._sweep()
+
+    def remove(self, clients: Iterable[ClientId]) -> None:
+        """These have work now."""
+        for client in clients:
+            self._waiters.pop(client, None)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        self._sweep()
+        return tuple(Candidate(client, waiter.sample_count) for client, waiter in self._waiters.items())
+
+    def _sweep(self) -> None:
+        now = self._clock.now()
+        gone = [client for client, waiter in self._waiters.items() if waiter.held <= 0 and waiter.until <= now]
+        self.remove(gone)
+
+
+class Heard:
+    """When each client was last heard of, in Unix seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since = clock.now()
+        self._at: dict[str, float] = {}
+
+    def note(self, client: str) -> None:
+        self._at[client] = self._clock.now()
+
+    def at(self, client: str) -> float:
+        """A client not heard of since the coordinator started counts as heard of then."""
+        return self._at.get(client, self._since)
+
+
+class Line:
+    """The connection of a request that is held open. `is_gone`: the peer has hung up."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_gone = False
+
+    async def hold(self, clock: Clock, bell: asyncio.Event, timeout_s: float) -> None:
+        """Wait for the bell, the end of the time, or the peer to hang up. The request's body must have been read."""
+        watch = asyncio.create_task(self._watch(bell))
+        try:
+            await clock.wait(bell, timeout_s)
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+
+    async def _watch(self, bell: asyncio.Event) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.is_gone = True
+        bell.set()

@@ -1,0 +1,247 @@
+"""A coordinator in memory and devices that speak docs/wire.md to it with raw httpx: nothing of `umbel.client` in here."""
+
+import base64
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.signatures import Target, content_digest, sign
+from umbel.aggregation.wire import header_for
+from umbel.server.app import create_app
+from umbel.server.clock import Clock
+from umbel.server.settings import Settings
+
+Json = dict[str, Any]
+
+RUN_FILE = """
+name = "demo"
+seed = 7
+[rounds]
+count = {count}
+target = {target}
+minimum = {minimum}
+over_selection = {over_selection}
+window_s = {window_s}
+[aggregation]
+max_abs = 8.0
+sample_count_max = 1000
+"""
+
+
+def run_file(
+    count: int = 1, target: int = 3, minimum: int = 1, over_selection: float = 1.0, window_s: float = 60.0
+) -> str:
+    return RUN_FILE.format(
+        count=count, target=target, minimum=minimum, over_selection=over_selection, window_s=window_s
+    )
+
+
+def small_state(seed: int = 0) -> dict[str, Tensor]:
+    """A model with weights, a bfloat16 tensor, a BatchNorm counter and tied weights: ~40 values."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(5, 4, generator=generator)
+    return {
+        "embed.weight": weight,
+        "head.weight": weight,
+        "half.weight": torch.randn(8, generator=generator).to(torch.bfloat16),
+        "norm.running_mean": torch.randn(4, generator=generator),
+        "norm.num_batches_tracked": torch.tensor(3),
+    }
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def repr_digest(data: bytes) -> str:
+    return content_digest(hashlib.sha256(data).digest())
+
+
+def update_of(layout: Layout, values: Tensor) -> bytes:
+    """The bytes of an update that holds `values`."""
+    return header_for(layout).encode() + values.to(torch.float32).numpy().tobytes()
+
+
+@dataclass
+class Device:
+    """One client of one run."""
+
+    http: httpx.AsyncClient
+    name: str
+    run: str = "demo"
+    sample_count: int = 10
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+
+    def headers(self, method: str, url: str, body: bytes, created: int | None = None, nonce: str = "") -> Json:
+        """The signature's header fields, for a request as it should be."""
+        path, _, query = url.partition("?")
+        signed = sign(
+            self.key,
+            self.name,
+            Target(method, path, query),
+            hashlib.sha256(body).digest(),
+            int(time.time()) if created is None else created,
+            nonce or secrets.token_urlsafe(16),
+        )
+        return {**signed.as_dict(), "Content-Type": "application/json"}
+
+    async def send(
+        self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        merged = {**self.headers(method, url, body), **(headers or {})}
+        return await self.http.request(method, url, content=body, headers=merged)
+
+    async def enrol(self, token: str, labels: Mapping[str, str] | None = None) -> httpx.Response:
+        raw = self.key.public_key().public_bytes_raw()
+        body = {
+            "token": token,
+            "client": self.name,
+            "public_key": base64.b64encode(raw).decode(),
+            "labels": dict(labels or {}),
+        }
+        return await self.send("POST", "/v1/enrolments", json.dumps(body).encode())
+
+    async def check_in(self, layout: Layout, wait_s: float = 10.0, **changed: object) -> httpx.Response:
+        body = {
+            "run": self.run,
+            "sample_count": self.sample_count,
+            "layout_digest": layout.digest,
+            "wait_s": wait_s,
+            **changed,
+        }
+        return await self.send("POST", "/v1/check-ins", json.dumps(body).encode())
+
+    async def work(self, layout: Layout, wait_s: float = 10.0) -> Json:
+        """Check in until there is work; the assignment."""
+        while True:
+            answer = await self.check_in(layout, wait_s)
+            assert answer.status_code == 200, answer.text
+            if assignment := answer.json()["assignment"]:
+                return dict(assignment)
+
+    async def upload(self, assignment: str, update: bytes, **headers: str) -> httpx.Response:
+        url = f"/v1/assignments/{assignment}/update"
+        fields = {"Upload-Length": str(len(update)), "Upload-Complete": "?1", "Repr-Digest": repr_digest(update)}
+        return await self.send("POST", url, update, {**fields, **headers})
+
+    async def patch(
+        self, assignment: str, chunk: bytes, offset: int, is_last: bool, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        fields = {
+            "Content-Type": "application/partial-upload",
+            "Upload-Offset": str(offset),
+            "Upload-Complete": "?1" if is_last else "?0",
+        }
+        return await self.send("PATCH", f"/v1/assignments/{assignment}/update", chunk, {**fields, **(headers or {})})
+
+    async def report(self, assignment: str, update: bytes, **changed: object) -> httpx.Response:
+        body = {
+            "sample_count": self.sample_count,
+            "steps_done": 4,
+            "steps_planned": 4,
+            "update_sha256": sha256(update),
+            **changed,
+        }
+        return await self.send("PUT", f"/v1/assignments/{assignment}/report", json.dumps(body).encode())
+
+    async def take_part(self, layout: Layout, values: Tensor) -> Json:
+        """A whole round: work, model, upload, report; the answer to the report."""
+        assignment = await self.work(layout)
+        model = await self.send("GET", f"/v1/models/{assignment['model']['sha256']}")
+        assert sha256(model.content) == assignment["model"]["sha256"]
+        update = update_of(layout, values)
+        uploaded = await self.upload(assignment["id"], update)
+        assert uploaded.status_code == 201, uploaded.text
+        reported = await self.report(assignment["id"], update)
+        assert reported.status_code == 200, reported.text
+        return dict(reported.json())
+
+
+@dataclass
+class House:
+    """A coordinator, its operator's connection, and its data directory."""
+
+    http: httpx.AsyncClient
+    settings: Settings
+    app: Any
+
+    @property
+    def admin(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.settings.admin_key_path.read_text().strip()}"}
+
+    @property
+    def state(self) -> Any:
+        return self.app.state.umbel
+
+    async def tokens(self, count: int, ttl_s: float = 3600.0) -> list[str]:
+        body = {"count": count, "ttl_s": ttl_s}
+        answer = await self.http.post("/v1/admin/tokens", json=body, headers=self.admin)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["tokens"])
+
+    async def devices(self, count: int, **fields: Any) -> list[Device]:
+        """Enrolled devices, named d0, d1, ..."""
+        devices = [Device(self.http, f"d{i}", **fields) for i in range(count)]
+        for device, token in zip(devices, await self.tokens(count), strict=True):
+            answer = await device.enrol(token)
+            assert answer.status_code == 200, answer.text
+        return devices
+
+    async def put_model(self, state: Mapping[str, Tensor]) -> str:
+        data = encode_model(state)
+        answer = await self.http.put(f"/v1/admin/models/{sha256(data)}", content=data, headers=self.admin)
+        assert answer.status_code == 200, answer.text
+        return sha256(data)
+
+    async def put_run(self, text: str, model: str, name: str = "demo") -> httpx.Response:
+        headers = {**self.admin, "Content-Type": "application/toml"}
+        return await self.http.put(f"/v1/admin/runs/{name}?model={model}", content=text, headers=headers)
+
+    async def begin(self, text: str, state: Mapping[str, Tensor]) -> Layout:
+        """Upload a model and create the run; the run's layout."""
+        answer = await self.put_run(text, await self.put_model(state))
+        assert answer.status_code == 201, answer.text
+        return Layout.of_state(state)
+
+    async def progress(self, after: int = 0, wait_s: float = 0.0) -> Json:
+        url = f"/v1/admin/runs/demo/progress?after={after}&wait_s={wait_s}"
+        answer = await self.http.get(url, headers=self.admin)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def ended(self, count: int) -> list[Json]:
+        """The records of the first `count` ended attempts, once there are so many."""
+        while True:
+            progress = await self.progress(wait_s=10.0)
+            if len(progress["ended"]) >= count:
+                return list(progress["ended"][:count])
+            await self.progress(after=len(progress["ended"]), wait_s=10.0)
+
+    async def model(self, digest: str) -> dict[str, Tensor]:
+        answer = await self.http.get(f"/v1/admin/models/{digest}", headers=self.admin)
+        assert answer.status_code == 200, answer.text
+        return decode_model(answer.content)[1]
+
+
+@asynccontextmanager
+async def house(data: Path, clock: Clock | None = None, **settings: Any) -> AsyncIterator[House]:
+    """A coordinator over `data`, spoken to without a socket."""
+    chosen = Settings(data=data, **settings)
+    app = create_app(chosen, clock)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://umbel", timeout=30.0) as http:
+            yield House(http, chosen, app)
