@@ -19,8 +19,6 @@ from umbel.client.link import Link
 from umbel.client.store import Store, sha256_of
 from umbel.client.transport import Patience, patiently
 
-PIECE_BYTES = 1 << 20
-
 
 def fetch_model(
     coordinator: Coordinator,
@@ -79,8 +77,9 @@ def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path) -> None:
 
 
 def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
+    """Write every piece as it comes: what is held back in memory would be lost in a cut."""
     n_copied = 0
-    for piece in response.iter_raw(PIECE_BYTES):
+    for piece in response.iter_raw():
         n_copied += len(piece)
         if n_copied > bytes_max:
             raise CoordinatorMisbehaved("the model that came is longer than announced")

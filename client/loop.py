@@ -163,18 +163,13 @@ class Participant:
             self._store.forget_pending()
         except (AccessRefused, StateError):
             raise
-        except (WorkRefused, CoordinatorRefused, CoordinatorMisbehaved) as error:
-            self._fail(offer, window_end, str(error), error)
-        except Exception as error:
-            # The message may quote data, so the coordinator hears the type alone; the log stays on this machine.
-            log.exception("round %d: the site's own code failed", offer.round)
-            failure = TrainingFailed(f"the site's own code failed with {type(error).__name__}; see the log")
-            self._fail(offer, window_end, f"the client's code failed with {type(error).__name__}", failure)
+        except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved) as error:
+            self._fail(offer, window_end, error)
 
-    def _fail(self, offer: Assignment, window_end: float, reason: str, error: ClientError) -> None:
-        log.error("round %d: %s", offer.round, reason)
+    def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
+        log.error("round %d: %s", offer.round, error)
         self._store.forget_pending()
-        self._decline(offer.id, reason, Patience(within(offer.window_s), window_end))
+        self._decline(offer.id, str(error), Patience(within(offer.window_s), window_end))
         self._failures += 1
         if self._failures >= FAILURES_MAX:
             raise error

@@ -15,7 +15,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import Assignment, WorkDone
 from umbel.aggregation.wire import header_for
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
-from umbel.client.errors import WorkRefused
+from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.store import PendingReport, Store
 
 log = logging.getLogger("umbel.client")
@@ -31,8 +31,17 @@ class Trained:
 
 
 def train(app: Client, start: Mapping[str, Tensor], plan: LocalPlan) -> Trained:
-    """Load the global weights, measure them if asked, and train. Whatever the site's code raises passes through."""
+    """Load the global weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails."""
     app.model.load_state_dict(start)
+    try:
+        return _call(app, plan)
+    except Exception as error:
+        # The message may quote data, so the coordinator hears the type alone; the log stays on this machine.
+        log.exception("the site's own code failed")
+        raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
+
+
+def _call(app: Client, plan: LocalPlan) -> Trained:
     evaluation = app.evaluate(app.model) if plan.evaluate else None
     started = time.perf_counter()
     result = app.train(app.model, plan)

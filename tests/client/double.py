@@ -26,7 +26,7 @@ from umbel.aggregation.signatures import SignedHeaders, Target, content_digest, 
 from umbel.aggregation.types import TrainingPlan
 from umbel.aggregation.wire import HEADER_BYTES, Codec, read_header
 
-URL = "http://coordinator.test"
+URL = "https://coordinator.test"
 TOKEN = "one-time"
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -124,7 +124,7 @@ class Double:
             case "decline":
                 self.declined[match[1]] = json.loads(body)["reason"]
                 self.attempt += 1
-                return httpx.Response(204)
+                return stream(204, b"")
             case _:
                 return self._status(match[1])
 
@@ -162,10 +162,10 @@ class Double:
         upload = self.uploads.get(assignment)
         if request.method == "DELETE":
             self.uploads.pop(assignment, None)
-            return httpx.Response(204)
+            return stream(204, b"")
         if request.method == "HEAD":
             if upload is None:
-                return httpx.Response(404)
+                return stream(404, b"")
             return self._upload_answer(200, upload)
         if assignment in self.closed:
             raise Refused(409, "assignment-closed")

@@ -1,0 +1,504 @@
+"""A whole client against a coordinator in memory, with everything going wrong that can."""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import nn
+
+from tests.client.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
+from umbel.aggregation.types import TrainingPlan
+from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, TrainResult, run_client
+from umbel.client.errors import AccessRefused, CoordinatorMisbehaved, StateError, TrainingFailed, WorkRefused
+from umbel.client.shutdown import Shutdown
+from umbel.client.store import Store, locked
+
+
+class AddOne(Client):
+    """Adds one to every weight; the work itself is beside the point here."""
+
+    def __init__(self, width: int = 3) -> None:
+        self.model = nn.Linear(width, 2)
+        self.sample_count = 5
+        self.trained = 0
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self.trained += 1
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        return TrainResult(self.sample_count, 2, 4, {"loss": 0.5, "odd": float("nan")})
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        return Evaluation(3, {"accuracy": 0.25})
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing in the client may catch it."""
+
+
+def take_part(
+    tmp_path: Path,
+    double: Double,
+    app: Client | None = None,
+    wrap: Callable[[Handler], Handler] = lambda handler: handler,
+    shutdown: Shutdown | None = None,
+    token: str | None = TOKEN,
+) -> RunEnd:
+    transport = double.transport(wrap)
+    return run_client(app or AddOne(), URL, tmp_path, "demo", token, "ward-7", transport=transport, shutdown=shutdown)
+
+
+def pending_files(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in tmp_path.glob("*/pending/*"))
+
+
+def test_a_client_works_until_the_run_is_finished(tmp_path: Path) -> None:
+    double = Double(AddOne().model, rounds=3)
+    end = take_part(tmp_path, double)
+    assert (end.status, end.reports, end.accepted) == ("finished", 3, 3)
+    assert all(torch.allclose(update, torch.ones(8)) for update in double.updates)
+    assert pending_files(tmp_path) == []
+    per_round = {"GET models": 3, "POST update": 3, "PUT report": 3}
+    assert double.requests == {"POST enrolments": 1, "POST check-ins": 4, **per_round}
+
+
+def test_the_report_says_what_was_done(tmp_path: Path) -> None:
+    double = Double(AddOne().model, training=TrainingPlan(evaluate=True))
+    take_part(tmp_path, double)
+    work = double.reports["demo.1.1.ward-7"]
+    assert (work["sample_count"], work["steps_done"], work["steps_planned"]) == (5, 2, 4)
+    assert work["metrics"] == {"loss": 0.5}  # what is not a number is left out
+    assert (work["evaluation"], work["evaluation_sample_count"]) == ({"accuracy": 0.25}, 3)
+
+
+def test_enrolment_is_remembered(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    take_part(tmp_path, double)
+    take_part(tmp_path, double, token=None)
+    assert double.requests["POST enrolments"] == 1
+
+
+def test_a_client_that_was_never_enrolled_needs_a_token(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="--token"):
+        take_part(tmp_path, Double(AddOne().model), token=None)
+
+
+def test_a_refused_token_ends_the_client_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(AccessRefused, match="unknown-token"):
+        take_part(tmp_path, Double(AddOne().model), token="another")
+
+
+def test_an_unknown_run_ends_the_client_with_the_reason(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(CoordinatorRefused, match="unknown-run"):
+        run_client(AddOne(), URL, tmp_path, "other", TOKEN, "ward-7", transport=double.transport())
+
+
+def test_the_key_is_for_its_owner_alone_and_is_never_shown(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    take_part(tmp_path, double)
+    (key,) = tmp_path.glob("*/key.pem")
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert "hidden" in repr(Store(tmp_path, URL).identity("ward-7"))
+    key.chmod(0o644)
+    with pytest.raises(StateError, match="chmod 600"):
+        take_part(tmp_path, double)
+
+
+def test_two_processes_do_not_share_a_state_directory(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(StateError, match="another client process"):
+        take_part(tmp_path, Double(AddOne().model))
+
+
+# --- a bad line ---
+
+
+def lose_each_answer_once(kinds: Counter[str]) -> Callable[[Handler], Handler]:
+    """Every kind of request is carried out and its first answer lost."""
+
+    def wrap(handle: Handler) -> Handler:
+        def lossy(request: httpx.Request) -> httpx.Response:
+            response = handle(request)
+            kinds[kind_of(request)] += 1
+            if kinds[kind_of(request)] == 1:
+                raise httpx.ReadError("the line was cut", request=request)
+            return response
+
+        return lossy
+
+    return wrap
+
+
+def test_a_lost_answer_at_every_step_is_harmless(tmp_path: Path) -> None:
+    double, seen = Double(AddOne(width=600_000).model), Counter[str]()
+    end = take_part(tmp_path, double, AddOne(width=600_000), lose_each_answer_once(seen))
+    assert (end.status, end.accepted) == ("finished", 1)
+    assert len(double.reports) == len(double.updates) == 1
+    assert torch.allclose(double.updates[0], torch.ones(1_200_002))
+    every = {"POST enrolments", "POST check-ins", "GET models", "POST update", "HEAD update", "PATCH update"}
+    assert set(seen) == every | {"PUT report"}
+
+
+def test_a_cut_upload_goes_on_at_the_offset(tmp_path: Path) -> None:
+    double, cut = Double(AddOne(width=600_000).model), Counter[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def cuts_the_second_chunk(request: httpx.Request) -> httpx.Response:
+            cut[kind_of(request)] += 1
+            if kind_of(request) == "PATCH update" and cut["PATCH update"] == 1:
+                raise httpx.WriteError("the line was cut", request=request)
+            return handle(request)
+
+        return cuts_the_second_chunk
+
+    assert take_part(tmp_path, double, AddOne(width=600_000), wrap).accepted == 1
+    uploads = [kind for kind in double.log if kind.endswith("update")]
+    assert uploads[:3] == ["POST update", "HEAD update", "PATCH update"]
+    assert uploads.count("POST update") == 1
+
+
+def test_a_cut_download_goes_on_where_it_was(tmp_path: Path) -> None:
+    double, ranges = Double(AddOne(width=100_000).model), list[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def cuts_the_model(request: httpx.Request) -> httpx.Response:
+            response = handle(request)
+            if kind_of(request) != "GET models":
+                return response
+            ranges.append(request.headers.get("range", ""))
+            if len(ranges) > 1:
+                return response
+
+            def half() -> Any:
+                yield b"".join(response.iter_raw())[:300_000]
+                raise httpx.ReadError("the line was cut", request=request)
+
+            return httpx.Response(200, content=half())
+
+        return cuts_the_model
+
+    assert take_part(tmp_path, double, AddOne(width=100_000), wrap).accepted == 1
+    assert ranges[0] == ""
+    assert ranges[1].startswith("bytes=300000")
+
+
+@pytest.mark.parametrize("kind", ["POST check-ins", "GET models", "POST update", "PUT report"])
+@pytest.mark.parametrize("trouble", [503, 500, "replayed-nonce"])
+def test_a_coordinator_that_restarts_does_not_kill_a_client(tmp_path: Path, kind: str, trouble: int | str) -> None:
+    double, n = Double(AddOne().model), Counter[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def busy(request: httpx.Request) -> httpx.Response:
+            n[kind_of(request)] += 1
+            if kind_of(request) == kind and n[kind] <= 2:
+                return problem(trouble, "away") if isinstance(trouble, int) else problem(401, trouble)
+            return handle(request)
+
+        return busy
+
+    assert take_part(tmp_path, double, wrap=wrap).accepted == 1
+
+
+# --- killed and restarted ---
+
+
+@pytest.mark.parametrize("kind", ["POST update", "PUT report"])
+@pytest.mark.parametrize("was_carried_out", [False, True])
+def test_a_client_killed_after_training_sends_what_it_had(tmp_path: Path, kind: str, was_carried_out: bool) -> None:
+    double = Double(AddOne().model)
+
+    def wrap(handle: Handler) -> Handler:
+        def killed(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == kind:
+                if was_carried_out:
+                    handle(request)
+                raise Crash
+            return handle(request)
+
+        return killed
+
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, wrap=wrap)
+    assert pending_files(tmp_path) == ["report.json", "update.bin"]
+    app = AddOne()
+    assert take_part(tmp_path, double, app).status == "finished"
+    assert app.trained == 0
+    assert len(double.updates) == 1
+    assert pending_files(tmp_path) == []
+
+
+def test_work_for_a_round_that_has_closed_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    double = Double(AddOne().model, rounds=2)
+
+    def wrap(handle: Handler) -> Handler:
+        def killed(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "POST update":
+                raise Crash
+            return handle(request)
+
+        return killed
+
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, wrap=wrap)
+    double.close_round("the target was in")
+    caplog.set_level(logging.INFO, "umbel.client")
+    assert take_part(tmp_path, double).accepted == 1
+    assert list(double.reports) == ["demo.2.1.ward-7"]
+    dropped = [message for message in caplog.messages if message.startswith("dropped")]
+    assert len(dropped) == 1
+    assert "the target was in" in dropped[0]
+
+
+def test_a_damaged_unsent_update_is_dropped(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+
+    def wrap(handle: Handler) -> Handler:
+        def killed(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "POST update":
+                raise Crash
+            return handle(request)
+
+        return killed
+
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, wrap=wrap)
+    (update,) = tmp_path.glob("*/pending/update.bin")
+    update.write_bytes(update.read_bytes()[:-1] + b"x")
+    assert take_part(tmp_path, double).accepted == 1
+    assert torch.allclose(double.updates[0], torch.ones(8))
+
+
+# --- told to stop ---
+
+
+class Patient(AddOne):
+    """Trains until told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason: str | None = None
+        self.is_training = threading.Event()
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self.is_training.set()
+        while self.reason is None:
+            time.sleep(0.01)
+            self.reason = plan.should_stop()
+        return super().train(model, plan)
+
+
+def test_a_client_whose_round_has_closed_stops_and_uploads_nothing(tmp_path: Path) -> None:
+    double, app, statuses = Double(AddOne().model, rounds=1), Patient(), Counter[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def closes_at_the_second_poll(request: httpx.Request) -> httpx.Response:
+            statuses[kind_of(request)] += 1
+            if statuses["GET assignments"] == 2:
+                double.close_round("the target was in")
+            return handle(request)
+
+        return closes_at_the_second_poll
+
+    end = take_part(tmp_path, double, app, wrap)
+    assert (app.reason, end.status, end.reports) == ("the target was in", "finished", 0)
+    assert "POST update" not in double.requests
+
+
+def test_near_the_deadline_partial_work_is_sent(tmp_path: Path) -> None:
+    double, app = Double(AddOne().model, window_s=1.5), Patient()
+    assert take_part(tmp_path, double, app).accepted == 1
+    assert app.reason == "the deadline is near"
+
+
+def test_a_client_that_is_told_to_leave_sends_its_partial_work_first(tmp_path: Path) -> None:
+    double, app, shutdown = Double(AddOne().model, rounds=9), Patient(), Shutdown()
+
+    def leave() -> None:
+        app.is_training.wait()
+        shutdown.request("the ward closes")
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    end = take_part(tmp_path, double, app, shutdown=shutdown)
+    thread.join()
+    assert (end.status, end.reason, end.accepted) == ("interrupted", "the ward closes", 1)
+
+
+# --- work that is not sent ---
+
+
+class Diverging(AddOne):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        with torch.no_grad():
+            next(model.parameters()).fill_(self.bad)
+        return TrainResult(5, 1, 1)
+
+    bad = float("nan")
+
+
+class Huge(Diverging):
+    bad = 1e9
+
+
+class Failing(AddOne):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        raise KeyError("patient 4711")
+
+
+@pytest.mark.parametrize(("app", "reason"), [(Diverging(), "not finite"), (Huge(), "max_abs")])
+def test_an_update_that_cannot_be_folded_is_declined_before_it_is_sent(
+    tmp_path: Path, app: Client, reason: str
+) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(WorkRefused, match=reason):
+        take_part(tmp_path, double, app)
+    assert len(double.declined) == 3
+    assert all(reason in text for text in double.declined.values())
+    assert "POST update" not in double.requests
+
+
+def test_an_error_in_the_sites_code_is_declined_without_its_message(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(TrainingFailed, match="KeyError"):
+        take_part(tmp_path, double, Failing())
+    assert set(double.declined.values()) == {"the client's own code failed with KeyError; see its log"}
+
+
+def test_another_model_than_the_runs_is_declined_in_words(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(WorkRefused, match="same version of the model's code"):
+        take_part(tmp_path, double, AddOne(width=4))
+    assert "GET models" not in double.requests
+
+
+# --- a hostile coordinator ---
+
+
+def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
+    double, app = Double(AddOne().model), AddOne()
+
+    def wrap(handle: Handler) -> Handler:
+        def other_bytes(request: httpx.Request) -> httpx.Response:
+            response = handle(request)
+            if kind_of(request) == "GET models":
+                body = b"".join(response.iter_raw())
+                return stream(200, body[:-1] + bytes([body[-1] ^ 1]))
+            return response
+
+        return other_bytes
+
+    with pytest.raises(CoordinatorMisbehaved, match="SHA-256"):
+        take_part(tmp_path, double, app, wrap)
+    assert app.trained == 0
+
+
+def endless() -> Any:
+    while True:
+        yield bytes(1 << 16)
+
+
+@pytest.mark.parametrize("kind", ["POST enrolments", "POST check-ins", "GET models", "PUT report"])
+@pytest.mark.parametrize("status", [200, 418])
+def test_an_answer_without_an_end_is_refused(tmp_path: Path, kind: str, status: int) -> None:
+    def wrap(handle: Handler) -> Handler:
+        def babble(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(status, content=endless()) if kind_of(request) == kind else handle(request)
+
+        return babble
+
+    with pytest.raises(CoordinatorMisbehaved, match="longer than"):
+        take_part(tmp_path, Double(AddOne().model), wrap=wrap)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "../../etc/passwd"},
+        {"id": "demo.1.1.ward-8"},
+        {"run": "other"},
+        {"window_s": float("inf")},
+        {"window_s": -1.0},
+        {"seed": -1},
+        {"model": {"version": 0, "sha256": "../../x", "size_bytes": 1, "layout_digest": "0" * 64}},
+        {"grid": {"step": 0.3, "max_abs": 1.0, "total_weight_max": 1}},
+        {"training": {"local_epochs": 1, "surprise": 1}},
+    ],
+)
+def test_a_malformed_assignment_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    double = Double(AddOne().model)
+
+    def wrap(handle: Handler) -> Handler:
+        def changed(request: httpx.Request) -> httpx.Response:
+            response = handle(request)
+            if kind_of(request) != "POST check-ins":
+                return response
+            message = json.loads(b"".join(response.iter_raw()))
+            return answer({**message, "assignment": {**message["assignment"], **change}})
+
+        return changed
+
+    with pytest.raises(CoordinatorMisbehaved):
+        take_part(tmp_path, double, wrap=wrap)
+    assert "GET models" not in double.requests
+
+
+def test_a_model_larger_than_this_clients_own_is_not_fetched(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+
+    def wrap(handle: Handler) -> Handler:
+        def large(request: httpx.Request) -> httpx.Response:
+            response = handle(request)
+            if kind_of(request) != "POST check-ins":
+                return response
+            text = b"".join(response.iter_raw()).decode()
+            return stream(
+                200, text.replace(f'"size_bytes": {len(double.model_bytes)}', '"size_bytes": 99999999').encode()
+            )
+
+        return large
+
+    with pytest.raises(CoordinatorMisbehaved, match="99999999"):
+        take_part(tmp_path, double, wrap=wrap)
+    assert "GET models" not in double.requests
+
+
+@pytest.mark.parametrize("offset", ["-1", "99999999", "1e3", "+1", ""])
+def test_an_impossible_upload_offset_is_refused(tmp_path: Path, offset: str) -> None:
+    def wrap(handle: Handler) -> Handler:
+        def lies(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "POST update":
+                return stream(201, b"", {"Upload-Offset": offset, "Upload-Complete": "?0"})
+            return handle(request)
+
+        return lies
+
+    with pytest.raises(CoordinatorMisbehaved, match="offset"):
+        take_part(tmp_path, Double(AddOne().model), wrap=wrap)
+
+
+def test_an_upload_that_never_moves_is_given_up(tmp_path: Path) -> None:
+    def wrap(handle: Handler) -> Handler:
+        def stuck(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) in ("POST update", "PATCH update"):
+                return stream(201, b"", {"Upload-Offset": "0", "Upload-Complete": "?0"})
+            return handle(request)
+
+        return stuck
+
+    with pytest.raises(CoordinatorMisbehaved, match="changing its mind"):
+        take_part(tmp_path, Double(AddOne().model), wrap=wrap)
+
+
+def test_old_models_are_removed(tmp_path: Path) -> None:
+    take_part(tmp_path, Double(AddOne().model, rounds=3))
+    assert len(os.listdir(next(tmp_path.glob("*/models")))) == 1

@@ -1,0 +1,174 @@
+"""Both real ends over real sockets: a coordinator process and client processes, as the command line starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import Fate
+from umbel.client import Operator
+
+pytestmark = pytest.mark.slow
+REPOSITORY = Path(__file__).parents[2]
+DEADLINE_S = 90.0
+
+PATIENT_APP = """
+import os, time
+import torch
+from umbel.client import Client, TrainResult
+
+class Patient(Client):
+    def __init__(self):
+        self.model, self.sample_count = torch.nn.Linear(2, 1), 3
+
+    def train(self, model, plan):
+        open("training", "w").close()
+        while "SLOW" in os.environ and not plan.should_stop():
+            time.sleep(0.02)
+        return TrainResult(3, 1 if "SLOW" in os.environ else 2, 2)
+"""
+PATIENT_RUN = """
+name = "patience"
+rounds = { count = 1, target = 1, over_selection = 1.0, window_s = 60 }
+"""
+
+
+@dataclass
+class Coordinator:
+    url: str
+    admin_key: str
+
+    def operator(self) -> Operator:
+        return Operator(self.url, self.admin_key)
+
+
+def start(command: str, *arguments: str, cwd: Path = REPOSITORY, **environment: str) -> "subprocess.Popen[str]":
+    """A verb of the command line as its own process. `command`: `module.function`, as `umbel` mounts it."""
+    module, _, function = command.rpartition(".")
+    code = f"import typer; from {module} import {function} as verb; "
+    code += "typer.run(verb) if not isinstance(verb, typer.Typer) else verb()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ends(process: "subprocess.Popen[str]", status: int = 0) -> str:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == status, err
+    return out
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} never came"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    data = tmp_path / "coordinator"
+    process = start("umbel.server.commands.serve", "--data", str(data), "--port", "0", "--log-level", "warning")
+    try:
+        wait_for(data / "endpoint")
+        yield Coordinator((data / "endpoint").read_text().strip(), (data / "admin.key").read_text().strip())
+    finally:
+        process.terminate()
+        process.communicate(timeout=DEADLINE_S)
+
+
+def umbel(coordinator: Coordinator, group: str, *arguments: str) -> Any:
+    environment = {"UMBEL_SERVER": coordinator.url, "UMBEL_ADMIN_KEY": coordinator.admin_key}
+    return json.loads(ends(start(f"umbel.client.commands.{group}", *arguments, "--json", **environment)))
+
+
+def join(coordinator: Coordinator, state: Path, run: str, app: str, **more: Any) -> "subprocess.Popen[str]":
+    with coordinator.operator() as operator:
+        (token,) = operator.create_tokens()
+    arguments = ["--server", coordinator.url, "--app", app, "--run", run, "--state", str(state), "--json"]
+    return start("umbel.client.commands.join", *arguments, "--name", state.name, UMBEL_TOKEN=token, **more)
+
+
+def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_path: Path) -> None:
+    app, init = "examples.my_hospital:client", tmp_path / "init.safetensors"
+    ends(start("umbel.client.commands.model_app", "--app", app, "--out", str(init)))
+    umbel(coordinator, "run_app", "create", "examples/breast_cancer.toml", "--model", str(init))
+    hospitals = [
+        join(coordinator, tmp_path / "north", "breast-cancer", app, HOSPITAL="0"),
+        join(coordinator, tmp_path / "south", "breast-cancer", "examples.own_training:client", HOSPITAL="1"),
+    ]
+    for hospital in hospitals:
+        end = json.loads(ends(hospital))
+        assert (end["status"], end["accepted"]) == ("finished", 10)
+    progress = umbel(coordinator, "run_app", "show", "breast-cancer")
+    assert [record["reported"] for record in progress["ended"]] == [2] * 10
+    assert progress["ended"][-1]["evaluation"]["accuracy"] > 0.9
+    out = tmp_path / "final.safetensors"
+    newest = umbel(coordinator, "run_app", "download", "breast-cancer", "--out", str(out))
+    assert newest["version"] == 10
+    assert load_file(out).keys() == load_file(init).keys()
+    (listed,) = umbel(coordinator, "run_app", "list")
+    assert listed["status"] == "finished"
+
+
+def patient_run(coordinator: Coordinator, site: Path) -> None:
+    site.mkdir()
+    (site / "patient.py").write_text(PATIENT_APP)
+    (site / "run.toml").write_text(PATIENT_RUN)
+    app = ["--app", "patient:Patient", "--out", "init.safetensors"]
+    ends(start("umbel.client.commands.model_app", *app, cwd=site))
+    umbel(coordinator, "run_app", "create", str(site / "run.toml"), "--model", str(site / "init.safetensors"))
+
+
+def test_a_client_killed_in_training_gets_its_assignment_again(coordinator: Coordinator, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    patient_run(coordinator, site)
+    first = join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site, SLOW="1")
+    wait_for(site / "training")
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    end = json.loads(ends(join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site)))
+    assert (end["status"], end["accepted"]) == ("finished", 1)
+    with coordinator.operator() as operator:
+        (record,) = operator.progress("patience").ended
+    assert (record.round, record.attempt, record.reported) == (1, 1, 1)
+
+
+def test_a_client_told_to_leave_sends_its_partial_work(coordinator: Coordinator, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    patient_run(coordinator, site)
+    ward = join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site, SLOW="1")
+    wait_for(site / "training")
+    ward.send_signal(signal.SIGTERM)
+    end = json.loads(ends(ward))
+    assert (end["status"], end["accepted"]) == ("interrupted", 1)
+    with coordinator.operator() as operator:
+        progress = operator.progress("patience", wait_s=5)
+    assert progress.ended[0].clients[0].fate is Fate.PARTIAL
+
+
+def test_stopping_a_run_sends_its_clients_home(coordinator: Coordinator, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    patient_run(coordinator, site)
+    ward = join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site, SLOW="1")
+    wait_for(site / "training")
+    with coordinator.operator() as operator:
+        assert operator.stop_run("patience", "enough seen").status is RunStatus.STOPPED
+    end = json.loads(ends(ward))
+    assert (end["status"], end["accepted"]) == ("stopped", 0)
+    assert "enough seen" in end["reason"]
