@@ -121,6 +121,12 @@ class RoundMachine(RuleBasedStateMachine):
     def decline(self, client: ClientId) -> None:
         self.send(Declined(self.now, client, "low battery"))
 
+    @rule(some=st.sets(anybody))
+    def everybody_else_declines(self, some: set[ClientId]) -> None:
+        for client in (*CLIENTS, STRANGER):
+            if client not in some:
+                self.send(Declined(self.now, client, "low battery"))
+
     @rule(after_s=st.sampled_from([0.0, 0.1, 4.9, 5.0, 39.0]))
     def tick(self, after_s: float) -> None:
         self.now += after_s
