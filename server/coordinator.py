@@ -22,7 +22,6 @@ from umbel.aggregation.round import (
     Declined,
     Recruiting,
     Reported,
-    RoundState,
     Training,
     advance,
 )
@@ -33,7 +32,7 @@ from umbel.server.driver import RunDriver
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused
 from umbel.server.services import Services
-from umbel.server.store import StoredAssignment
+from umbel.server.store import StoredAssignment, StoredUpload
 from umbel.server.waiting import Line
 
 _log = logging.getLogger(__name__)
@@ -43,12 +42,36 @@ _GRACE_S = 2.0  # beyond what it was told, a client may take this long to come b
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an assignment belongs. `is_current`: in the newest attempt of its run."""
+    """Where an assignment belongs. `past`: None while it is of the newest attempt, which memory knows."""
 
     driver: RunDriver
-    stored: StoredAssignment
-    round_id: int
-    is_current: bool
+    client: ClientId
+    assignment: AssignmentId
+    past: StoredAssignment | None = None
+    round_id: int = 0
+
+    @property
+    def is_current(self) -> bool:
+        return self.driver.assignment_id(self.client) == self.assignment
+
+    @property
+    def training(self) -> Training | None:
+        """The round under way, if it still waits for this assignment."""
+        return self.driver.open_round(self.client) if self.is_current else None
+
+    def require_open(self) -> Training:
+        """Raise `Refused` unless the round still waits for this assignment."""
+        if (training := self.training) is None:
+            raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
+        return training
+
+    @property
+    def upload(self) -> StoredUpload | None:
+        """The update on its way, or whole."""
+        if self.past is not None:
+            return self.past.upload
+        member = self.driver.members.get(self.client) if self.is_current else None
+        return member.upload if member else None
 
 
 class Coordinator:
@@ -142,26 +165,22 @@ class Coordinator:
     async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
         """Whether the round still wants this client's report; held open while it does."""
         place = await self.place(client, assignment)
-        if place.is_current and place.driver.open_round(client):
-            await self._wait_for_close(place.driver, client, assignment, wait_s, line)
-            place = await self.place(client, assignment)
-        training = place.driver.open_round(client) if place.is_current else None
-        if training is not None:
+        if place.training:
+            await self._wait_for_close(place, wait_s, line)
+        if (training := place.training) is not None:
             left_s = max(0.0, training.closes_at - self.services.clock.now())
             return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
-        return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(place), 0.0)
+        return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(client, assignment), 0.0)
 
     async def report(self, client: ClientId, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
         """Take a report. Answered when it is durable; the same report again gets the same answer."""
         place = await self.place(client, assignment)
         async with place.driver.lock:
-            if place.stored.answer is not None:
-                return place.stored.answer
             event = Reported(self.services.clock.now(), client, work)
-            if not self._is_current(place.driver, assignment):
-                return _answer(await self.services.store.round_state(place.round_id), event)
-            if place.driver.open_round(client):
-                await self._check_report(place.driver, assignment, work)
+            if not place.is_current:
+                return await self._answer_past(client, assignment, event)
+            if place.training:
+                _check_report(place, work)
             answer = await place.driver.handle_locked(event)
         assert answer is not None, "the machine answers every report"
         return answer
@@ -170,24 +189,19 @@ class Coordinator:
         """Note that a client will not report; too late is the same as nothing to note."""
         place = await self.place(client, assignment)
         async with place.driver.lock:
-            if self._is_current(place.driver, assignment) and place.driver.open_round(client):
+            if place.training:
                 await place.driver.handle_locked(Declined(self.services.clock.now(), client, reason))
         place.driver.wake()
 
     async def place(self, client: ClientId, assignment: AssignmentId) -> Place:
         """Where an assignment belongs. Raises `Refused` unless it is this client's."""
-        found = await self.services.store.assignment(assignment)
         driver = self.drivers.get(RunId(assignment.partition(".")[0]))
+        if driver and client in driver.members and driver.assignment_id(client) == assignment:
+            return Place(driver, client, assignment)
+        found = await self.services.store.assignment(assignment)
         if found is None or found[0].client != client or driver is None:
             raise Refused("unknown-assignment", "this client has no such assignment; check in for a new one")
-        return Place(driver, *found, self._is_current(driver, assignment))
-
-    def require_open(self, client: ClientId, place: Place) -> RunDriver:
-        """The driver of an assignment that the round still waits for. Raises `Refused` otherwise."""
-        driver = place.driver
-        if not self._is_current(driver, place.stored.id) or driver.open_round(client) is None:
-            raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
-        return driver
+        return Place(driver, client, assignment, *found)
 
     def refuse_if_closing(self) -> None:
         if self.is_closing:
@@ -208,17 +222,13 @@ class Coordinator:
             driver.waiting.leave(waiter, 0.0 if line.is_gone else RETRY_AFTER_S + _GRACE_S)
             self._note_heard(client, line)
 
-    async def _wait_for_close(
-        self, driver: RunDriver, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line
-    ) -> None:
+    async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
         clock, ends_at = self.services.clock, self.services.clock.now() + wait_s
-        while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
-            if not (self._is_current(driver, assignment) and driver.open_round(client)):
-                break
+        while place.training and (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
             self.refuse_if_closing()
-            with driver.bells.listen(client) as bell:
+            with place.driver.bells.listen(place.client) as bell:
                 await line.hold(clock, bell, left_s)
-        self._note_heard(client, line)
+        self._note_heard(place.client, line)
 
     def _note_heard(self, client: ClientId, line: Line) -> None:
         if not line.is_gone:
@@ -253,43 +263,41 @@ class Coordinator:
             window_s=max(0.0, training.closes_at - self.services.clock.now()),
         )
 
-    async def _check_report(self, driver: RunDriver, assignment: AssignmentId, work: WorkDone) -> None:
-        if work.sample_count > driver.plan.sample_count_max:
-            raise ReportRefused(
-                f"sample_count {work.sample_count} is over the run's sample_count_max {driver.plan.sample_count_max}; "
-                "report at most that, or raise it in the run file"
-            )
-        upload = await self.services.store.upload(assignment)
-        if upload is None or not upload.is_complete:
-            raise Refused("upload-incomplete", "upload the whole update before reporting it")
-        if upload.sha256 != work.update_sha256:
-            raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")
-
     async def _difference(self, layout: Layout, digest: str) -> str:
         other = await self.services.store.layout(digest)
         words = layout.difference(other) if other else f"its layout digest is {digest[:12]}…, not {layout.digest[:12]}…"
         return f"this client's model does not fit the run's: {words}; build the model that the run was created with"
 
-    def _is_current(self, driver: RunDriver, assignment: AssignmentId) -> bool:
-        run, number, attempt, _ = assignment.split(".")
-        plan = driver.plan
-        return (run, number, attempt) == (plan.run, str(plan.number), str(plan.attempt))
+    async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:
+        """What a report is told after its attempt has ended: what it was told before, or what the machine says."""
+        place = await self.place(client, assignment)
+        if place.past is not None and place.past.answer is not None:
+            return place.past.answer
+        _, commands = advance(await self.services.store.round_state(place.round_id), event)
+        answer = next(command for command in commands if isinstance(command, Answer))
+        return ReportAnswer(answer.outcome, answer.reason)
 
-    async def _why_closed(self, place: Place) -> str:
-        if place.stored.answer is not None:
-            return place.stored.answer.reason
-        state = await self.services.store.round_state(place.round_id)
+    async def _why_closed(self, client: ClientId, assignment: AssignmentId) -> str:
+        place = await self.place(client, assignment)
+        state = await self.services.store.round_state(place.round_id) if place.past else place.driver.state
         match state:
             case Recruiting() | Training():
-                return "this client has declined, or the window is over"
+                return "this client has reported or declined, or the window is over"
             case Closing() | Abandoned():
                 return state.reason
             case Committed():
                 return state.closing.reason
 
 
-def _answer(ended: RoundState, event: Reported) -> ReportAnswer:
-    """What a report is told after its attempt has ended."""
-    _, commands = advance(ended, event)
-    answer = next(command for command in commands if isinstance(command, Answer))
-    return ReportAnswer(answer.outcome, answer.reason)
+def _check_report(place: Place, work: WorkDone) -> None:
+    """Refuse a report that makes no sense, or has no whole update."""
+    sample_count_max = place.driver.plan.sample_count_max
+    if work.sample_count > sample_count_max:
+        raise ReportRefused(
+            f"sample_count {work.sample_count} is over the run's sample_count_max {sample_count_max}; "
+            "report at most that, or raise it in the run file"
+        )
+    if place.upload is None or not place.upload.is_complete:
+        raise Refused("upload-incomplete", "upload the whole update before reporting it")
+    if place.upload.sha256 != work.update_sha256:
+        raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import assert_never
 
 from umbel.aggregation.layout import Layout
@@ -69,6 +70,7 @@ class RunDriver:
         self._opened_at = services.clock.now()
         self._folding = self._new_folding()
         self._trouble = ""
+        self._removing: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -127,6 +129,8 @@ class RunDriver:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        if self._removing is not None:
+            await self._removing
         await self._folding.discard()
 
     def wake(self) -> None:
@@ -170,10 +174,6 @@ class RunDriver:
         name = self.assignment_id(client)
         known = self._traffic.get(name, Traffic())
         self._traffic[name] = Traffic(known.up + traffic.up, known.down + traffic.down)
-
-    def take_traffic(self, assignment: AssignmentId) -> Traffic:
-        """Bytes of one assignment that are not stored yet; who takes them stores them."""
-        return self._traffic.pop(assignment, Traffic())
 
     # --- the page -----------------------------------------------------------------------------------------------------
 
@@ -352,8 +352,7 @@ class RunDriver:
         self._woken.set()
         self.bells.ring_all()
         await folding.discard()
-        for path in used:
-            path.unlink(missing_ok=True)
+        self._removing = asyncio.create_task(asyncio.to_thread(_remove, used), name=f"updates of {self.name}")
 
     # --- what is held in memory only ----------------------------------------------------------------------------------
 
@@ -364,7 +363,9 @@ class RunDriver:
         assert run is not None, "runs are never deleted"
         self.run, self._stored = run, stored
         self.members = {
-            one.client: Member(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
+            one.client: Member(
+                one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down, one.upload
+            )
             for one in await self.services.store.assignments(stored.id)
         }
         if isinstance(stored.state, Training | Closing):
@@ -388,3 +389,9 @@ class RunDriver:
     def _heard_at(self, client: ClientId) -> float:
         """A client whose request is held open is heard of at this moment."""
         return self.services.clock.now() if self.bells.is_heard(client) else self.services.heard.at(client)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Removing files may take the disk a while. What a crash leaves is swept at the next start."""
+    for path in paths:
+        path.unlink(missing_ok=True)

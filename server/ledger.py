@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
+from umbel.server.store import StoredUpload
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class Member:
     reported_at: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    upload: StoredUpload | None = None
 
 
 @dataclass(frozen=True, slots=True)

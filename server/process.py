@@ -50,6 +50,7 @@ class _Server(uvicorn.Server):
                 port=settings.port,
                 log_level=log_level.lower(),
                 access_log=False,
+                proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_GRACE_S,
             )

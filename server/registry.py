@@ -1,5 +1,6 @@
 """Who may speak: every query on clients, enrolment tokens and nonces, in named short transactions."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims
 from umbel.server import tables
 from umbel.server.database import Database
 from umbel.server.problems import Refused
+
+_KNOWN_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,35 @@ class ClientView:
     revoked_at: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A verified request whose nonce is about to be stored."""
+
+    claims: Claims
+    at: float
+    stored: asyncio.Future[None]
+
+
 class Registry:
     """Clients, tokens and nonces."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self._known: dict[str, KnownClient] = {}  # only this process revokes: it holds the data directory's lock
+        self._seen: list[_Seen] = []
+        self._writing: asyncio.Task[None] | None = None
 
     async def client(self, name: str) -> KnownClient | None:
         """An enrolled client; a revoked one is unknown."""
+        if (known := self._known.get(name)) is not None:
+            return known
         async with self._db.reading() as tx:
             row = await tx.get(tables.Client, name)
-        return None if row is None or row.revoked_at is not None else KnownClient(row.id, row.public_key)
+        if row is None or row.revoked_at is not None:
+            return None
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        return self._known.setdefault(name, KnownClient(row.id, row.public_key))
 
     async def clients(self) -> tuple[ClientView, ...]:
         async with self._db.reading() as tx:
@@ -57,11 +78,40 @@ class Registry:
         )
 
     async def remember(self, claims: Claims, now: float) -> None:
-        """Note a verified request's nonce for as long as its signature would pass. Raises `ReplayedNonce`."""
-        async with self._db.writing("remember_nonce") as tx:
-            await _remember(tx, claims)
-            heard = update(tables.Client).where(tables.Client.id == claims.key_id).values(last_heard_at=now)
-            await tx.execute(heard)
+        """Note a verified request's nonce for as long as its signature would pass. Raises `ReplayedNonce`.
+
+        Returns when it is stored. Requests that come while one transaction is being written share the next.
+        """
+        seen = _Seen(claims, now, asyncio.get_running_loop().create_future())
+        self._seen.append(seen)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_seen())
+        await seen.stored
+
+    async def _write_seen(self) -> None:
+        try:
+            while self._seen:
+                batch, self._seen = self._seen, []
+                await self._write_batch(batch)
+        finally:
+            self._writing = None
+
+    async def _write_batch(self, batch: list["_Seen"]) -> None:
+        """One transaction for all; if it fails, one for each, so that only the guilty is refused."""
+        try:
+            async with self._db.writing("remember_nonces") as tx:
+                await tx.execute(insert(tables.Nonce), [_nonce_row(seen.claims) for seen in batch])
+                await tx.execute(update(tables.Client), [{"id": s.claims.key_id, "last_heard_at": s.at} for s in batch])
+        except Exception as error:
+            if len(batch) > 1:
+                for seen in batch:
+                    await self._write_batch([seen])
+            elif not batch[0].stored.done():
+                batch[0].stored.set_exception(_replayed() if isinstance(error, IntegrityError) else error)
+            return
+        for seen in batch:
+            if not seen.stored.done():  # a request that was cancelled waits no more
+                seen.stored.set_result(None)
 
     async def forget_nonces(self, now: float) -> None:
         """Drop the nonces that no signature can carry any more."""
@@ -100,6 +150,7 @@ class Registry:
             if row is None:
                 return False
             row.revoked_at = row.revoked_at or now
+        self._known.pop(name, None)
         return True
 
 
@@ -119,11 +170,18 @@ def _check_enrolment(
 
 
 async def _remember(tx: AsyncSession, claims: Claims) -> None:
-    row = {"client": claims.key_id, "nonce": claims.nonce, "expires_at": claims.created + CLOCK_SKEW_S + 1.0}
     try:
-        await tx.execute(insert(tables.Nonce).values(row))
+        await tx.execute(insert(tables.Nonce).values(_nonce_row(claims)))
     except IntegrityError as error:
-        raise ReplayedNonce("this signed request was seen before; sign each attempt afresh") from error
+        raise _replayed() from error
+
+
+def _nonce_row(claims: Claims) -> dict[str, object]:
+    return {"client": claims.key_id, "nonce": claims.nonce, "expires_at": claims.created + CLOCK_SKEW_S + 1.0}
+
+
+def _replayed() -> ReplayedNonce:
+    return ReplayedNonce("this signed request was seen before; sign each attempt afresh")
 
 
 def _hash(token: str) -> str:

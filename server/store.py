@@ -64,6 +64,7 @@ class StoredAssignment:
     reported_at: float | None
     bytes_up: int
     bytes_down: int
+    upload: "StoredUpload | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,22 +263,20 @@ class Store:
 
     async def assignments(self, round_id: int) -> tuple[StoredAssignment, ...]:
         query = select(tables.Assignment).where(tables.Assignment.round_id == round_id)
+        uploads = select(tables.Upload).join(tables.Assignment).where(tables.Assignment.round_id == round_id)
         async with self._db.reading() as tx:
             rows = (await tx.scalars(query)).all()
-        return tuple(_assignment(row) for row in rows)
+            found = {row.assignment: row for row in (await tx.scalars(uploads)).all()}
+        return tuple(_assignment(row, found.get(row.id)) for row in rows)
 
     async def assignment(self, assignment: AssignmentId) -> tuple[StoredAssignment, int] | None:
         """An assignment and the id of its round."""
         async with self._db.reading() as tx:
             row = await tx.get(tables.Assignment, assignment)
-        return None if row is None else (_assignment(row), row.round_id)
+            upload = await tx.get(tables.Upload, assignment)
+        return None if row is None else (_assignment(row, upload), row.round_id)
 
-    async def upload(self, assignment: AssignmentId) -> StoredUpload | None:
-        async with self._db.reading() as tx:
-            row = await tx.get(tables.Upload, assignment)
-        return None if row is None else StoredUpload(row.length, row.offset, row.sha256, row.is_complete)
-
-    async def save_upload(self, assignment: AssignmentId, upload: StoredUpload, traffic: Traffic) -> None:
+    async def save_upload(self, assignment: AssignmentId, upload: StoredUpload, is_new: bool) -> None:
         """Remember how far an upload has come."""
         columns = {
             "length": upload.length,
@@ -286,10 +285,11 @@ class Store:
             "is_complete": upload.is_complete,
         }
         async with self._db.writing("save_upload") as tx:
-            known = update(tables.Upload).where(tables.Upload.assignment == assignment).values(columns)
-            if not await _changed(tx, known):
+            if is_new:
                 await tx.execute(insert(tables.Upload).values(assignment=assignment, **columns))
-            await _add_traffic(tx, {assignment: traffic})
+            else:
+                known = tables.Upload.assignment == assignment
+                await tx.execute(update(tables.Upload).where(known).values(columns))
 
     async def forget_upload(self, assignment: AssignmentId) -> None:
         async with self._db.writing("forget_upload") as tx:
@@ -301,7 +301,7 @@ class Store:
             return (await tx.scalars(select(tables.Upload.assignment))).all()
 
 
-def _assignment(row: tables.Assignment) -> StoredAssignment:
+def _assignment(row: tables.Assignment, upload: tables.Upload | None) -> StoredAssignment:
     answer = None if row.outcome is None else ReportAnswer(Outcome(row.outcome), row.reason or "")
     return StoredAssignment(
         id=AssignmentId(row.id),
@@ -312,7 +312,12 @@ def _assignment(row: tables.Assignment) -> StoredAssignment:
         reported_at=row.reported_at,
         bytes_up=row.bytes_up,
         bytes_down=row.bytes_down,
+        upload=None if upload is None else _upload(upload),
     )
+
+
+def _upload(row: tables.Upload) -> StoredUpload:
+    return StoredUpload(row.length, row.offset, row.sha256, row.is_complete)
 
 
 def _assignment_row(round_id: int, name: AssignmentId, client: ClientId, sample_count: int) -> dict[str, object]:

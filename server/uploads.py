@@ -48,50 +48,42 @@ class Uploads:
     ) -> StoredUpload:
         """Begin an upload with its first chunk, or begin it again. A whole one stays as it is."""
         place = await self._coordinator.place(client, assignment)
-        known = await self._services.store.upload(assignment)
+        known = place.upload
         if known is not None and known.is_complete:
             return await self._repeat(known, sha256, chunk)
-        driver = self._coordinator.require_open(client, place)
-        _require_length(driver, length)
-        if known is not None:
-            await self._services.store.forget_upload(assignment)
+        place.require_open()
+        _require_length(place.driver, length)
         return await self._append(place, StoredUpload(length, 0, sha256, is_complete=False), chunk)
 
     async def append(self, client: ClientId, assignment: AssignmentId, chunk: Chunk) -> StoredUpload:
         """Add the next chunk. Raises `Refused` with the offset to go on from if this is not it."""
         place = await self._coordinator.place(client, assignment)
-        known = await self._known(assignment)
+        known = _known(place)
         _require_offset(known, chunk)
-        self._coordinator.require_open(client, place)
+        place.require_open()
         return await self._append(place, known, chunk)
 
     async def look(self, client: ClientId, assignment: AssignmentId) -> StoredUpload:
         """How far an upload has come."""
-        await self._coordinator.place(client, assignment)
-        return await self._known(assignment)
+        return _known(await self._coordinator.place(client, assignment))
 
     async def forget(self, client: ClientId, assignment: AssignmentId) -> None:
         """Drop an upload that has not been reported."""
         place = await self._coordinator.place(client, assignment)
-        await self._known(assignment)
+        _known(place)
         async with self._lock(assignment), place.driver.lock:
-            self._coordinator.require_open(client, place)
             self._writers.pop(assignment, None)
-            await self._drop(assignment)
+            await self._drop(place)
 
     async def _append(self, place: Place, upload: StoredUpload, chunk: Chunk) -> StoredUpload:
-        """Write a chunk, then make it count. The lock is held while the books are written, not while bytes travel."""
-        assignment, driver, me = place.stored.id, place.driver, object()
-        async with self._lock(assignment):
-            if upload.offset:
-                _require_offset(await self._known(assignment), chunk)
-            self._writers[assignment] = me
-        is_counted = False
+        """Write a chunk, then make it count. The locks are held while the books are written, not while bytes travel."""
+        assignment, me, is_counted = place.assignment, object(), False
+        await self._take_over(place, upload, chunk, me)
         try:
             received = await self._write(place, upload, chunk, me)
             async with self._lock(assignment):
-                await self._require_newest(assignment, me)
-                counted = await self._count(driver, place, upload, received, chunk.is_last)
+                self._require_newest(place, me)
+                counted = await self._count(place, upload, received, chunk.is_last)
             is_counted = True
             return counted
         finally:
@@ -100,41 +92,48 @@ class Uploads:
                 if not is_counted and upload.offset == 0:
                     self._services.upload_path(assignment).unlink(missing_ok=True)
 
+    async def _take_over(self, place: Place, upload: StoredUpload, chunk: Chunk, me: object) -> None:
+        """From now on, this request writes the upload; one that begins it again forgets what there was."""
+        async with self._lock(place.assignment):
+            if upload.offset:
+                _require_offset(_known(place), chunk)
+            elif (known := place.upload) is not None:
+                if known.is_complete:
+                    raise _mismatch(known.offset, "the upload was completed by another request")
+                async with place.driver.lock:
+                    await self._drop(place)
+            self._writers[place.assignment] = me
+
     async def _write(self, place: Place, upload: StoredUpload, chunk: Chunk, me: object) -> int:
         """Write the body behind what is there; how many bytes came. Pieces are small: none is worth a thread."""
-        path = self._services.upload_path(place.stored.id)
         received = 0
-        with _open_at(path, chunk.offset) as file:
+        with _open_at(self._services.upload_path(place.assignment), chunk.offset) as file:
             async for piece in chunk.body:
-                await self._require_newest(place.stored.id, me)
+                self._require_newest(place, me)
                 received += len(piece)
                 if chunk.offset + received > upload.length:
                     raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
                 file.write(piece)
-                place.driver.note_traffic(place.stored.client, Traffic(up=len(piece)))
+                place.driver.note_traffic(place.client, Traffic(up=len(piece)))
         return received
 
-    async def _count(
-        self, driver: RunDriver, place: Place, upload: StoredUpload, received: int, is_last: bool
-    ) -> StoredUpload:
+    async def _count(self, place: Place, upload: StoredUpload, received: int, is_last: bool) -> StoredUpload:
         """Make a written chunk count, and the update with it if this was the last one."""
-        assignment = place.stored.id
-        offset = upload.offset + received
+        driver, offset = place.driver, upload.offset + received
         if is_last and offset != upload.length:
             raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {offset}")
-        await self._settle(driver, assignment, upload, offset, is_last)
+        await self._settle(place, upload, is_last)
         counted = StoredUpload(upload.length, offset, upload.sha256, is_last)
         async with driver.lock:
-            self._coordinator.require_open(place.stored.client, place)
-            await self._services.store.save_upload(assignment, counted, driver.take_traffic(assignment))
+            place.require_open()
+            await self._services.store.save_upload(place.assignment, counted, is_new=place.upload is None)
+            driver.members[place.client].upload = counted
         return counted
 
-    async def _settle(
-        self, driver: RunDriver, assignment: AssignmentId, upload: StoredUpload, offset: int, is_last: bool
-    ) -> None:
+    async def _settle(self, place: Place, upload: StoredUpload, is_last: bool) -> None:
         """Have the chunk on disk; check the update if it is whole, and drop what can never be folded."""
-        path = self._services.upload_path(assignment)
-        grid = driver.plan.grid
+        path, driver = self._services.upload_path(place.assignment), place.driver
+        grid = place.require_open().plan.grid
 
         def settle() -> None:
             sync_file(path)
@@ -146,14 +145,19 @@ class Uploads:
         try:
             await asyncio.get_running_loop().run_in_executor(self._services.worker, settle)
         except (UpdateRefused, Refused):
-            await self._drop(assignment)
+            async with driver.lock:
+                await self._drop(place)
             raise
         except FileNotFoundError as error:
             raise Refused("assignment-closed", "the round ended while this update was on its way") from error
 
-    async def _drop(self, assignment: AssignmentId) -> None:
-        await self._services.store.forget_upload(assignment)
-        self._services.upload_path(assignment).unlink(missing_ok=True)
+    async def _drop(self, place: Place) -> None:
+        """Forget an upload that no report stands on. The caller holds the driver's lock."""
+        place.require_open()
+        if place.upload is not None:
+            await self._services.store.forget_upload(place.assignment)
+            place.driver.members[place.client].upload = None
+        self._services.upload_path(place.assignment).unlink(missing_ok=True)
 
     async def _repeat(self, known: StoredUpload, sha256: str, chunk: Chunk) -> StoredUpload:
         if known.sha256 != sha256:
@@ -162,23 +166,22 @@ class Uploads:
             pass  # it came again because its answer was lost: take it, and say the same
         return known
 
-    async def _known(self, assignment: AssignmentId) -> StoredUpload:
-        known = await self._services.store.upload(assignment)
-        if known is None:
-            raise Refused("unknown-upload", "no upload was begun for this assignment; begin one with POST")
-        return known
-
-    async def _require_newest(self, assignment: AssignmentId, me: object) -> None:
-        if self._writers.get(assignment) is me:
-            return
-        known = await self._services.store.upload(assignment)
-        raise _mismatch(known.offset if known else 0, "a newer request took over this upload; go on from its offset")
+    def _require_newest(self, place: Place, me: object) -> None:
+        if self._writers.get(place.assignment) is not me:
+            offset = place.upload.offset if place.upload else 0
+            raise _mismatch(offset, "a newer request took over this upload; go on from its offset")
 
     def _lock(self, assignment: AssignmentId) -> asyncio.Lock:
         lock = self._locks.get(assignment)
         if lock is None:
             lock = self._locks[assignment] = asyncio.Lock()
         return lock
+
+
+def _known(place: Place) -> StoredUpload:
+    if place.upload is None:
+        raise Refused("unknown-upload", "no upload was begun for this assignment; begin one with POST")
+    return place.upload
 
 
 def _open_at(path: Path, offset: int) -> BinaryIO:
