@@ -73,7 +73,8 @@ def test_tied_weights_take_one_place() -> None:
 
 def test_views_of_one_storage_with_other_shapes_are_tensors_of_their_own() -> None:
     base = torch.arange(6.0)
-    state = {"flat": base, "matrix": base.view(2, 3), "head": base[:1], "turned": base.view(2, 3).t()}
+    square = torch.arange(4.0).view(2, 2)
+    state = {"flat": base, "matrix": base.view(2, 3), "head": base[:1], "square": square, "turned": square.t()}
     assert all(spec.tied_to is None for spec in Layout.of_state(state).tensors)
     moved = {name: tensor + 1 for name, tensor in state.items()}
     assert all(torch.equal(tensor, moved[name]) for name, tensor in round_trip(state, moved).items())
@@ -292,12 +293,12 @@ def test_a_batch_norm_takes_thousands_of_steps_under_the_default_bound() -> None
 
 
 def test_integer_buffers_take_the_rounded_mean_and_saturate() -> None:
-    start = {"n": torch.tensor([250, 10, 10], dtype=torch.uint8)}
+    start = {"n": torch.tensor([250, 10, 10, 10], dtype=torch.uint8)}
     layout = Layout.of_state(start)
-    total = GridAccumulator(3, GRID)
-    total.fold_vector(torch.tensor([10.0, 1.0, 2.0]) / 65536, 1)
-    total.fold_vector(torch.tensor([10.0, 0.0, 1.0]) / 65536, 2)
-    assert layout.add_mean(start, total)["n"].tolist() == [255, 10, 11]
+    total = GridAccumulator(4, GRID)
+    total.fold_vector(torch.tensor([10.0, 1.0, 2.0, 0.0]) / 65536, 1)
+    total.fold_vector(torch.tensor([10.0, 0.0, 1.0, 1.0]) / 65536, 2)
+    assert layout.add_mean(start, total)["n"].tolist() == [255, 10, 11, 11]
 
 
 def test_tied_weights_and_buffers_survive_a_round() -> None:
