@@ -1,10 +1,17 @@
-"""The SDK that runs where the data is: a site writes a `Client` (or uses `TorchClient`) and calls `run_client`."""
+"""The SDK that runs where the data is: a site writes a `Client` (or uses `TorchClient`) and calls `run_client`.
 
-from umbel.client.admin import Operator
-from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
-from umbel.client.errors import ClientError, CoordinatorRefused
-from umbel.client.loop import RunEnd, run_client
-from umbel.client.trainer import TorchClient
+Names are imported when they are first used, so that `umbel --help` need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from umbel.client.admin import Operator
+    from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
+    from umbel.client.errors import ClientError, CoordinatorRefused
+    from umbel.client.loop import RunEnd, run_client
+    from umbel.client.trainer import TorchClient
 
 __all__ = [
     "Client",
@@ -18,3 +25,23 @@ __all__ = [
     "TrainResult",
     "run_client",
 ]
+
+_HOMES = {
+    "Client": "app",
+    "ClientError": "errors",
+    "CoordinatorRefused": "errors",
+    "Evaluation": "app",
+    "LocalPlan": "app",
+    "Operator": "admin",
+    "RunEnd": "loop",
+    "TorchClient": "trainer",
+    "TrainResult": "app",
+    "run_client": "loop",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its module (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

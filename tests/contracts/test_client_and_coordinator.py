@@ -53,14 +53,17 @@ class Coordinator:
 
 
 def start(command: str, *arguments: str, cwd: Path = REPOSITORY, **environment: str) -> "subprocess.Popen[str]":
-    """A verb of the command line as its own process. `command`: `module.function`, as `umbel` mounts it."""
+    """A verb of the command line as its own process. `command`: `module.function`, as `umbel` mounts it.
+
+    One thread each: on a machine with few cores, OpenMP threads of many processes spin waiting for each other.
+    """
     module, _, function = command.rpartition(".")
     code = f"import typer; from {module} import {function} as verb; "
     code += "typer.run(verb) if not isinstance(verb, typer.Typer) else verb()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -93,20 +96,28 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 
 
 def umbel(coordinator: Coordinator, group: str, *arguments: str) -> Any:
-    environment = {"UMBEL_SERVER": coordinator.url, "UMBEL_ADMIN_KEY": coordinator.admin_key}
-    return json.loads(ends(start(f"umbel.client.commands.{group}", *arguments, "--json", **environment)))
+    process = start(
+        f"umbel.client.commands.{group}",
+        *arguments,
+        "--json",
+        UMBEL_SERVER=coordinator.url,
+        UMBEL_ADMIN_KEY=coordinator.admin_key,
+    )
+    return json.loads(ends(process))
 
 
-def join(coordinator: Coordinator, state: Path, run: str, app: str, **more: Any) -> "subprocess.Popen[str]":
+def join(
+    coordinator: Coordinator, state: Path, run: str, app: str, cwd: Path = REPOSITORY, **more: str
+) -> "subprocess.Popen[str]":
     with coordinator.operator() as operator:
         (token,) = operator.create_tokens()
     arguments = ["--server", coordinator.url, "--app", app, "--run", run, "--state", str(state), "--json"]
-    return start("umbel.client.commands.join", *arguments, "--name", state.name, UMBEL_TOKEN=token, **more)
+    return start("umbel.client.commands.join", *arguments, "--name", state.name, cwd=cwd, UMBEL_TOKEN=token, **more)
 
 
 def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_path: Path) -> None:
     app, init = "examples.my_hospital:client", tmp_path / "init.safetensors"
-    ends(start("umbel.client.commands.model_app", "--app", app, "--out", str(init)))
+    ends(start("umbel.client.commands.model_app", "init", "--app", app, "--out", str(init)))
     umbel(coordinator, "run_app", "create", "examples/breast_cancer.toml", "--model", str(init))
     hospitals = [
         join(coordinator, tmp_path / "north", "breast-cancer", app, HOSPITAL="0"),
@@ -131,7 +142,7 @@ def patient_run(coordinator: Coordinator, site: Path) -> None:
     (site / "patient.py").write_text(PATIENT_APP)
     (site / "run.toml").write_text(PATIENT_RUN)
     app = ["--app", "patient:Patient", "--out", "init.safetensors"]
-    ends(start("umbel.client.commands.model_app", *app, cwd=site))
+    ends(start("umbel.client.commands.model_app", "init", *app, cwd=site))
     umbel(coordinator, "run_app", "create", str(site / "run.toml"), "--model", str(site / "init.safetensors"))
 
 

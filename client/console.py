@@ -1,0 +1,183 @@
+"""What the command line's verbs do and print; `commands.py` has their flags."""
+
+import logging
+import os
+import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.table import Table
+
+from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import RoundRecord, RunView
+from umbel.aggregation.runfile import RunFile
+from umbel.client.admin import Operator
+from umbel.client.errors import ClientError
+from umbel.client.loading import load_app
+from umbel.client.loop import run_client
+from umbel.client.view import render_run
+
+WATCH_WAIT_S = 10.0
+LIVE_WAIT_S = 1.0
+ENDED_KEPT = 100
+
+
+def join(server: str, app: str, run: str, token: str | None, name: str | None, state: Path, as_json: bool) -> None:
+    _log_to_stderr()
+    with one_sentence_errors():
+        end = run_client(load_app(app), server, state.expanduser(), run, token=token, name=name)
+    if as_json:
+        _print_json(end)
+    else:
+        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.accepted} of {end.reports} reports counted)")
+    if end.status == RunStatus.FAILED:
+        raise typer.Exit(1)
+
+
+def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> None:
+    """Both files are checked here first, so that mistakes are named before anything is sent."""
+    text, weights = file.read_text(), model.read_bytes()
+    run_file = TypeAdapter(RunFile).validate_python(tomllib.loads(text))
+    decode_model(weights)
+    _tell(operator.create_run(run_file.name, text, operator.upload_model(weights)), as_json)
+
+
+def list_runs(operator: Operator, as_json: bool) -> None:
+    runs = operator.runs()
+    if as_json:
+        _print_json(runs)
+        return
+    table = Table("run", "status", "rounds", "model", "", box=None)
+    for view in runs:
+        rounds = f"{view.rounds_done} of {view.rounds_planned}"
+        table.add_row(view.name, view.status.value, rounds, view.model.sha256[:12], view.reason)
+    Console().print(table)
+
+
+def show_run(operator: Operator, run: str, as_json: bool) -> None:
+    progress = operator.progress(run)
+    if as_json:
+        _print_json(progress)
+    else:
+        Console().print(render_run(progress.run, progress.ended, progress.live))
+
+
+def watch_run(operator: Operator, run: str, as_json: bool) -> None:
+    view = _follow_json(operator, run) if as_json else _follow_live(operator, run)
+    if view.status is RunStatus.FAILED:
+        raise typer.Exit(1)
+
+
+def stop_run(operator: Operator, run: str, reason: str, as_json: bool) -> None:
+    _tell(operator.stop_run(run, reason), as_json)
+
+
+def download_model(operator: Operator, run: str, out: Path, as_json: bool) -> None:
+    newest = operator.run(run).model
+    operator.download_model(newest.sha256, out)
+    if as_json:
+        _print_json(newest)
+    else:
+        typer.echo(f"{out}: version {newest.version}, sha256 {newest.sha256}")
+
+
+def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: bool) -> None:
+    tokens = operator.create_tokens(count, ttl_hours * 3600)
+    if as_json:
+        _print_json({"tokens": tokens})
+    else:
+        typer.echo("\n".join(tokens))
+
+
+def init_model(app: str, out: Path, as_json: bool) -> None:
+    with one_sentence_errors():
+        weights = encode_model(load_app(app).model.state_dict())
+        layout, _ = decode_model(weights)
+        out.write_bytes(weights)
+    facts = {"file": str(out), "size_bytes": len(weights), "n_values": layout.n_values, "layout_digest": layout.digest}
+    if as_json:
+        _print_json(facts)
+    else:
+        typer.echo(f"{out}: {layout.n_values} values, {len(weights)} bytes")
+
+
+@contextmanager
+def operator_at(server: str, admin_key_file: Path | None) -> Generator[Operator]:
+    """An operator's connection whose errors become one sentence."""
+    with one_sentence_errors(), Operator(server, _admin_key(admin_key_file)) as operator:
+        yield operator
+
+
+@contextmanager
+def one_sentence_errors() -> Generator[None]:
+    """Errors that a person can act on become one sentence and exit status 1; bugs keep their traceback."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        _exit_with(f"{'.'.join(map(str, first['loc'])) or 'run file'}: {first['msg']}", error)
+    except (ClientError, ValueError, OSError) as error:
+        _exit_with(str(error), error)
+
+
+def _exit_with(sentence: str, error: Exception) -> NoReturn:
+    typer.echo(f"umbel: {sentence}", err=True)
+    raise typer.Exit(1) from error
+
+
+def _admin_key(path: Path | None) -> str:
+    key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
+    if not key.isascii() or not key.isprintable() or not key:
+        raise ValueError("no admin key: pass --admin-key-file, or set UMBEL_ADMIN_KEY to what the coordinator made")
+    return key
+
+
+def _follow_live(operator: Operator, run: str) -> RunView:
+    ended: list[RoundRecord] = []
+    with Live(console=Console(), refresh_per_second=4) as live:
+        after, wait_s = 0, 0.0
+        while True:
+            progress = operator.progress(run, after, wait_s)
+            ended = [*ended, *progress.ended][-ENDED_KEPT:]
+            after, wait_s = progress.next_after, LIVE_WAIT_S
+            live.update(render_run(progress.run, ended, progress.live))
+            if progress.run.status is not RunStatus.RUNNING:
+                return progress.run
+
+
+def _follow_json(operator: Operator, run: str) -> RunView:
+    after, wait_s = 0, 0.0
+    while True:
+        progress = operator.progress(run, after, wait_s)
+        for record in progress.ended:
+            _print_json(record)
+        after, wait_s = progress.next_after, WATCH_WAIT_S
+        if progress.run.status is not RunStatus.RUNNING:
+            return progress.run
+
+
+def _tell(view: RunView, as_json: bool) -> None:
+    if as_json:
+        _print_json(view)
+    else:
+        rounds = f"{view.rounds_done} of {view.rounds_planned} rounds"
+        typer.echo(f"{view.name}: {view.status.value}, {rounds}. {view.reason}".strip())
+
+
+def _print_json(value: object) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(type(value))
+    typer.echo(adapter.dump_json(value).decode())
+
+
+def _log_to_stderr() -> None:
+    handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.getLogger("umbel").setLevel(logging.INFO)

@@ -1,0 +1,131 @@
+"""The command line of sites and operators: what is wrong is said in one sentence, and it exits non-zero."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import umbel.client
+from umbel.aggregation.artifact import decode_model
+from umbel.client.commands import model_app, run_app
+from umbel.client.errors import AppError
+from umbel.client.loading import load_app
+
+WARD = """
+import torch
+from umbel.client import Client, TrainResult
+
+class Ward(Client):
+    def __init__(self, samples=3):
+        self.model, self.sample_count = torch.nn.Linear(2, 1), samples
+    def train(self, model, plan):
+        return TrainResult(3, 1, 1)
+
+class NoModel(Ward):
+    def __init__(self):
+        self.sample_count = 3
+
+ready = Ward()
+number = 7
+def make(): return Ward()
+def empty(): return Ward(0)
+def wrong(): return 7
+def needs(argument): return Ward()
+def broken(): raise KeyError("inside")
+def type_error(): return len(7)
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "ward_app.py").write_text(WARD)
+    (tmp_path / "missing_import.py").write_text("import no_such_library\n")
+    yield tmp_path
+    for name in ("ward_app", "missing_import"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["Ward", "ready", "make"])
+def test_an_app_is_a_client_or_something_that_makes_one(site: Path, name: str) -> None:
+    assert load_app(f"ward_app:{name}").sample_count == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("ward_app", "module:attribute"),
+        ("ward_app:", "module:attribute"),
+        ("nowhere:client", "run this in the folder of nowhere.py"),
+        ("ward_app:absent", "has no 'absent'"),
+        ("ward_app:number", "is a int"),
+        ("ward_app:wrong", "must give an umbel.client.Client"),
+        ("ward_app:needs", "cannot be called without arguments"),
+        ("ward_app:NoModel", "has no `model`"),
+        ("ward_app:empty", "sample_count 0"),
+    ],
+)
+def test_an_unusable_app_is_named_with_what_to_do(site: Path, spec: str, sentence: str) -> None:
+    with pytest.raises(AppError, match=sentence):
+        load_app(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [("missing_import:x", ModuleNotFoundError), ("ward_app:broken", KeyError), ("ward_app:type_error", TypeError)],
+)
+def test_errors_in_the_users_own_code_keep_their_traceback(site: Path, spec: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        load_app(spec)
+
+
+def test_the_first_model_is_written_as_the_code_initialises_it(site: Path) -> None:
+    result = CliRunner().invoke(model_app, ["init", "--app", "ward_app:make", "--out", "init.safetensors", "--json"])
+    facts = json.loads(result.stdout)
+    layout, _ = decode_model((site / "init.safetensors").read_bytes())
+    assert (facts["n_values"], facts["layout_digest"]) == (3, layout.digest)
+
+
+def run(*arguments: str, key: str = "secret") -> Result:
+    return CliRunner(env={"UMBEL_ADMIN_KEY": key, "UMBEL_SERVER": ""}).invoke(run_app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        (lambda: run("list", "--server", "http://127.0.0.1:9"), "no answer from the coordinator"),
+        (lambda: run("list", "--server", "127.0.0.1:9"), "must look like https://host"),
+        (lambda: run("list", "--server", "http://u:p@127.0.0.1"), "user name"),
+        (lambda: run("list", "--server", "http://127.0.0.1:9", key=""), "no admin key"),
+        (lambda: run("show", "No Slug", "--server", "http://127.0.0.1:9"), "name must be"),
+        (lambda: run("create", "absent.toml", "--model", "x", "--server", "http://127.0.0.1:9"), "absent.toml"),
+        (lambda: run("create", "bad.toml", "--model", "bad.toml", "--server", "http://127.0.0.1:9"), "rounds: "),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(site: Path, result: "object", sentence: str) -> None:
+    (site / "bad.toml").write_text('name = "x"\n')
+    assert callable(result)
+    outcome = result()
+    assert isinstance(outcome, Result)
+    assert outcome.exit_code == 1
+    assert sentence in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+    assert "secret" not in outcome.output
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    check = "import sys, umbel.client.commands; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_every_public_name_is_there() -> None:
+    assert sorted(umbel.client.__all__) == umbel.client.__all__
+    for name in umbel.client.__all__:
+        assert getattr(umbel.client, name).__module__.startswith("umbel.client.")
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        getattr(umbel.client, "nonsense")  # noqa: B009 - a name that mypy would rightly refuse
