@@ -158,6 +158,7 @@ def test_a_report_at_the_end_of_the_window_is_late_even_if_no_tick_came_first() 
     assert commands[-1] == Answer(
         B, Outcome.LATE, "this report came after the round had closed: the window of 60 s is over with 1 reports"
     )
+    assert commands[2:4] == [Release((B, C), "the window of 60 s is over with 1 reports"), Commit()]
     assert Fold(B, 10) not in commands
 
 
