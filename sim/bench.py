@@ -1,0 +1,93 @@
+"""What every `umbel bench` prints: rows of ours against something else, measured in the same run.
+
+A row's `ratio` is ours / theirs. `hold` is the bound we promise, on the ratio or on our own figure (then with its unit);
+`holds` says whether this run met it, None where nothing is promised.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A promise: `of` (the ratio, or our own figure) is at most, or at least, `bound`."""
+
+    bound: float
+    of: Literal["ratio", "ours"] = "ratio"
+    sense: Literal["<=", ">="] = "<="
+
+    def met_by(self, value: float) -> bool:
+        return value <= self.bound if self.sense == "<=" else value >= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison. `ours` and `theirs` in `unit`; `against`: what theirs is, in words."""
+
+    what: str
+    ours: float
+    against: str
+    theirs: float
+    unit: str
+    promise: Hold | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs if self.theirs else float("inf")
+
+    @property
+    def hold(self) -> str | None:
+        if self.promise is None:
+            return None
+        unit = f" {self.unit}" if self.promise.of == "ours" else ""
+        return f"{self.promise.sense} {self.promise.bound:g}{unit}"
+
+    @property
+    def holds(self) -> bool | None:
+        if self.promise is None:
+            return None
+        return self.promise.met_by(self.ratio if self.promise.of == "ratio" else self.ours)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: value for name, value in asdict(self).items() if name != "promise"}
+        return {**fields, "ratio": self.ratio, "hold": self.hold, "holds": self.holds}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One benchmark's rows. `notes`: how it was measured, a sentence each."""
+
+    bench: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> Sequence[Row]:
+        """The rows whose promise this run did not keep."""
+        return [row for row in self.rows if row.holds is False]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bench": self.bench, "rows": [row.to_json() for row in self.rows], "notes": list(self.notes)}
+
+    def to_table(self) -> Table:
+        """The same for people."""
+        table = Table(title=f"umbel bench {self.bench}", title_justify="left", caption_justify="left")
+        for name, justify in (("what", "left"), ("ours", "right"), ("against", "left"), ("theirs", "right")):
+            table.add_column(name, justify="right" if justify == "right" else "left")
+        table.add_column("ratio", justify="right")
+        table.add_column("promise")
+        for row in self.rows:
+            ours, theirs = (f"{value:.3g} {row.unit}" for value in (row.ours, row.theirs))
+            table.add_row(row.what, ours, row.against, theirs, f"{row.ratio:.3g} x", _verdict(row))
+        table.caption = "\n".join(self.notes)
+        return table
+
+
+def _verdict(row: Row) -> Text:
+    if row.holds is None:
+        return Text("")
+    return Text(f"{row.hold} ✔", style="green") if row.holds else Text(f"{row.hold} ✖", style="bold red")

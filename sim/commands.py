@@ -1,0 +1,117 @@
+"""`umbel demo` and `umbel bench`. Heavy libraries are imported when a command runs, so that `--help` is quick."""
+
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from umbel.sim.bench import Report
+
+bench_app = typer.Typer(help="Measured: ours, a plain baseline, the peer, the limit.", no_args_is_help=True)
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: under a minute.")]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where rounds.jsonl and curves.png go.")] = Path("demo-out"),
+    seed: Annotated[int, typer.Option(min=0, help="For the split, the model and every draw.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, max=500, help="Rounds to train.")] = 24,
+    calm: Annotated[bool, typer.Option(help="Kill and slow down nobody: the same seed gives the same model.")] = False,
+    keep: Annotated[bool, typer.Option(help="Keep the files of coordinator and clients, in a folder in OUT.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """A coordinator and twelve clients in five processes train one model on real data, on this machine.
+
+    One client is killed in the middle of a round and comes back later, two are too slow and send partial work.
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from umbel.client import ClientError
+    from umbel.sim.demo import DemoFailed, run_demo
+    from umbel.sim.demo_plan import make_plan
+    from umbel.sim.demo_summary import table
+    from umbel.sim.processes import ChildDied
+
+    console = Console(stderr=json)
+    with _ends_with_a_sentence(DemoFailed, ChildDied, ClientError, TimeoutError, OSError):
+        summary = run_demo(make_plan(seed, rounds, calm=calm), out, console, keep=keep)
+    if json:
+        _print_json(asdict(summary))
+    else:
+        console.print(table(summary, out))
+
+
+def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
+    """Measure and print; a broken promise ends with a sentence and a non-zero exit."""
+    from rich.console import Console
+
+    from umbel.client import ClientError
+    from umbel.sim.bench_flower import FlowerFailed
+    from umbel.sim.processes import ChildDied
+
+    with _ends_with_a_sentence(ChildDied, ClientError, FlowerFailed, TimeoutError, OSError):
+        report = measure()
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        Console().print(report.to_table())
+    if report.broken:
+        missed = "; ".join(f"{row.what}: {row.ours:.3g} {row.unit}, promised {row.hold}" for row in report.broken)
+        typer.echo(f"umbel: this run missed a promise: {missed}", err=True)
+        sys.exit(1)
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value))
+
+
+@contextmanager
+def _ends_with_a_sentence(*expected: type[Exception]) -> Generator[None]:
+    """Turn an expected failure into one sentence and a non-zero exit; a signal ends the processes first."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    except expected as error:
+        typer.echo(f"umbel: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("umbel: interrupted; all processes are stopped", err=True)
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@bench_app.command("coordinator")
+def bench_coordinator(
+    quick: QuickOption = False,
+    peer_python: Annotated[
+        Path | None, typer.Option(help="A Python that has flwr installed; its deployment engine is run for real.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Rounds of no work over HTTP on loopback: ten clients, the median round."""
+    from umbel.sim.bench_coordinator import measure
+
+    _bench(lambda: measure(quick=quick, peer_python=peer_python), json)
+
+
+@bench_app.command("aggregate")
+def bench_aggregate(quick: QuickOption = False, json: JsonOption = False) -> None:
+    """The coordinator's memory while forty clients upload at once, and how fast updates are folded."""
+    from umbel.sim.bench_aggregate import measure
+
+    _bench(lambda: measure(quick=quick), json)

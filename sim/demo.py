@@ -1,0 +1,202 @@
+"""`umbel demo`: the whole system on one machine, with real processes, real HTTP and real data.
+
+This file is the order of events. What each part is: `demo_plan` (who is asked what), `demo_data`, `demo_sites` (the
+client processes), `demo_board` and `demo_view` (what is shown), `demo_baselines`, `demo_plot`, `demo_summary`.
+"""
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.live import Live
+
+from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import RoundRecord
+from umbel.client import Operator
+from umbel.sim.demo_baselines import Baselines
+from umbel.sim.demo_board import Board, DemoRound
+from umbel.sim.demo_data import DemoData, Score, build_model, load_data, score
+from umbel.sim.demo_plan import RUN, SPLIT, DemoPlan, run_toml
+from umbel.sim.demo_plot import draw_curves
+from umbel.sim.demo_sites import SiteProcesses, write_shards
+from umbel.sim.demo_summary import DemoSummary, round_line, summarize
+from umbel.sim.demo_view import View
+from umbel.sim.processes import Child, CoordinatorProcess, start, start_coordinator, stopping, wait_until
+
+START_LIMIT_S = 90.0
+SECONDS_PER_ROUND_MAX = 8.0
+PROGRESS_WAIT_S = 0.3
+_BASELINES = TypeAdapter(Baselines)
+
+
+class DemoFailed(Exception):
+    """The demo could not go on; the message says why."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """Where the demo stands: its directories, its processes, what it shows."""
+
+    plan: DemoPlan
+    data: DemoData
+    out: Path
+    work: Path
+    board: Board
+    children: list[Child]
+    sites: SiteProcesses
+    deadline: float
+    judges: Child | None = None
+
+    def check(self) -> None:
+        """Raise if a process has died or time is up."""
+        for child in (*self.sites.running, *([self.judges] if self.judges else [])):
+            child.require_alive(may_finish=True)
+        if time.monotonic() > self.deadline:
+            raise DemoFailed(f"the demo took too long (stage: {self.board.stage}); is the machine busy?")
+
+
+def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> DemoSummary:
+    """Run it all; `out` gets `rounds.jsonl` and `curves.png`. Raises `DemoFailed`, `ChildDied`, `ClientError`."""
+    torch.set_num_threads(1)  # the clients need the cores
+    out.mkdir(parents=True, exist_ok=True)
+    data = load_data(SPLIT, plan.seed)
+    sizes = {client.name: len(data.shards[client.shard]) for client in plan.clients}
+    with _workspace(out, keep) as work, _shown(console) as view:
+        view.board = board = Board(plan, sizes, view.tell)
+        with stopping([]) as children:
+            sites = SiteProcesses(plan, work / "sites", children)
+            limit_s = START_LIMIT_S + plan.run_file.rounds.count * SECONDS_PER_ROUND_MAX
+            stage = Stage(plan, data, out, work, board, children, sites, board.started + limit_s)
+            _play(stage)
+        assert board.baselines is not None
+    baselines = board.baselines
+    draw_curves(out / "curves.png", plan, board.rounds, baselines, data.class_counts)
+    return summarize(plan, board.rounds, baselines, board.elapsed_s)
+
+
+def _play(stage: Stage) -> None:
+    """Start everything, train, and wait for what is still to come."""
+    board, plan = stage.board, stage.plan
+    n_processes = len(plan.processes)
+    board.say_stage(f"starting a coordinator and {len(plan.clients)} clients in {n_processes} processes")
+    write_shards(plan, stage.data, stage.work / "sites")
+    stage.sites.start_all()
+    coordinator = start_coordinator(stage.work / "coordinator", START_LIMIT_S)
+    stage.children.append(coordinator.child)
+    with Operator(coordinator.url, coordinator.admin_key) as operator:
+        names = [client.name for client in plan.clients]
+        tokens = operator.create_tokens(len(names))
+        stage.sites.introduce(coordinator.url, dict(zip(names, tokens, strict=True)))
+        _create_run(plan, operator)
+        wait_until(lambda: stage.sites.all_ready, stage.children, START_LIMIT_S, "the client processes to be ready")
+        board.say_stage("enrolling")
+        stage.sites.go()
+        _start_baselines(stage)
+        _follow(stage, operator, coordinator)
+    board.say_stage("training the same model on pooled data, and for each client alone")
+    while not _is_measured(board):
+        stage.check()
+        time.sleep(0.05)
+
+
+def _is_measured(board: Board) -> bool:
+    return board.baselines is not None and bool(board.baselines.alone)
+
+
+def _create_run(plan: DemoPlan, operator: Operator) -> None:
+    sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
+    operator.create_run(RUN, run_toml(plan.run_file), sha256)
+
+
+def _follow(stage: Stage, operator: Operator, coordinator: CoordinatorProcess) -> None:
+    """Watch the run until it is over; score each model, and bring the killed client back when its time has come."""
+    after, judge = 0, _Judge(operator, stage.work / "model.safetensors", stage.data)
+    with (stage.out / "rounds.jsonl").open("w") as file:
+        while True:
+            coordinator.child.require_alive()
+            stage.check()
+            progress = operator.progress(RUN, after, PROGRESS_WAIT_S)
+            stage.board.live, after = progress.live, progress.next_after
+            for record in progress.ended:
+                ended = DemoRound(record, judge.score(record))
+                file.write(round_line(ended) + "\n")
+                stage.board.add(ended)
+            _tend_victim(stage)
+            if progress.run.status is not RunStatus.RUNNING:
+                break
+    stage.board.live = None
+    if progress.run.status is not RunStatus.FINISHED:
+        raise DemoFailed(f"the run ended as {progress.run.status.value}: {progress.run.reason}")
+
+
+def _tend_victim(stage: Stage) -> None:
+    """Tell of the kill, start the process again some rounds later, and tell of its return."""
+    victim, sites, board = stage.plan.victim, stage.sites, stage.board
+    if victim is None or not sites.was_killed:
+        return
+    if board.killed_after is None:
+        board.note_kill(victim.name)
+    elif not board.is_restarting and len(board.rounds) >= board.killed_after + stage.plan.rounds_down:
+        board.note_restart(victim.name)
+        sites.restart_victim()
+    elif sites.has_returned and victim.name in board.down:
+        board.note_return(victim.name)
+
+
+class _Judge:
+    """Scores committed models on the demo's held-out test set."""
+
+    def __init__(self, operator: Operator, path: Path, data: DemoData) -> None:
+        self._operator, self._path, self._data = operator, path, data
+        self._model = build_model(0)
+
+    def score(self, record: RoundRecord) -> Score | None:
+        if record.model_sha256 is None:
+            return None
+        self._operator.download_model(record.model_sha256, self._path)
+        _, state = decode_model(self._path.read_bytes())
+        self._model.load_state_dict(state)
+        return score(self._model, self._data.test)
+
+
+def _start_baselines(stage: Stage) -> None:
+    """In a process of low priority, for the rounds leave the machine idle much of the time."""
+    seed, rounds = stage.plan.seed, stage.plan.run_file.rounds.count
+    argv = ["-m", "umbel.sim.demo_baselines", str(seed), str(rounds)]
+    stage.judges = start("the process of the baselines", argv, stage.work / "baselines.log")
+    stage.children.append(stage.judges)
+    threading.Thread(target=_hear_baselines, args=(stage, stage.judges), name="baselines", daemon=True).start()
+
+
+def _hear_baselines(stage: Stage, child: Child) -> None:
+    for line in child.stdout:
+        stage.board.baselines = _BASELINES.validate_json(line)
+
+
+@contextlib.contextmanager
+def _workspace(out: Path, keep: bool) -> Generator[Path]:
+    """Where coordinator and clients keep their files; with `keep`, a folder in `out` that stays."""
+    if keep:
+        yield Path(tempfile.mkdtemp(prefix="work-", dir=out))
+        return
+    with tempfile.TemporaryDirectory(prefix="umbel-demo-") as work:
+        yield Path(work)
+
+
+@contextlib.contextmanager
+def _shown(console: Console) -> Generator[View]:
+    """A live picture on a terminal, one line an event anywhere else."""
+    if not console.is_terminal:
+        yield View(console)
+        return
+    view = View()
+    with Live(view, console=console, refresh_per_second=8):
+        yield view

@@ -1,0 +1,156 @@
+"""What the demo knows at this moment, gathered in one place for whoever shows it: live view, plain lines, plot.
+
+Facts come from the coordinator's own records; the demo adds the accuracy it measured on its held-out test set, and what
+it did itself (killed and restarted a process).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
+from umbel.sim.demo_baselines import Baselines
+from umbel.sim.demo_data import Score
+from umbel.sim.demo_plan import ClientPlan, DemoPlan, Role
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRound:
+    """One ended attempt; `score` of the model it made, None for an abandoned one."""
+
+    record: RoundRecord
+    score: Score | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLine:
+    """What is to be shown of one client: its state in one word, and the details."""
+
+    name: str
+    kind: str
+    sample_count: int
+    state: str
+    note: str
+    share: float
+
+
+@dataclass(slots=True)
+class Board:
+    """`stage`: what the demo does now, in words. `down`: clients whose process is not there, and why.
+    `baselines`: as far as they are known. `killed_after`: how many rounds had ended when the victim was killed.
+    `tell` is called with each event worth reading.
+    """
+
+    plan: DemoPlan
+    sample_counts: dict[str, int]
+    tell: Callable[[str], None]
+    stage: str = "starting"
+    live: LiveRound | None = None
+    rounds: list[DemoRound] = field(default_factory=list[DemoRound])
+    down: dict[str, str] = field(default_factory=dict[str, str])
+    baselines: Baselines | None = None
+    killed_after: int | None = None
+    is_restarting: bool = False
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def committed(self) -> list[DemoRound]:
+        return [ended for ended in self.rounds if ended.record.committed]
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [ended.score.accuracy for ended in self.committed if ended.score is not None]
+
+    @property
+    def n_rounds(self) -> int:
+        return self.plan.run_file.rounds.count
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def say_stage(self, stage: str) -> None:
+        self.stage = stage
+        self.tell(stage)
+
+    def add(self, ended: DemoRound) -> None:
+        """A round has ended: remember it and tell of it."""
+        self.rounds.append(ended)
+        self.tell(sentence(ended, self.n_rounds))
+
+    def note_kill(self, name: str) -> None:
+        self.killed_after = len(self.rounds)
+        self.down[name] = "killed by the demo"
+        self.tell(f"{name} is killed (SIGKILL) while it trains")
+
+    def note_restart(self, name: str) -> None:
+        self.is_restarting = True
+        self.down[name] = "starting again"
+        self.tell(f"{name} is started again, with the same state directory")
+
+    def note_return(self, name: str) -> None:
+        del self.down[name]
+        self.tell(f"{name} is back, with the same key and without enrolling again")
+
+    def lines(self) -> list[ClientLine]:
+        """One line per client, from the round under way or else from the last one."""
+        if self.live is not None and self.live.clients:
+            records = self.live.clients
+        else:
+            records = self.rounds[-1].record.clients if self.rounds else ()
+        by_name = {record.client: record for record in records}
+        return [self._line(client, by_name.get(client.name)) for client in self.plan.clients]
+
+    def _line(self, client: ClientPlan, record: ClientRecord | None) -> ClientLine:
+        samples = self.sample_counts[client.name]
+        down = self.down.get(client.name)
+        if down is not None and (record is None or record.fate in (Fate.TRAINING, Fate.LOST, Fate.RELEASED)):
+            return ClientLine(client.name, _KINDS[client.role], samples, "lost", down, 0.0)
+        if record is None:
+            return ClientLine(client.name, _KINDS[client.role], samples, "waiting", "", 0.0)
+        share = record.steps_done / record.steps_planned if record.steps_planned else 0.0
+        return ClientLine(client.name, _KINDS[client.role], samples, STATES[record.fate], _note(record), share)
+
+
+STATES = {
+    Fate.TRAINING: "training",
+    Fate.ACCEPTED: "reported",
+    Fate.PARTIAL: "partial",
+    Fate.RELEASED: "told to stop",
+    Fate.DECLINED: "declined",
+    Fate.LOST: "lost",
+}
+_KINDS = {Role.ORDINARY: "", Role.VICTIM: "will be killed", Role.SLOW: "slow machine"}
+
+
+def sentence(ended: DemoRound, n_rounds: int) -> str:
+    """A round in one line: what came of it, who did not simply report, and the accuracy."""
+    record = ended.record
+    if not record.committed:
+        return f"round {record.round}: attempt {record.attempt} abandoned: {record.reason}"
+    parts = [f"{record.reported} of {record.selected} reported"]
+    for fate in (Fate.PARTIAL, Fate.LOST, Fate.DECLINED, Fate.RELEASED):
+        if names := [_short(client) for client in record.clients if client.fate is fate]:
+            parts.append(f"{STATES[fate]}: {', '.join(names)}")
+    accuracy = f"  {ended.score.accuracy:.1%}" if ended.score else ""
+    return f"round {record.round:2}/{n_rounds}  {record.wall_s:.1f} s{accuracy}  {'; '.join(parts)}"
+
+
+def _short(client: ClientRecord) -> str:
+    return (
+        f"{client.client} ({client.steps_done}/{client.steps_planned})"
+        if client.fate is Fate.PARTIAL
+        else client.client
+    )
+
+
+def _note(record: ClientRecord) -> str:
+    match record.fate:
+        case Fate.PARTIAL:
+            return f"{record.steps_done} of {record.steps_planned} steps"
+        case Fate.ACCEPTED:
+            return "" if record.report_s is None else f"after {record.report_s:.1f} s"
+        case Fate.TRAINING:
+            return f"silent for {record.silent_s:.0f} s" if record.silent_s >= 1 else ""
+        case _:
+            return record.reason

@@ -1,0 +1,137 @@
+"""One client process of the demo: a few clinics, each a thread with its own key, state directory and shard.
+
+`python -m umbel.sim.demo_client`, spoken to in JSON lines. Standard input: the list of sites, then, once everybody is
+ready, `go`; at its end the process ends, so that no orphan outlives the demo. Standard output: `ready`, one line
+whenever a client begins to train, one when a client is done.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from umbel.client import LocalPlan, TorchClient, TrainResult, run_client
+from umbel.sim.demo_data import DigitNet
+from umbel.sim.tether import when_the_starter_is_gone
+
+_OUTPUT = threading.Lock()
+SHARD_FILE = "shard.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What one client is told at the start. `directory` holds its shard and its state; `token`: enrols it, once."""
+
+    name: str
+    directory: str
+    server_url: str
+    run: str
+    token: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEvent:
+    """One line of standard output. `n_trainings`: how often this client has begun to train since it started."""
+
+    event: str
+    client: str = ""
+    n_trainings: int = 0
+
+
+class SlowDataset(Dataset[tuple[Tensor, Tensor]]):
+    """A shard that waits before it hands out a sample: it stands for a slow machine, and is the only make-believe."""
+
+    def __init__(self, images: Tensor, labels: Tensor, wait_s: float) -> None:
+        self._images, self._labels, self._wait_s = images, labels, wait_s
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self._wait_s)
+        return self._images[index], self._labels[index]
+
+
+class Clinic(TorchClient):
+    """The ready trainer, which also says when it begins."""
+
+    def __init__(self, site: Site) -> None:
+        shard = load_file(Path(site.directory) / SHARD_FILE)
+        dataset = SlowDataset(shard["images"], shard["labels"], site.wait_s)
+        super().__init__(DigitNet(), nn.CrossEntropyLoss(), dataset, device="cpu")
+        self._name, self._n_trainings = site.name, 0
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self._n_trainings += 1
+        _say(SiteEvent("training", self._name, self._n_trainings))
+        return super().train(model, plan)
+
+
+def main() -> None:
+    """Read the sites, wait for `go`, take part until the run is over."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(levelname)s %(message)s")
+    torch.set_num_threads(1)
+    sites = TypeAdapter(list[Site]).validate_json(_read_line())
+    clinics = [Clinic(site) for site in sites]
+    warm_up()
+    _say(SiteEvent("ready"))
+    _read_line()
+    when_the_starter_is_gone(lambda: os._exit(1))
+    if not _take_part(sites, clinics):
+        sys.exit(1)
+
+
+def warm_up() -> None:
+    """One step on a throw-away model: torch loads much of itself at the first one, a second or two."""
+    samples = TensorDataset(torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64))
+    client = TorchClient(DigitNet(), nn.CrossEntropyLoss(), samples, device="cpu")
+    client.train(client.model, LocalPlan(steps=1))
+
+
+def _take_part(sites: Sequence[Site], clinics: Sequence[Clinic]) -> bool:
+    """Run every client to its end; whether all ended well."""
+    well: list[str] = []
+
+    def run(site: Site, clinic: Clinic) -> None:
+        state = Path(site.directory) / "state"
+        run_client(clinic, site.server_url, state, site.run, token=site.token, name=site.name)
+        _say(SiteEvent("done", site.name))
+        well.append(site.name)
+
+    threads = [
+        threading.Thread(target=run, args=(site, clinic), name=site.name)
+        for site, clinic in zip(sites, clinics, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(well) == len(sites)
+
+
+def _say(event: SiteEvent) -> None:
+    with _OUTPUT:  # the clients' threads share it
+        print(json.dumps(asdict(event)), flush=True)
+
+
+def _read_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit("the demo is gone")
+    return line
+
+
+if __name__ == "__main__":
+    main()

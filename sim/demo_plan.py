@@ -1,0 +1,118 @@
+"""What the demo asks of whom: twelve clients in five processes, and the run file that the coordinator gets.
+
+Nine ordinary clients share three processes. One more has a process of its own, which the demo kills in the middle of a
+round and starts again some rounds later. Two hold the smallest shards on slow machines: their data set waits before it
+hands out a sample. While everybody is well the ten fast ones reach the target early and the slow ones are told to stop;
+while the killed one is missing, the target is reached only with a slow one's partial work, at the window's end.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.types import TrainingPlan
+from umbel.sim.partition import DirichletSplit
+
+RUN = "demo"
+N_CLIENTS = 12
+BATCH_SIZE = 16
+LOCAL_EPOCHS = 4
+LEARNING_RATE = 0.3
+SPLIT = DirichletSplit(n_clients=N_CLIENTS, alpha=4.0, size_alpha=5.0, min_samples=40)
+
+KILL_IN_TRAINING = 3  # which is in round 3, unless the victim missed one
+ROUNDS_DOWN = 5  # rounds that end between the kill and the restart
+WINDOW_S = 3.5
+ORDINARY_WAIT_S = 0.0005  # per sample: about 0.2 s for four passes over an ordinary shard
+SLOW_WAIT_S = 0.02  # per sample: about a third of four passes over a small shard fits into the window
+
+
+class Role(StrEnum):
+    """What the demo does to a client."""
+
+    ORDINARY = "ordinary"
+    VICTIM = "victim"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """One client. `shard`: index into `DemoData.shards`; `wait_s`: what its data set waits before each sample."""
+
+    name: str
+    role: Role
+    shard: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    """`processes`: the clients by process. `kill_in_training`: in which of the victim's trainings, None for no kill.
+
+    `rounds_down`: how many rounds end before the victim's process is started again.
+    """
+
+    seed: int
+    run_file: RunFile
+    processes: tuple[tuple[ClientPlan, ...], ...]
+    kill_in_training: int | None
+    rounds_down: int
+
+    @property
+    def clients(self) -> tuple[ClientPlan, ...]:
+        return tuple(client for process in self.processes for client in process)
+
+    @property
+    def victim(self) -> ClientPlan | None:
+        return next((client for client in self.clients if client.role is Role.VICTIM), None)
+
+    @property
+    def epochs(self) -> int:
+        """Passes over its data that a client makes if it takes part in every round: the baselines' budget."""
+        return self.run_file.rounds.count * LOCAL_EPOCHS
+
+
+def make_plan(seed: int, rounds: int, *, calm: bool) -> DemoPlan:
+    """`calm`: no kill and nobody slow, and every round waits for all twelve: the same seed, the same final model."""
+    clients = [_client(number, calm) for number in range(1, N_CLIENTS + 1)]
+    processes = (clients[0:3], clients[3:6], clients[6:9], clients[9:10], clients[10:12])
+    return DemoPlan(
+        seed=seed,
+        run_file=_run_file(seed, rounds, calm),
+        processes=tuple(map(tuple, processes)),
+        kill_in_training=None if calm else KILL_IN_TRAINING,
+        rounds_down=ROUNDS_DOWN,
+    )
+
+
+def run_toml(run_file: RunFile) -> str:
+    """The run file as its owner would write it."""
+    top = {"name": run_file.name, "seed": run_file.seed}
+    lines = _toml_lines(top)
+    for name in ("rounds", "training", "aggregation"):
+        lines += ["", f"[{name}]", *_toml_lines(asdict(getattr(run_file, name)))]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(values: Mapping[str, object]) -> list[str]:
+    """Strings, numbers and booleans are written alike in TOML and JSON; what is None is left out."""
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+
+
+def _client(number: int, calm: bool) -> ClientPlan:
+    role = Role.ORDINARY
+    if not calm and number > 9:
+        role = Role.VICTIM if number == 10 else Role.SLOW
+    wait_s = SLOW_WAIT_S if role is Role.SLOW else ORDINARY_WAIT_S
+    return ClientPlan(f"clinic-{number:02}", role, number - 1, wait_s)
+
+
+def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
+    if calm:
+        section = RoundsSection(rounds, N_CLIENTS, N_CLIENTS, over_selection=1.0, window_s=60.0)
+    else:
+        section = RoundsSection(rounds, target=10, minimum=6, over_selection=1.2, window_s=WINDOW_S)
+    training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
+    return RunFile(RUN, section, seed, training)

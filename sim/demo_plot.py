@@ -1,0 +1,135 @@
+"""`curves.png`: the demo in one picture: accuracy, who took part, how the data were split, what it cost in bytes."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from umbel.aggregation.records import Fate
+from umbel.sim.demo_baselines import Baselines
+from umbel.sim.demo_board import DemoRound
+from umbel.sim.demo_plan import DemoPlan
+from umbel.sim.partition import Indices
+
+_INK, _FAINT = "#22313f", "#8a97a3"
+_TOGETHER, _POOLED, _ALONE = "#0b7a75", "#22313f", "#e0a458"
+# Bottom to top: what helped the round first.
+_PARTICIPATION = (
+    ("reported", Fate.ACCEPTED, "#0b7a75"),
+    ("partial work", Fate.PARTIAL, "#f2b134"),
+    ("told to stop", Fate.RELEASED, "#b8c4cf"),
+    ("declined", Fate.DECLINED, "#9b72aa"),
+    ("lost", Fate.LOST, "#d1495b"),
+)
+_DOWN, _UP = "#5b8db8", "#0b7a75"
+
+
+def draw_curves(path: Path, plan: DemoPlan, rounds: list[DemoRound], baselines: Baselines, classes: Indices) -> None:
+    """Write the picture. `classes`: samples by client and class, shape (clients, classes)."""
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.04)
+    figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
+    figure.suptitle(_title(plan, rounds, baselines), x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1), height_ratios=(1.2, 1))
+    _accuracy(figure.add_subplot(grid[0, 0]), rounds, baselines)
+    _split(figure.add_subplot(grid[0, 1]), plan, classes)
+    _participation(figure.add_subplot(grid[1, 0]), rounds)
+    _bytes(figure.add_subplot(grid[1, 1]), rounds)
+    figure.savefig(path)
+
+
+def _title(plan: DemoPlan, rounds: list[DemoRound], baselines: Baselines) -> str:
+    together = [ended.score.accuracy for ended in rounds if ended.score is not None]
+    gain = f"from {baselines.alone_mean:.0%} alone to {together[-1]:.1%} together" if together else "no model was made"
+    return f"{len(plan.clients)} clinics, {gain}, and no image left its clinic"
+
+
+def _accuracy(axes: Axes, rounds: list[DemoRound], baselines: Baselines) -> None:
+    scored = [(i, ended.score.accuracy) for i, ended in enumerate(rounds, 1) if ended.score is not None]
+    x, y = [i for i, _ in scored], [accuracy for _, accuracy in scored]
+    low, high = min(baselines.alone), max(baselines.alone)
+    axes.axhspan(low, high, color=_ALONE, alpha=0.22, lw=0)
+    axes.axhline(baselines.alone_mean, color=_ALONE, lw=1.5)
+    axes.axhline(baselines.pooled, color=_POOLED, lw=1.3, ls=(0, (5, 3)))
+    axes.plot(x, y, color=_TOGETHER, lw=2.6, marker="o", ms=4.5, mfc="white", mew=1.6, clip_on=False, zorder=5)
+    axes.set_xlim(0.5, len(rounds) + 0.5)
+    axes.set_ylim(min(low, *y, 0.3) - 0.03, 1.03)
+    right = len(rounds) + 0.4
+    alone = f"each clinic alone: mean {baselines.alone_mean:.1%} ({low:.0%} to {high:.0%})"
+    _label(axes, right, baselines.alone_mean - 0.012, alone, "#9a6a1f", "top")
+    pooled = f"all data in one place: {baselines.pooled:.1%}"
+    _label(axes, 0.65, baselines.pooled + 0.008, pooled, _POOLED, "bottom", ha="left")
+    if y:
+        _label(axes, right, min(y[-1], baselines.pooled) - 0.03, f"together: {y[-1]:.1%}", _TOGETHER, "top")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _dress(axes, "Accuracy on digits that no clinic has seen", "round")
+
+
+def _label(
+    axes: Axes,
+    x: float,
+    y: float,
+    text: str,
+    color: str,
+    va: Literal["top", "bottom"],
+    ha: Literal["left", "right"] = "right",
+) -> None:
+    axes.text(x, y, text, color=color, ha=ha, va=va, fontsize=10, fontweight="bold", zorder=6)
+
+
+def _participation(axes: Axes, rounds: list[DemoRound]) -> None:
+    x = np.arange(1, len(rounds) + 1)
+    bottom = np.zeros(len(rounds))
+    for label, fate, color in _PARTICIPATION:
+        heights = np.array([sum(client.fate is fate for client in ended.record.clients) for ended in rounds], float)
+        if heights.any() or fate in (Fate.ACCEPTED, Fate.PARTIAL):
+            axes.bar(x, heights, bottom=bottom, width=0.78, color=color, label=label)
+        bottom += heights
+    for i, ended in enumerate(rounds, 1):
+        if not ended.record.committed:
+            axes.text(i, bottom[i - 1] + 0.1, "abandoned", rotation=90, fontsize=8, ha="center", va="bottom")
+    axes.set_xlim(0.5, len(rounds) + 0.5)
+    axes.set_ylim(0, max([*bottom, 1.0]) * 1.18)
+    axes.legend(loc="upper left", ncols=5, frameon=False, fontsize=9, handlelength=1, columnspacing=1.2, borderpad=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _dress(axes, "Who took part in each round", "round")
+
+
+def _split(axes: Axes, plan: DemoPlan, classes: Indices) -> None:
+    axes.imshow(classes, cmap="GnBu", aspect="auto", vmin=0)
+    for (row, column), count in np.ndenumerate(classes):
+        if count:
+            color = "white" if count > 0.6 * classes.max() else _INK
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=7.5, color=color)
+    axes.set_xticks(range(classes.shape[1]), [str(digit) for digit in range(classes.shape[1])])
+    axes.set_yticks(range(len(plan.clients)), [client.name for client in plan.clients])
+    _dress(axes, "Who holds which digits (samples)", "digit", grid=False)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _bytes(axes: Axes, rounds: list[DemoRound]) -> None:
+    x = np.arange(1, len(rounds) + 1)
+    down, up = (np.array([getattr(r.record, name) for r in rounds], float) / 1e6 for name in ("bytes_down", "bytes_up"))
+    axes.bar(x - 0.2, down, width=0.4, color=_DOWN, label=f"models to clinics, {down.sum():.1f} MB in all")
+    axes.bar(x + 0.2, up, width=0.4, color=_UP, label=f"updates from clinics, {up.sum():.1f} MB in all")
+    axes.set_xlim(0.4, len(rounds) + 0.6)
+    axes.set_ylim(0, max([*down, *up, 1e-9]) * 1.32)
+    axes.legend(loc="upper left", frameon=False, fontsize=9, handlelength=1, borderpad=0)
+    _dress(axes, "MB on the wire in each round", "round")
+
+
+def _dress(axes: Axes, title: str, x_label: str, *, grid: bool = True) -> None:
+    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=_INK, pad=9)
+    axes.set_xlabel(x_label, color=_FAINT, fontsize=9.5)
+    axes.tick_params(colors=_FAINT, labelcolor=_INK, labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    if grid:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.grid(axis="y", color="#e6eaee", lw=0.8)
+        axes.set_axisbelow(True)

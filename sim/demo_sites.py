@@ -1,0 +1,129 @@
+"""The demo's client processes: started, listened to, one of them killed in mid-training and started again.
+
+A thread per process reads its events. The kill happens in that thread, the moment the victim says that it trains.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from safetensors.torch import save_file
+
+from umbel.sim.demo_client import SHARD_FILE, Site, SiteEvent
+from umbel.sim.demo_data import DemoData
+from umbel.sim.demo_plan import RUN, ClientPlan, DemoPlan
+from umbel.sim.processes import Child, start
+
+_SITES = TypeAdapter(list[Site])
+_EVENT = TypeAdapter(SiteEvent)
+
+
+def write_shards(plan: DemoPlan, data: DemoData, folder: Path) -> None:
+    """Give each client a directory of its own with its own shard, and nothing else."""
+    for client in plan.clients:
+        directory = folder / client.name
+        directory.mkdir(parents=True)
+        shard = data.shards[client.shard]
+        save_file({"images": shard.images.contiguous(), "labels": shard.labels.contiguous()}, directory / SHARD_FILE)
+
+
+class SiteProcesses:
+    """`children`: the list that all processes join, so that whoever stops that list stops them too."""
+
+    def __init__(self, plan: DemoPlan, folder: Path, children: list[Child]) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._children = children
+        self._current: dict[tuple[ClientPlan, ...], Child] = {}
+        self._specs: dict[tuple[ClientPlan, ...], str] = {}
+        self._ready: set[str] = set()
+        self._lock = threading.Lock()
+        self._may_go = False
+        self.was_killed = False
+        self.has_returned = False
+
+    def start_all(self) -> None:
+        """Start every process. They import their libraries while the coordinator starts."""
+        for clients in self._plan.processes:
+            self._start(clients)
+
+    def introduce(self, server_url: str, tokens: Mapping[str, str]) -> None:
+        """Tell every process who it is."""
+        for clients, child in self._current.items():
+            sites = [
+                Site(c.name, str(self._folder / c.name), server_url, RUN, tokens[c.name], c.wait_s) for c in clients
+            ]
+            self._specs[clients] = _SITES.dump_json(sites).decode() + "\n"
+            _tell(child, self._specs[clients])
+
+    @property
+    def all_ready(self) -> bool:
+        return len(self._ready) == len(self._plan.processes)
+
+    @property
+    def running(self) -> Sequence[Child]:
+        """The processes that should be running now."""
+        with self._lock:
+            return [child for child in self._current.values() if child in self._children]
+
+    def go(self) -> None:
+        """Let them take part, all at once."""
+        with self._lock:
+            self._may_go = True
+        for child in self._current.values():
+            _tell(child, "go\n")
+
+    def restart_victim(self) -> None:
+        """Start the killed process again, with the same state directory."""
+        clients = next(clients for clients in self._plan.processes if self._plan.victim in clients)
+        self._start(clients)
+        _tell(self._current[clients], self._specs[clients])
+
+    def _start(self, clients: tuple[ClientPlan, ...]) -> None:
+        names = f"{clients[0].name} to {clients[-1].name}" if len(clients) > 1 else clients[0].name
+        log = self._folder / f"{clients[0].name}.log"
+        child = start(f"the process of {names}", ["-m", "umbel.sim.demo_client"], log)
+        with self._lock:
+            self._children.append(child)
+            self._current[clients] = child
+        threading.Thread(target=self._listen, args=(child,), name=f"listen {names}", daemon=True).start()
+
+    def _listen(self, child: Child) -> None:
+        for line in child.stdout:
+            event = _EVENT.validate_json(line)
+            match event.event:
+                case "ready":
+                    self._note_ready(child)
+                case "training" if self._is_the_moment(event):
+                    self._kill(child)
+                    return
+
+    def _note_ready(self, child: Child) -> None:
+        with self._lock:
+            self._ready.add(child.name)
+            returns = self._may_go
+            self.has_returned = self.has_returned or returns
+        if returns:
+            _tell(child, "go\n")
+
+    def _is_the_moment(self, event: SiteEvent) -> bool:
+        victim = self._plan.victim
+        if victim is None or self.was_killed or event.client != victim.name:
+            return False
+        return event.n_trainings == self._plan.kill_in_training
+
+    def _kill(self, child: Child) -> None:
+        with self._lock:
+            self.was_killed = True
+            self._children.remove(child)
+        child.kill()
+
+
+def _tell(child: Child, line: str) -> None:
+    """Write a line to a process; one that is gone is noticed elsewhere, with its log."""
+    try:
+        child.stdin.write(line)
+        child.stdin.flush()
+    except BrokenPipeError:
+        pass

@@ -1,0 +1,158 @@
+"""Real processes that the demo and the benchmarks start: tethered, logged, and always cleaned up.
+
+Each child leads its own process group (a Ctrl-C at the terminal reaches only the starter, which then stops the children
+in order), writes its standard error to a log file, and ends by itself if the starter dies.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+STOP_GRACE_S = 5.0
+LOG_TAIL_LINES = 15
+
+
+class ChildDied(Exception):
+    """A process ended that should be running; the message holds the tail of its log."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process. `process.stdin` and `process.stdout` are text pipes; `log`: what it wrote to standard error."""
+
+    name: str
+    process: "subprocess.Popen[str]"
+    log: Path
+    _log_file: IO[bytes] = field(repr=False)
+
+    @property
+    def stdin(self) -> IO[str]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def stdout(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def require_alive(self, *, may_finish: bool = False) -> None:
+        """Raise `ChildDied` if it has ended; `may_finish`: unless it says that it ended well."""
+        code = self.process.poll()
+        if code is not None and not (may_finish and code == 0):
+            raise ChildDied(f"{self.name} ended unexpectedly ({_how(code)}). The end of {self.log}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        self._log_file.flush()
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:]) or "    (the log is empty)"
+
+    def kill(self) -> None:
+        """SIGKILL, now, to its whole group."""
+        _signal(self.process, signal.SIGKILL)
+        self.process.wait()
+        self._close()
+
+    def ask_to_stop(self) -> None:
+        if self.process.poll() is None:
+            _signal(self.process, signal.SIGTERM)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ask it to stop, and kill it if it does not."""
+        self.ask_to_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_s)
+        self.kill()
+
+    def _close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout, self._log_file):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # a pipe whose reader is gone may still hold unsent bytes
+                    pipe.close()
+
+
+def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Child:
+    """Start `python ARGV...` with its own process group, its standard error in `log`."""
+    log_file = log.open("ab")
+    process = subprocess.Popen(
+        [sys.executable, *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log_file,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        start_new_session=True,
+    )
+    return Child(name, process, log, log_file)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorProcess:
+    """A running coordinator. `admin_key` is a secret of this run only."""
+
+    child: Child
+    url: str
+    admin_key: str = field(repr=False)
+
+    @property
+    def pid(self) -> int:
+        return self.child.process.pid
+
+
+def start_coordinator(
+    data: Path, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None
+) -> CoordinatorProcess:
+    """`umbel serve` on a free port of the loopback interface, with SQLite and local files in `data`; waits for it."""
+    data.mkdir(parents=True, exist_ok=True)
+    argv = ["-m", "umbel.sim.tether", "umbel", "serve", "--data", str(data), "--port", "0"]
+    child = start("the coordinator", argv, data / "coordinator.log", environment)
+    try:
+        endpoint, admin_key = data / "endpoint", data / "admin.key"
+        wait_until(lambda: _has_text(endpoint) and _has_text(admin_key), [child], timeout_s, "the coordinator to start")
+        return CoordinatorProcess(child, endpoint.read_text().strip(), admin_key.read_text().strip())
+    except BaseException:
+        child.kill()
+        raise
+
+
+def wait_until(is_so: Callable[[], bool], children: Sequence[Child], timeout_s: float, what: str) -> None:
+    """Return once `is_so()`. Raises `ChildDied` or `TimeoutError`, saying what was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        for child in children:
+            child.require_alive()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def stopping(children: list[Child]) -> Iterator[list[Child]]:
+    """Whatever happens inside, every child that was added to the list is stopped at the end, the newest first."""
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.ask_to_stop()
+        for child in reversed(children):
+            child.stop()
+
+
+def _has_text(path: Path) -> bool:
+    return path.exists() and bool(path.read_text().strip())
+
+
+def _how(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
