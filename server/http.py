@@ -31,7 +31,8 @@ class State:
         self.uploads = Uploads(services, self.coordinator)
 
 
-def state_of(request: Request) -> State:
+async def state_of(request: Request) -> State:
+    """The state of this application. Asynchronous because FastAPI runs anything else in a thread."""
     state = request.app.state.umbel
     assert isinstance(state, State)
     return state

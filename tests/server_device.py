@@ -1,9 +1,10 @@
-"""A coordinator in memory and devices that speak docs/wire.md to it with raw httpx: nothing of `umbel.client` in here."""
+"""A coordinator in memory and devices that speak docs/wire.md to it with raw httpx: no `umbel.client` in here."""
 
 import base64
 import hashlib
 import json
 import secrets
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -245,3 +246,23 @@ async def house(data: Path, clock: Clock | None = None, **settings: Any) -> Asyn
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://umbel", timeout=30.0) as http:
             yield House(http, chosen, app)
+
+
+def rows(settings: Settings) -> dict[str, list[tuple[object, ...]]]:
+    """Every row that a refused request must leave as it was: all but nonces and when a client was last heard of."""
+    with sqlite3.connect(f"file:{settings.data / 'umbel.db'}?mode=ro", uri=True) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        found = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "nonces"}
+        found["clients"] = connection.execute("SELECT id, public_key, labels, revoked_at FROM clients").fetchall()
+    connection.close()
+    return found
+
+
+def problem(response: httpx.Response) -> str:
+    """The kind of a problem document, which must be a whole one."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    body = response.json()
+    assert body["status"] == response.status_code
+    assert body["title"]
+    assert body["detail"]
+    return str(body["type"]).removeprefix("urn:umbel:problem:")

@@ -1,0 +1,181 @@
+"""Resumable uploads: cut, resumed, repeated, begun again; what counts is whole chunks that match their digests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import torch
+
+from tests.server_device import (
+    Device,
+    House,
+    house,
+    problem,
+    repr_digest,
+    rows,
+    run_file,
+    sha256,
+    small_state,
+    update_of,
+)
+
+Test = Callable[[House, Device, str, bytes], Awaitable[None]]
+
+
+def with_assignment(data: Path, test: Test) -> None:
+    """Run `test` with a device that has an assignment, and an update for it."""
+
+    async def scenario() -> None:
+        async with house(data) as it:
+            layout = await it.begin(run_file(target=1), small_state())
+            [device] = await it.devices(1)
+            assignment = await device.work(layout)
+            await test(it, device, assignment["id"], update_of(layout, torch.full((layout.n_values,), 0.5)))
+
+    asyncio.run(scenario())
+
+
+async def begin(device: Device, assignment: str, update: bytes, n_bytes: int) -> int:
+    fields = {"Upload-Length": str(len(update)), "Upload-Complete": "?0", "Repr-Digest": repr_digest(update)}
+    answer = await device.send("POST", f"/v1/assignments/{assignment}/update", update[:n_bytes], fields)
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["location"] == f"/v1/assignments/{assignment}/update"
+    return int(answer.headers["upload-offset"])
+
+
+async def look(device: Device, assignment: str) -> tuple[int, str, str]:
+    answer = await device.send("HEAD", f"/v1/assignments/{assignment}/update")
+    assert answer.status_code == 204
+    return answer.status_code, answer.headers["upload-offset"], answer.headers["upload-complete"]
+
+
+def test_an_update_in_three_chunks_counts(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        assert await begin(device, assignment, update, 70) == 70
+        answer = await device.patch(assignment, update[70:100], 70, is_last=False)
+        assert (answer.status_code, answer.headers["upload-offset"]) == (204, "100")
+        assert await look(device, assignment) == (204, "100", "?0")
+        answer = await device.patch(assignment, update[100:], 100, is_last=True)
+        assert (answer.status_code, answer.headers["upload-complete"]) == (204, "?1")
+        assert (await device.report(assignment, update)).json()["outcome"] == "accepted"
+        [record] = await it.ended(1)
+        assert record["bytes_up"] == len(update)
+
+    with_assignment(tmp_path, test)
+
+
+def test_a_chunk_that_was_cut_does_not_count_and_the_upload_goes_on(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        await begin(device, assignment, update, 70)
+        before = rows(it.settings)
+        url, chunk = f"/v1/assignments/{assignment}/update", update[70:]
+
+        async def cut() -> AsyncIterator[bytes]:
+            yield chunk[:10]
+
+        fields = {
+            "Content-Type": "application/partial-upload",
+            "Content-Length": str(len(chunk)),
+            "Upload-Offset": "70",
+            "Upload-Complete": "?1",
+        }
+        headers = {**device.headers("PATCH", url, chunk), **fields}
+        assert problem(await device.http.request("PATCH", url, content=cut(), headers=headers)) == "lying-length"
+        assert rows(it.settings) == before
+        assert await look(device, assignment) == (204, "70", "?0")
+        assert (await device.patch(assignment, chunk, 70, is_last=True)).status_code == 204
+        assert (await device.report(assignment, update)).status_code == 200
+
+    with_assignment(tmp_path, test)
+
+
+def test_a_chunk_from_the_wrong_place_is_told_the_right_one(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        await begin(device, assignment, update, 70)
+        answer = await device.patch(assignment, update[60:], 60, is_last=True)
+        assert problem(answer) == "mismatching-upload-offset"
+        assert answer.headers["upload-offset"] == "70"
+
+    with_assignment(tmp_path, test)
+
+
+def test_a_whole_upload_may_come_again_but_no_other(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        first = await device.upload(assignment, update)
+        again = await device.upload(assignment, update)
+        assert first.status_code == again.status_code == 201
+        assert first.headers["upload-offset"] == again.headers["upload-offset"] == str(len(update))
+        before = rows(it.settings)
+        assert problem(await device.upload(assignment, update[:-4] + bytes(4))) == "upload-complete"
+        wrong = await device.report(assignment, update, update_sha256=sha256(b"another"))
+        assert problem(wrong) == "report-refused"
+        assert rows(it.settings) == before
+
+    with_assignment(tmp_path, test)
+
+
+def test_a_begun_upload_may_be_begun_again_or_forgotten(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        await begin(device, assignment, update, 100)
+        assert await begin(device, assignment, update, 70) == 70
+        url = f"/v1/assignments/{assignment}/update"
+        assert (await device.send("DELETE", url)).status_code == 204
+        assert (await device.send("HEAD", url)).status_code == 404
+        assert problem(await device.send("DELETE", url)) == "unknown-upload"
+        assert (await device.upload(assignment, update)).status_code == 201
+
+    with_assignment(tmp_path, test)
+
+
+def test_an_update_with_a_nan_in_its_first_chunk_is_forgotten_at_its_last(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        bad = update[:64] + b"\x00\x00\xc0\x7f" + update[68:]
+        await begin(device, assignment, bad, 80)
+        answer = await device.patch(assignment, bad[80:], 80, is_last=True)
+        assert problem(answer) == "non-finite-update"
+        assert (await device.send("HEAD", f"/v1/assignments/{assignment}/update")).status_code == 404
+        assert list((tmp_path / "uploads").iterdir()) == []
+        assert (await device.upload(assignment, update)).status_code == 201
+
+    with_assignment(tmp_path, test)
+
+
+def test_of_two_requests_for_one_upload_the_newer_wins(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        await begin(device, assignment, update, 70)
+        url, chunk = f"/v1/assignments/{assignment}/update", update[70:]
+        half_sent, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield chunk[:10]
+            half_sent.set()
+            await go_on.wait()
+            yield chunk[10:]
+
+        fields = {
+            "Content-Type": "application/partial-upload",
+            "Content-Length": str(len(chunk)),
+            "Upload-Offset": "70",
+            "Upload-Complete": "?1",
+        }
+        headers = {**device.headers("PATCH", url, chunk), **fields}
+        older = asyncio.create_task(device.http.request("PATCH", url, content=slow(), headers=headers))
+        await half_sent.wait()
+        assert (await device.patch(assignment, chunk, 70, is_last=True)).status_code == 204
+        go_on.set()
+        assert problem(await older) == "mismatching-upload-offset"
+        assert (await device.report(assignment, update)).json()["outcome"] == "accepted"
+
+    with_assignment(tmp_path, test)
+
+
+def test_an_update_for_a_closed_round_is_refused(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        stopped = await it.http.post("/v1/admin/runs/demo/stop", json={"reason": "enough"}, headers=it.admin)
+        assert stopped.json()["status"] == "stopped"
+        assert problem(await device.upload(assignment, update)) == "assignment-closed"
+        answer = (await device.report(assignment, update)).json()
+        assert answer == {"outcome": "abandoned", "reason": "the round was abandoned: enough"}
+        assert (await device.report(assignment, update)).json() == answer
+
+    with_assignment(tmp_path, test)
