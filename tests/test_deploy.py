@@ -64,7 +64,7 @@ def test_two_hospitals_finish_the_example_run_through_the_compose_scripts(
         subprocess.Popen(
             ["sh", "deploy/join-site.sh", site.name],
             cwd=ROOT,
-            env={**environment, "STATE": str(site), "SITE": site.name[-1]},
+            env={**environment, "STATE": str(site), "HOSPITAL": site.name[-1]},
         )
         for site in sites
     ]
