@@ -20,6 +20,7 @@ from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.transport import Transport, connect
 
 MODEL_BYTES_MAX = 1 << 40
+PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
 _PIECE_BYTES = 1 << 20
 _RUN = TypeAdapter(RunView)
 _RUNS = TypeAdapter(list[RunView])
@@ -91,7 +92,8 @@ class Operator:
         """What has ended since `after` and what is under way; held open for up to `wait_s` seconds for news."""
         require_slug(name, "name")
         path, query = f"/v1/admin/runs/{name}/progress", f"after={after}&wait_s={wait_s:g}"
-        return self._transport.ask("GET", path, query=query, hold_s=wait_s).parse(_PROGRESS)
+        answer = self._transport.ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
+        return answer.parse(_PROGRESS)
 
     def stop_run(self, name: str, reason: str) -> RunView:
         require_slug(name, "name")

@@ -3,8 +3,9 @@
 import logging
 import os
 import tomllib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,15 +15,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.table import Table
+from rich.text import Text
 
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord, RunView
+from umbel.aggregation.records import RoundRecord, RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
 from umbel.client.admin import Operator
 from umbel.client.errors import ClientError
 from umbel.client.loading import load_app
 from umbel.client.loop import run_client
+from umbel.client.printable import printable
 from umbel.client.view import render_run
 
 WATCH_WAIT_S = 10.0
@@ -58,12 +61,12 @@ def list_runs(operator: Operator, as_json: bool) -> None:
     table = Table("run", "status", "rounds", "model", "", box=None)
     for view in runs:
         rounds = f"{view.rounds_done} of {view.rounds_planned}"
-        table.add_row(view.name, view.status.value, rounds, view.model.sha256[:12], view.reason)
+        table.add_row(view.name, view.status.value, rounds, view.model.sha256[:12], Text(printable(view.reason)))
     Console().print(table)
 
 
 def show_run(operator: Operator, run: str, as_json: bool) -> None:
-    progress = operator.progress(run)
+    progress = _all_progress(operator, run)
     if as_json:
         _print_json(progress)
     else:
@@ -71,8 +74,8 @@ def show_run(operator: Operator, run: str, as_json: bool) -> None:
 
 
 def watch_run(operator: Operator, run: str, as_json: bool) -> None:
-    view = _follow_json(operator, run) if as_json else _follow_live(operator, run)
-    if view.status is RunStatus.FAILED:
+    status = _follow_json(operator, run) if as_json else _follow_live(operator, run)
+    if status is RunStatus.FAILED:
         raise typer.Exit(1)
 
 
@@ -140,28 +143,41 @@ def _admin_key(path: Path | None) -> str:
     return key
 
 
-def _follow_live(operator: Operator, run: str) -> RunView:
-    ended: list[RoundRecord] = []
+def _all_progress(operator: Operator, run: str) -> RunProgress:
+    """Every round so far; the coordinator tells them in pages."""
+    progress, ended = operator.progress(run), list[RoundRecord]()
+    while progress.ended:
+        ended += progress.ended
+        progress = operator.progress(run, progress.next_after)
+    return replace(progress, ended=tuple(ended))
+
+
+def _follow(operator: Operator, run: str, wait_s: float) -> Iterator[RunProgress]:
+    """News of a run, page by page, until it has ended and all of it was told."""
+    progress = operator.progress(run)
+    yield progress
+    while progress.ended or progress.run.status is RunStatus.RUNNING:
+        progress = operator.progress(run, progress.next_after, wait_s)
+        yield progress
+
+
+def _follow_live(operator: Operator, run: str) -> RunStatus:
+    ended, status = list[RoundRecord](), RunStatus.RUNNING
     with Live(console=Console(), refresh_per_second=4) as live:
-        after, wait_s = 0, 0.0
-        while True:
-            progress = operator.progress(run, after, wait_s)
+        for progress in _follow(operator, run, LIVE_WAIT_S):
             ended = [*ended, *progress.ended][-ENDED_KEPT:]
-            after, wait_s = progress.next_after, LIVE_WAIT_S
             live.update(render_run(progress.run, ended, progress.live))
-            if progress.run.status is not RunStatus.RUNNING:
-                return progress.run
+            status = progress.run.status
+    return status
 
 
-def _follow_json(operator: Operator, run: str) -> RunView:
-    after, wait_s = 0, 0.0
-    while True:
-        progress = operator.progress(run, after, wait_s)
+def _follow_json(operator: Operator, run: str) -> RunStatus:
+    status = RunStatus.RUNNING
+    for progress in _follow(operator, run, WATCH_WAIT_S):
         for record in progress.ended:
             _print_json(record)
-        after, wait_s = progress.next_after, WATCH_WAIT_S
-        if progress.run.status is not RunStatus.RUNNING:
-            return progress.run
+        status = progress.run.status
+    return status
 
 
 def _tell(view: RunView, as_json: bool) -> None:
@@ -169,7 +185,7 @@ def _tell(view: RunView, as_json: bool) -> None:
         _print_json(view)
     else:
         rounds = f"{view.rounds_done} of {view.rounds_planned} rounds"
-        typer.echo(f"{view.name}: {view.status.value}, {rounds}. {view.reason}".strip())
+        typer.echo(f"{view.name}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())
 
 
 def _print_json(value: object) -> None:

@@ -5,7 +5,7 @@ Whoever calls decides how patiently to repeat (`transport.patiently`); every met
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -24,6 +24,7 @@ from umbel.aggregation.messages import (
 from umbel.aggregation.signatures import content_digest
 from umbel.aggregation.types import AssignmentId, WorkDone
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
+from umbel.client.printable import printable
 from umbel.client.transport import Answer, Transport
 
 _ENROLLED = TypeAdapter(Enrolled)
@@ -52,12 +53,14 @@ class Coordinator:
 
     def check_in(self, check_in: CheckIn) -> CheckedIn:
         """Held open for up to `check_in.wait_s` seconds."""
-        return self._post_json("POST", "/v1/check-ins", check_in, hold_s=check_in.wait_s).parse(_CHECKED_IN)
+        checked_in = self._post_json("POST", "/v1/check-ins", check_in, hold_s=check_in.wait_s).parse(_CHECKED_IN)
+        return replace(checked_in, reason=printable(checked_in.reason))
 
     def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:
         """Held open for up to `wait_s` seconds; answered at once when the round closes."""
-        query = f"wait_s={wait_s:.3f}"
-        return self._transport.ask("GET", f"/v1/assignments/{assignment}", query=query, hold_s=wait_s).parse(_STATUS)
+        path, query = f"/v1/assignments/{assignment}", f"wait_s={wait_s:.3f}"
+        status = self._transport.ask("GET", path, query=query, hold_s=wait_s).parse(_STATUS)
+        return replace(status, reason=printable(status.reason))
 
     @contextmanager
     def model(self, sha256: str, first_byte: int = 0) -> Generator[httpx.Response]:
@@ -101,7 +104,8 @@ class Coordinator:
         self._transport.ask("DELETE", _upload_path(assignment))
 
     def report(self, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
-        return self._post_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
+        answer = self._post_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
+        return replace(answer, reason=printable(answer.reason))
 
     def decline(self, assignment: AssignmentId, reason: str) -> None:
         self._post_json("PUT", f"/v1/assignments/{assignment}/decline", Decline(reason[:REASON_CHARS_MAX]))

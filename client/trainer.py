@@ -56,8 +56,8 @@ class TorchClient(Client):
         self.precision = pick_precision(precision, self.device)
         self.model = model.to(self.device)
         self.sample_count = n_samples(train)
-        if self.sample_count < 1:
-            raise ValueError("the training data are empty; a client needs at least one sample")
+        if self.sample_count < 1 or n_batches(train, 1) < 1:
+            raise ValueError("the training data are empty; a client needs at least one sample, and one batch")
         self._loss, self._train, self._holdout, self._metrics = loss, train, holdout, metrics
         self._optimizer = optimizer or _sgd
 

@@ -32,6 +32,7 @@ from umbel.aggregation.signatures import Target
 from umbel.client.backoff import IDLE, RETRY_AFTER_MAX_S, Backoff
 from umbel.client.errors import CoordinatorBusy, CoordinatorMisbehaved, CoordinatorUnreachable, OutOfTime, TryAgain
 from umbel.client.errors import refusal as refusal_of
+from umbel.client.printable import printable
 
 JSON_BYTES_MAX = 1 << 20
 ANSWER_TIMEOUT_S = 30.0
@@ -85,10 +86,11 @@ class Transport:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         hold_s: float = 0.0,
+        bytes_max: int = JSON_BYTES_MAX,
     ) -> Answer:
-        """One try. `hold_s`: how much longer than usual the answer may take, for long polls."""
+        """One try. `hold_s`: how much longer than usual the answer may take, for long polls; `bytes_max`: its cap."""
         with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s) as response:
-            return Answer(response.status_code, response.headers, read_capped(response, JSON_BYTES_MAX))
+            return Answer(response.status_code, response.headers, read_capped(response, bytes_max))
 
     @contextmanager
     def stream(
@@ -170,7 +172,7 @@ def _problem(response: httpx.Response) -> tuple[str, str]:
     except (ValidationError, RecursionError):
         place = f" (redirects to {response.headers['location'][:200]!r})" if response.has_redirect_location else ""
         return f"http-{response.status_code}", f"it answered HTTP {response.status_code}{place} without saying why"
-    return problem.type.removeprefix(_PROBLEM_TYPE)[:64], problem.detail[:1000]
+    return printable(problem.type.removeprefix(_PROBLEM_TYPE)[:64]), printable(problem.detail)
 
 
 def _retry_after_s(response: httpx.Response) -> float:

@@ -502,3 +502,16 @@ def test_an_upload_that_never_moves_is_given_up(tmp_path: Path) -> None:
 def test_old_models_are_removed(tmp_path: Path) -> None:
     take_part(tmp_path, Double(AddOne().model, rounds=3))
     assert len(os.listdir(next(tmp_path.glob("*/models")))) == 1
+
+
+def test_no_escape_sequence_of_the_coordinator_reaches_a_terminal(tmp_path: Path) -> None:
+    def wrap(handle: Handler) -> Handler:
+        def colourful(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "POST check-ins":
+                return answer({"run_status": "stopped", "reason": "over\x1b[2J\x07", "retry_after_s": 0})
+            return handle(request)
+
+        return colourful
+
+    end = take_part(tmp_path, Double(AddOne().model), wrap=wrap)
+    assert (end.status, end.reason) == ("stopped", "over\ufffd[2J\ufffd")

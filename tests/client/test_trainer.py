@@ -174,6 +174,11 @@ def test_empty_data_are_refused() -> None:
         TorchClient(network(), nn.CrossEntropyLoss(), data(0))
 
 
+def test_a_loader_that_yields_no_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="one batch"):
+        TorchClient(network(), nn.CrossEntropyLoss(), DataLoader(data(3), batch_size=8, drop_last=True))
+
+
 @pytest.mark.parametrize(
     ("n", "batch_size", "sizes"),
     [(0, 4, []), (1, 4, [1]), (5, 4, [5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (3, 1, [1, 1, 1]), (9, 4, [4, 5])],

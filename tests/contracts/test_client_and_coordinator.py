@@ -135,6 +135,11 @@ def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_
     assert load_file(out).keys() == load_file(init).keys()
     (listed,) = umbel(coordinator, "run_app", "list")
     assert listed["status"] == "finished"
+    watch = ["watch", "breast-cancer", "--server", coordinator.url]
+    picture = ends(start("umbel.client.commands.run_app", *watch, UMBEL_ADMIN_KEY=coordinator.admin_key))
+    assert "10 of 10 rounds" in picture
+    lines = ends(start("umbel.client.commands.run_app", *watch, "--json", UMBEL_ADMIN_KEY=coordinator.admin_key))
+    assert [json.loads(line)["round"] for line in lines.splitlines()] == list(range(1, 11))
 
 
 def patient_run(coordinator: Coordinator, site: Path) -> None:

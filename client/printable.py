@@ -1,0 +1,8 @@
+"""Text from the other end, made safe to show: no escape sequence of a peer's reaches a terminal or a log."""
+
+TEXT_CHARS_MAX = 1000
+
+
+def printable(text: str) -> str:
+    """`text` with every unprintable character replaced, cut at `TEXT_CHARS_MAX`."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:TEXT_CHARS_MAX])
