@@ -6,17 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from tests.client.double import kind_of
+from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
-from umbel.client import Operator
+from umbel.client import Client, LocalPlan, Operator, TrainResult, run_client
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
@@ -188,3 +194,51 @@ def test_stopping_a_run_sends_its_clients_home(coordinator: Coordinator, tmp_pat
     end = json.loads(ends(ward))
     assert (end["status"], end["accepted"]) == ("stopped", 0)
     assert "enough seen" in end["reason"]
+
+
+class LosesEachFirstAnswer(httpx.BaseTransport):
+    """A line that carries every request, and loses the first answer of each kind."""
+
+    def __init__(self) -> None:
+        self._inner = httpx.HTTPTransport()
+        self.seen = Counter[str]()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._inner.handle_request(request)
+        kind = kind_of(request)
+        self.seen[kind] += 1
+        if self.seen[kind] == 1:
+            response.read()
+            response.close()
+            raise httpx.ReadError("the line was cut", request=request)
+        return response
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Large(Client):
+    """A model whose update takes more than one chunk."""
+
+    def __init__(self) -> None:
+        self.model, self.sample_count = nn.Linear(600_000, 2), 3
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        return TrainResult(3, 1, 1)
+
+
+def test_a_lost_answer_at_every_step_leaves_one_counted_report(coordinator: Coordinator, tmp_path: Path) -> None:
+    app, line = Large(), LosesEachFirstAnswer()
+    with coordinator.operator() as operator:
+        sha256 = operator.upload_model(encode_model(app.model.state_dict()))
+        operator.create_run("patience", PATIENT_RUN, sha256)
+        (token,) = operator.create_tokens()
+        end = run_client(app, coordinator.url, tmp_path / "ward", "patience", token, "ward", transport=line)
+        progress = operator.progress("patience")
+    assert (end.status, end.accepted) == ("finished", 1)
+    assert [record.reported for record in progress.ended] == [1]
+    uploads = {"POST update", "HEAD update", "PATCH update"}
+    assert set(line.seen) == {"POST enrolments", "POST check-ins", "GET models", "PUT report"} | uploads
