@@ -1,7 +1,7 @@
 """What every `umbel bench` prints: rows of ours against something else, measured in the same run.
 
-A row's `ratio` is ours / theirs. `hold` is the bound we promise, on the ratio or on our own figure (then with its unit);
-`holds` says whether this run met it, None where nothing is promised.
+A row's `ratio` is ours / theirs. `hold` is the bound we promise, on the ratio or on our own figure (then with its
+unit); `holds` says whether this run met it, None where nothing is promised.
 """
 
 from collections.abc import Sequence

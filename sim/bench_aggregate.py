@@ -1,7 +1,7 @@
 """`umbel bench aggregate`: the coordinator's memory under forty uploads at once, and how fast updates are folded.
 
-Memory is the resident set of a real coordinator process, sampled every 20 ms while forty clients upload over HTTP. It is
-compared with what it was before the run was created (a small run had warmed the process up), so that everything the
+Memory is the resident set of a real coordinator process, sampled every 20 ms while forty clients upload over HTTP. It
+is compared with what it was before the run was created (a small run had warmed the process up), so that everything the
 model costs counts. Beside it, in this process: keeping every update and taking the mean of the stack, as peers do.
 """
 

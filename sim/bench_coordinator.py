@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -63,7 +64,7 @@ def coordinator_round_s(n_rounds: int) -> float:
             clients = _start_clients(Path(folder), coordinator.url, operator.create_tokens(N_CLIENTS))
             children.append(clients)
             opened = [record.opened_at for record in _finish(operator, [coordinator.child, clients])]
-    steps = [later - earlier for earlier, later in zip(opened, opened[1:], strict=False)]
+    steps = [later - earlier for earlier, later in pairwise(opened)]
     return statistics.median(steps[_WARM_UP:])
 
 
@@ -105,7 +106,7 @@ def limit_round_s(n_rounds: int) -> float:
             thread.start()
         for thread in threads:
             thread.join()
-    steps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    steps = [later - earlier for earlier, later in pairwise(times)]
     return statistics.median(steps[_WARM_UP:])
 
 

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 PUBLISHED_ROUND_S = 6.7
@@ -165,7 +166,7 @@ class _Deployment:
                 raise FlowerFailed(f"Flower's rounds did not finish within {_LIMIT_S:.0f} s:\n{log[-2000:]}")
             time.sleep(0.2)
         times = [float(line.split()[0]) for line in self._times.read_text().splitlines()]
-        return statistics.median(later - earlier for earlier, later in zip(times[1:], times[2:], strict=False))
+        return statistics.median(later - earlier for earlier, later in pairwise(times[1:]))
 
     def _kill(self) -> None:
         for process in self._processes:

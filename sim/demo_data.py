@@ -56,9 +56,9 @@ class Score:
 
 def load_data(split: DirichletSplit, seed: int) -> DemoData:
     """Hold out the test set, then split the rest among the clients. The same seed gives the same data."""
-    digits = load_digits()
-    images = (digits.images / 16.0).astype(np.float32)
-    labels = digits.target.astype(np.int64)
+    pixels, digits = load_digits(return_X_y=True)
+    images = (pixels.reshape(-1, 8, 8) / 16.0).astype(np.float32)
+    labels = digits.astype(np.int64)
     train_index, test_index = train_test_split(
         np.arange(len(labels)),
         test_size=TEST_SHARE,

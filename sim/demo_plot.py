@@ -56,7 +56,7 @@ def _accuracy(axes: Axes, rounds: list[DemoRound], baselines: Baselines) -> None
     axes.axhline(baselines.pooled, color=_POOLED, lw=1.3, ls=(0, (5, 3)))
     axes.plot(x, y, color=_TOGETHER, lw=2.6, marker="o", ms=4.5, mfc="white", mew=1.6, clip_on=False, zorder=5)
     axes.set_xlim(0.5, len(rounds) + 0.5)
-    axes.set_ylim(min(low, *y, 0.3) - 0.03, 1.03)
+    axes.set_ylim(min(low, *y, 0.3) - 0.03, 1.06)
     right = len(rounds) + 0.4
     alone = f"each clinic alone: mean {baselines.alone_mean:.1%} ({low:.0%} to {high:.0%})"
     _label(axes, right, baselines.alone_mean - 0.012, alone, "#9a6a1f", "top")

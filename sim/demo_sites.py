@@ -81,8 +81,8 @@ class SiteProcesses:
         _tell(self._current[clients], self._specs[clients])
 
     def _start(self, clients: tuple[ClientPlan, ...]) -> None:
-        names = f"{clients[0].name} to {clients[-1].name}" if len(clients) > 1 else clients[0].name
-        log = self._folder / f"{clients[0].name}.log"
+        names = ", ".join(client.name for client in clients)
+        log = self._folder / f"{names.partition(',')[0]}.log"
         child = start(f"the process of {names}", ["-m", "umbel.sim.demo_client"], log)
         with self._lock:
             self._children.append(child)
@@ -92,12 +92,11 @@ class SiteProcesses:
     def _listen(self, child: Child) -> None:
         for line in child.stdout:
             event = _EVENT.validate_json(line)
-            match event.event:
-                case "ready":
-                    self._note_ready(child)
-                case "training" if self._is_the_moment(event):
-                    self._kill(child)
-                    return
+            if event.event == "ready":
+                self._note_ready(child)
+            elif event.event == "training" and self._is_the_moment(event):
+                self._kill(child)
+                return
 
     def _note_ready(self, child: Child) -> None:
         with self._lock:

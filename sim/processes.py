@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -134,7 +134,7 @@ def wait_until(is_so: Callable[[], bool], children: Sequence[Child], timeout_s: 
 
 
 @contextlib.contextmanager
-def stopping(children: list[Child]) -> Iterator[list[Child]]:
+def stopping(children: list[Child]) -> Generator[list[Child]]:
     """Whatever happens inside, every child that was added to the list is stopped at the end, the newest first."""
     try:
         yield children

@@ -1,0 +1,67 @@
+"""The whole demo: real coordinator, real client processes, real HTTP, real data."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+PROMISED = (
+    "accuracy pooled_accuracy local_accuracy_mean rounds clients selected reported partial dropped bytes_up bytes_down "
+    "wall_s model_sha256"
+)
+
+
+def run_demo(out: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "umbel", "demo", "--json", "--out", str(out), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+@pytest.mark.slow
+def test_a_federation_with_a_kill_and_slow_clients_comes_close_to_pooled_training(tmp_path: Path) -> None:
+    summary = run_demo(tmp_path)
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    fates = [(client["client"], client["fate"]) for line in rounds for client in line["clients"]]
+    assert set(PROMISED.split()) <= summary.keys()
+    assert summary["accuracy"] >= summary["pooled_accuracy"] - 0.03
+    assert summary["accuracy"] >= summary["local_accuracy_mean"] + 0.2
+    assert summary["partial"] >= 1
+    assert ("clinic-10", "lost") in fates, "the killed client was never counted as lost"
+    assert fates[::-1][[name for name, _ in fates[::-1]].index("clinic-10")][1] != "lost", "it never came back"
+    assert (summary["rounds"], summary["clients"]) == (24, 12)
+    assert rounds[-1]["model_sha256"] == summary["model_sha256"]
+    assert (tmp_path / "curves.png").stat().st_size > 50_000
+
+
+@pytest.mark.slow
+def test_two_calm_demos_with_the_same_seed_give_the_same_model(tmp_path: Path) -> None:
+    first, second = (run_demo(tmp_path / name, "--calm", "--rounds", "5", "--seed", "3") for name in ("a", "b"))
+    assert first["model_sha256"] == second["model_sha256"]
+    assert (first["reported"], first["partial"], first["dropped"]) == (60, 0, 0)
+
+
+@pytest.mark.slow
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "umbel", "demo", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "enrolling" in line:
+                break
+        children = psutil.Process(demo.pid).children(recursive=True)
+        assert len(children) >= 6
+        os.kill(demo.pid, signal.SIGINT)
+        assert demo.wait(60) == 130
+    deadline = time.monotonic() + 20
+    while any(child.is_running() for child in children):
+        assert time.monotonic() < deadline, "an orphan is left"
+        time.sleep(0.05)

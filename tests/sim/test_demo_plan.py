@@ -1,0 +1,36 @@
+"""What the demo asks for is consistent, and the coordinator reads the same run file that the demo wrote."""
+
+import tomllib
+
+import pytest
+from pydantic import TypeAdapter
+
+from umbel.aggregation.runfile import RunFile
+from umbel.sim.demo_plan import Role, make_plan, run_toml
+
+
+@pytest.mark.parametrize("calm", [True, False])
+def test_the_run_file_comes_back_as_it_was_written(calm: bool) -> None:
+    run_file = make_plan(7, 24, calm=calm).run_file
+    assert TypeAdapter(RunFile).validate_python(tomllib.loads(run_toml(run_file))) == run_file
+
+
+def test_there_are_twelve_clients_in_five_processes_and_the_victim_is_alone() -> None:
+    plan = make_plan(0, 24, calm=False)
+    assert sorted(client.name for client in plan.clients) == [f"clinic-{i:02}" for i in range(1, 13)]
+    assert len(plan.processes) == 5
+    assert [[c.role for c in p] for p in plan.processes[3:]] == [[Role.VICTIM], [Role.SLOW, Role.SLOW]]
+
+
+def test_without_the_victim_the_target_needs_one_slow_client() -> None:
+    plan = make_plan(0, 24, calm=False)
+    n_ordinary = sum(client.role is Role.ORDINARY for client in plan.clients)
+    assert n_ordinary + 1 == plan.run_file.rounds.target
+    assert plan.run_file.round_plan(1, 1).n_wanted == len(plan.clients)
+
+
+def test_a_calm_demo_kills_and_slows_nobody_and_waits_for_all() -> None:
+    plan = make_plan(0, 24, calm=True)
+    assert {client.role for client in plan.clients} == {Role.ORDINARY}
+    assert plan.kill_in_training is None
+    assert plan.run_file.rounds.target == plan.run_file.rounds.minimum == len(plan.clients)

@@ -1,0 +1,104 @@
+"""The live picture can be drawn in every situation, at every width."""
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from tests.sim.made_records import ended_round, live_round
+from umbel.aggregation.records import Fate
+from umbel.sim.demo_baselines import Baselines
+from umbel.sim.demo_board import STATES, Board
+from umbel.sim.demo_plan import make_plan
+from umbel.sim.demo_view import View, render, si_bytes, sparkline
+
+PLAN = make_plan(0, 24, calm=False)
+
+
+def new_board(told: list[str]) -> Board:
+    return Board(PLAN, {client.name: 100 for client in PLAN.clients}, told.append)
+
+
+def drawn(picture: RenderableType, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, height=40)
+    with console.capture() as capture:
+        console.print(picture)
+    return capture.get()
+
+
+@pytest.mark.parametrize("phase", ["recruiting", "training", "closing"])
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_every_phase_is_drawn_within_forty_lines(phase: str, width: int) -> None:
+    board = new_board([])
+    board.add(ended_round(PLAN, 1))
+    board.live = live_round(PLAN, 2, phase)
+    text = drawn(render(board, ["something happened"]), width)
+    assert phase in text
+    assert "round 2 of 24" in text
+    assert "clinic-12" in text
+    assert len(text.splitlines()) <= 40
+
+
+def test_before_the_first_round_the_stage_is_shown() -> None:
+    board = new_board([])
+    board.say_stage("starting a coordinator")
+    assert "starting a coordinator" in drawn(render(board, []))
+
+
+def test_a_killed_client_is_shown_as_lost_until_it_is_back() -> None:
+    told: list[str] = []
+    board = new_board(told)
+    board.live = live_round(PLAN, 3, "training")
+    board.note_kill("clinic-10")
+    assert "killed by the demo" in drawn(render(board, []))
+    board.note_restart("clinic-10")
+    assert "starting again" in drawn(render(board, []))
+    board.note_return("clinic-10")
+    assert [text.split()[0] for text in told] == ["clinic-10"] * 3
+    assert not board.down
+
+
+def test_a_round_is_told_in_one_line_that_names_whoever_did_not_simply_report() -> None:
+    told: list[str] = []
+    new_board(told).add(ended_round(PLAN, 3))
+    assert "partial: clinic-11 (7/28); lost: clinic-10; told to stop: clinic-12" in told[0]
+
+
+def test_an_abandoned_attempt_is_told_with_its_reason() -> None:
+    told: list[str] = []
+    new_board(told).add(ended_round(PLAN, 3, committed=False))
+    assert "abandoned: the target" in told[0]
+
+
+def test_the_baselines_appear_as_they_become_known() -> None:
+    board = new_board([])
+    board.baselines = Baselines(0.991, ())
+    assert "99.1%" in drawn(render(board, []))
+    board.baselines = Baselines(0.991, (0.5, 0.7))
+    assert "60.0%" in drawn(render(board, []))
+
+
+def test_without_a_terminal_each_event_is_one_line() -> None:
+    file = io.StringIO()
+    view = View(Console(file=file, width=40))
+    view.board = Board(PLAN, {}, view.tell)
+    view.board.add(ended_round(PLAN, 3))
+    assert len(file.getvalue().splitlines()) == 1
+    assert "clinic-10" in file.getvalue()
+
+
+def test_every_fate_has_a_word() -> None:
+    assert set(STATES) == set(Fate)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (38_100_000, "38.1 MB"), (2 * 10**12, "2e+03 GB")],
+)
+def test_bytes_are_written_for_people(n_bytes: int, text: str) -> None:
+    assert si_bytes(n_bytes) == text
+
+
+def test_a_sparkline_has_one_bar_per_value_and_survives_the_ends() -> None:
+    assert sparkline([-1.0, 0.0, 0.5, 1.0, 2.0], 10) == "▁▁▅██"
+    assert len(sparkline([0.5] * 50, 30)) == 30

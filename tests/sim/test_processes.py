@@ -1,0 +1,66 @@
+"""Processes are noticed when they die, and die when they are no longer wanted."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from umbel.sim.processes import ChildDied, start, stopping, wait_until
+
+SLEEPER = """
+import sys, time
+from umbel.sim.tether import when_the_starter_is_gone
+import os
+when_the_starter_is_gone(lambda: os._exit(0))
+print("ready", flush=True)
+time.sleep(600)
+"""
+STARTER = f"""
+import sys, time
+from pathlib import Path
+from umbel.sim.processes import start
+child = start("the sleeper", ["-c", {SLEEPER!r}], Path(sys.argv[1]))
+child.stdout.readline()
+print(child.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with stopping([]) as children:
+        children.append(start("the teller", ["-c", "import sys; sys.exit('what went wrong')"], tmp_path / "log"))
+        with pytest.raises(ChildDied, match=r"the teller ended unexpectedly \(exit status 1\)[\s\S]*what went wrong"):
+            wait_until(lambda: False, children, 30, "a miracle")
+
+
+def test_waiting_in_vain_says_for_what(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="in vain for a miracle"):
+        wait_until(lambda: False, [], 0.05, "a miracle")
+
+
+def test_children_are_stopped_even_if_they_ignore_the_request(tmp_path: Path) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    )
+    with stopping([]) as children:
+        children.append(child := start("the stubborn", ["-c", stubborn], tmp_path / "log"))
+        child.stdout.readline()
+        child.stop(grace_s=0.2)
+    assert child.process.returncode == -signal.SIGKILL
+
+
+def test_a_child_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTER, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        child = psutil.Process(int(starter.stdout.readline()))
+        os.kill(starter.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "an orphan is left"
+        time.sleep(0.02)
