@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.grid import GridAccumulator
+from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
 
 State = Mapping[str, Tensor]
 
@@ -255,7 +255,16 @@ def _difference(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
 
 
 def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
-    mean = total.mean_slice(spec.place.start, spec.place.stop).reshape(spec.shape)
+    """One tensor of `add_mean`, in pieces: the float64 scratch of a large tensor would outweigh the whole model."""
+    values, stepped = start.reshape(-1), torch.empty(spec.shape, dtype=start.dtype)
+    for first in range(0, spec.n_values, CHUNK_VALUES):
+        piece = slice(first, min(first + CHUNK_VALUES, spec.n_values))
+        mean = total.mean_slice(spec.offset + piece.start, spec.offset + piece.stop)
+        stepped.view(-1)[piece] = _step(spec, values[piece], mean, learning_rate)
+    return stepped
+
+
+def _step(spec: TensorSpec, start: Tensor, mean: Tensor, learning_rate: float) -> Tensor:
     if spec.torch_dtype in _FLOATS:
         return start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype)
     if spec.torch_dtype == torch.bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     clock = clock or SystemClock()
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with running(settings, clock) as state:
             app.state.umbel = state
             yield
@@ -53,7 +53,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
 
 
 @asynccontextmanager
-async def running(settings: Settings, clock: Clock) -> AsyncIterator[State]:
+async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     """Everything a coordinator consists of, from its first transaction to its last."""
     settings.data.mkdir(parents=True, exist_ok=True)
     database, worker = Database(settings.database), ThreadPoolExecutor(1, "umbel-worker")

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class BlobStore:
         return self.path(sha256).is_file()
 
     @contextmanager
-    def making(self) -> Iterator[Path]:
+    def making(self) -> Generator[Path]:
         """A path to write a new file to; hand it to `keep` within the block, or it is dropped."""
         path = self._making / secrets.token_hex(16)
         try:

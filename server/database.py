@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,13 @@ class Database:
         await self._engine.dispose()
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncSession]:
+    async def reading(self) -> AsyncGenerator[AsyncSession]:
         """A transaction that only reads."""
         async with AsyncSession(self._engine, expire_on_commit=False) as session:
             yield session
 
     @asynccontextmanager
-    async def writing(self, name: str) -> AsyncIterator[AsyncSession]:
+    async def writing(self, name: str) -> AsyncGenerator[AsyncSession]:
         """A transaction that is committed at the end of the block, or rolled back when it raises."""
         started = time.perf_counter()
         async with self._turn(), AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
@@ -57,7 +57,7 @@ class Database:
             _log.warning("transaction %s took %.1f s", name, took_s)
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self) -> AsyncGenerator[None]:
         """SQLite has one writer at a time: queue here, first come first served, instead of in its sleeping retries."""
         if self._one_writer is None:
             yield

@@ -4,16 +4,18 @@ On SIGTERM or SIGINT no connection is taken any more, requests that are held ope
 a few seconds to finish; everything that was answered is stored already.
 """
 
+import asyncio
 import fcntl
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from umbel.server.app import create_app
 from umbel.server.blobs import write_private
@@ -21,6 +23,7 @@ from umbel.server.http import State
 from umbel.server.settings import Settings
 
 _GRACE_S = 5
+_READ_BYTES = 1 << 16
 _KEEP_ALIVE_S = 75
 
 
@@ -36,6 +39,15 @@ def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -
         _Server(settings, log_level, announce).run()
 
 
+class _SmallReads(H11Protocol):
+    """uvicorn's protocol, reading 64 KiB at a time: asyncio's 256 KiB, buffered for each of many uploads at once, would
+    be the coordinator's largest use of memory."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # of asyncio's selector transports
+
+
 class _Server(uvicorn.Server):
     """uvicorn, that says where it listens and answers held-open requests when it is told to stop."""
 
@@ -49,6 +61,7 @@ class _Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 log_level=log_level.lower(),
+                http=_SmallReads,
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
@@ -81,7 +94,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _locked(data: Path) -> Iterator[None]:
+def _locked(data: Path) -> Generator[None]:
     """Hold the data directory for this process alone; the lock goes with the process, however that ends."""
     with (data / "lock").open("w") as file:
         try:

@@ -13,13 +13,13 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="UMBEL_", extra="forbid", frozen=True)
 
-    data: Path = Field(Path("umbel-data"), description="directory for the database, the models and the admin key")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8750, ge=0, le=65535, description="port to listen on; 0 picks a free one")
-    database_url: str | None = Field(None, description="SQLAlchemy URL; by default SQLite in the data directory")
-    json_bytes_max: int = Field(64 * KIB, ge=KIB, description="cap of a control message")
-    chunk_bytes_max: int = Field(16 * MIB, ge=KIB, description="cap of one chunk of an upload")
-    model_bytes_max: int = Field(4 * GIB, ge=KIB, description="cap of a model file")
+    data: Path = Field(default=Path("umbel-data"), description="directory of database, models and admin key")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8750, ge=0, le=65535, description="port to listen on; 0 picks a free one")
+    database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite, in data")
+    json_bytes_max: int = Field(default=64 * KIB, ge=KIB, description="cap of a control message")
+    chunk_bytes_max: int = Field(default=16 * MIB, ge=KIB, description="cap of one chunk of an upload")
+    model_bytes_max: int = Field(default=4 * GIB, ge=KIB, description="cap of a model file")
 
     @property
     def database(self) -> str:

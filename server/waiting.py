@@ -4,7 +4,7 @@ Nothing here polls: a request listens for its bell, and whoever changes somethin
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Bells:
         self._listening: dict[str, set[asyncio.Event]] = {}
 
     @contextmanager
-    def listen(self, name: str) -> Iterator[asyncio.Event]:
+    def listen(self, name: str) -> Generator[asyncio.Event]:
         """An event that the next ring sets."""
         event = asyncio.Event()
         self._listening.setdefault(name, set()).add(event)

@@ -6,7 +6,7 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,7 +238,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(data: Path, clock: Clock | None = None, **settings: Any) -> AsyncIterator[House]:
+async def house(data: Path, clock: Clock | None = None, **settings: Any) -> AsyncGenerator[House]:
     """A coordinator over `data`, spoken to without a socket."""
     chosen = Settings(data=data, **settings)
     app = create_app(chosen, clock)
