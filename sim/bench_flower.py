@@ -4,7 +4,9 @@ A SuperLink and SuperNodes, each a process of the interpreter that has `flwr` in
 work. The app writes the time whenever a round begins. Written for flwr 1.41.
 """
 
+import contextlib
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -99,7 +101,7 @@ def flower_round_s(python: Path, n_nodes: int, n_rounds: int) -> float:
 
 
 class _Deployment:
-    """One SuperLink, its SuperNodes and one run of the app. All in one process group per process, killed at the end."""
+    """One SuperLink, its SuperNodes and one run of the app. Each leads a process group of its own, killed at the end."""
 
     def __init__(self, binaries: Path, folder: Path, n_nodes: int, n_rounds: int) -> None:
         self._binaries, self._folder, self._n_nodes, self._n_rounds = binaries, folder, n_nodes, n_rounds
@@ -172,10 +174,11 @@ class _Deployment:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
+            with contextlib.suppress(ProcessLookupError):  # what it started itself is in its group
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -19,7 +19,7 @@ from rich.live import Live
 
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.records import RoundRecord, RunView
 from umbel.client import Operator
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
@@ -130,11 +130,16 @@ def _follow(stage: Stage, operator: Operator, coordinator: CoordinatorProcess) -
                 file.write(round_line(ended) + "\n")
                 stage.board.add(ended)
             _tend_victim(stage)
-            if progress.run.status is not RunStatus.RUNNING:
+            if progress.run.status is not RunStatus.RUNNING and not _is_behind(stage.board, progress.run):
                 break
     stage.board.live = None
     if progress.run.status is not RunStatus.FINISHED:
         raise DemoFailed(f"the run ended as {progress.run.status.value}: {progress.run.reason}")
+
+
+def _is_behind(board: Board, run: RunView) -> bool:
+    """Whether a round that the run counts as committed has not been told yet: the last one comes with its end."""
+    return run.status is RunStatus.FINISHED and len(board.committed) < run.rounds_done
 
 
 def _tend_victim(stage: Stage) -> None:

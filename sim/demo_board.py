@@ -152,5 +152,7 @@ def _note(record: ClientRecord) -> str:
             return "" if record.report_s is None else f"after {record.report_s:.1f} s"
         case Fate.TRAINING:
             return f"silent for {record.silent_s:.0f} s" if record.silent_s >= 1 else ""
-        case _:
+        case Fate.RELEASED:
+            return ""
+        case Fate.DECLINED | Fate.LOST:
             return record.reason
