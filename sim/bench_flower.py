@@ -101,7 +101,7 @@ def flower_round_s(python: Path, n_nodes: int, n_rounds: int) -> float:
 
 
 class _Deployment:
-    """One SuperLink, its SuperNodes and one run of the app. Each leads a process group of its own, killed at the end."""
+    """One SuperLink, its SuperNodes and one run of the app. Each leads a process group, killed at the end."""
 
     def __init__(self, binaries: Path, folder: Path, n_nodes: int, n_rounds: int) -> None:
         self._binaries, self._folder, self._n_nodes, self._n_rounds = binaries, folder, n_nodes, n_rounds
