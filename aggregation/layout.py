@@ -168,13 +168,25 @@ class Layout:
         nearest integer; a bool takes the majority. Multiplication and addition are separate operations: no fused
         multiply-add makes the bits depend on the processor.
         """
-        return {spec.name: _stepped(spec, master[spec.name], total, learning_rate) for spec in self.owners()}
+        return {s.name: _stepped(self, s, master[s.name], total, learning_rate) for s in self.owners()}
+
+    def step(
+        self, spec: TensorSpec, start: Tensor, first: int, total: GridAccumulator, learning_rate: float = 1.0
+    ) -> Tensor:
+        """`add_mean` for some consecutive values of one tensor: `start`, in the master's dtype, of which the first is
+        the tensor's `first`-th. For who cannot hold the model beside the sum."""
+        mean = total.mean_slice(spec.offset + first, spec.offset + first + start.numel())
+        return _step(spec, start, mean, learning_rate)
 
     def master_of(self, state: State) -> dict[str, Tensor]:
         """The coordinator's copy, on the CPU: owners only, half precision widened to float32."""
         return {
             s.name: state[s.name].detach().to("cpu", _master_dtype(s), copy=True).contiguous() for s in self.owners()
         }
+
+    def master_dtype(self, spec: TensorSpec) -> torch.dtype:
+        """What the coordinator's copy of a tensor is made of."""
+        return _master_dtype(spec)
 
     def published(self, master: State) -> dict[str, Tensor]:
         """What clients download: the master copy in the model's own dtypes, owners only."""
@@ -254,13 +266,12 @@ def _difference(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     return change.to(torch.float32).mul_(_INTEGER_UNIT)
 
 
-def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
+def _stepped(layout: Layout, spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
     """One tensor of `add_mean`, in pieces: the float64 scratch of a large tensor would outweigh the whole model."""
     values, stepped = start.reshape(-1), torch.empty(spec.shape, dtype=start.dtype)
     for first in range(0, spec.n_values, CHUNK_VALUES):
         piece = slice(first, min(first + CHUNK_VALUES, spec.n_values))
-        mean = total.mean_slice(spec.offset + piece.start, spec.offset + piece.stop)
-        stepped.view(-1)[piece] = _step(spec, values[piece], mean, learning_rate)
+        stepped.view(-1)[piece] = layout.step(spec, values[piece], first, total, learning_rate)
     return stepped
 
 

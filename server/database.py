@@ -18,6 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 _log = logging.getLogger(__name__)
 _SLOW_S = 1.0
+_CONNECTIONS = 4  # transactions are short and SQLite writes one at a time; each connection costs a thread
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -25,7 +26,7 @@ class Database:
     """Named, short transactions. No network or file I/O belongs inside one."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_async_engine(url)
+        self._engine = create_async_engine(url, pool_size=_CONNECTIONS, max_overflow=0)
         self._writer = self._engine.execution_options(writes=True)
         self._one_writer = asyncio.Lock() if make_url(url).get_backend_name() == "sqlite" else None
         if self._one_writer:

@@ -1,12 +1,13 @@
 """Model files on the coordinator's disk: checking what came, and making the next version from a round's sum.
 
 The published file is what clients download; the master copy is the same file, or a second one with half-precision
-tensors widened to float32. Tensors are read one at a time and written without a copy: a commit needs about one model
-beside the sum, whatever the model's size.
+tensors widened to float32. A commit goes from file to file in pieces: beside the sum it needs a few megabytes, whatever
+the model's size.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
 from umbel.aggregation.layout import Layout
 from umbel.server.blobs import Blob, BlobStore
+from umbel.server.tensor_file import TensorFile, write_skeleton
 
 _MASTER_KEY = "umbel.master_of"
 
@@ -71,26 +73,46 @@ def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
     """The hash of the master copy of a run's first model, made if it is not the model file itself."""
     if layout.is_master_published:
         return model_sha256
-    master = layout.master_of(StateFile(blobs.path(model_sha256)))
-    return _write(blobs, master, {_MASTER_KEY: layout.digest}).sha256
+    with blobs.making() as path:
+        save_file(layout.master_of(StateFile(blobs.path(model_sha256))), path, {_MASTER_KEY: layout.digest})
+        return blobs.keep(path).sha256
 
 
 def next_model(
     blobs: BlobStore, layout: Layout, master_sha256: str, total: GridAccumulator, learning_rate: float
 ) -> ModelFiles:
     """Store `master + learning_rate * mean` as the next version. The same sum gives the same files."""
-    master = layout.add_mean(StateFile(blobs.path(master_sha256)), total, learning_rate)
-    if layout.is_master_published:
-        published = _write(blobs, master, metadata_of(layout))
-        return ModelFiles(published, published.sha256)
-    published = _write(blobs, layout.published(master), metadata_of(layout))
-    return ModelFiles(published, _write(blobs, master, {_MASTER_KEY: layout.digest}).sha256)
+    with blobs.making() as master, blobs.making() as published:
+        _begin(published, layout, is_master=False)
+        if not layout.is_master_published:
+            _begin(master, layout, is_master=True)
+        with ExitStack() as files:
+            start = files.enter_context(TensorFile(blobs.path(master_sha256)))
+            outputs = [files.enter_context(TensorFile(published, is_writable=True))]
+            if not layout.is_master_published:
+                outputs.append(files.enter_context(TensorFile(master, is_writable=True)))
+            _step_all(layout, start, outputs, total, learning_rate)
+        kept = blobs.keep(published)
+        return ModelFiles(kept, kept.sha256 if layout.is_master_published else blobs.keep(master).sha256)
 
 
-def _write(blobs: BlobStore, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Blob:
-    with blobs.making() as path:
-        save_file(tensors, path, metadata)
-        return blobs.keep(path)
+def _step_all(
+    layout: Layout, start: TensorFile, outputs: Sequence[TensorFile], total: GridAccumulator, learning_rate: float
+) -> None:
+    """Read the master copy, step it, and write it out, a piece at a time. `outputs`: published and, if any, master."""
+    for spec in layout.owners():
+        for first in range(0, spec.n_values, CHUNK_VALUES):
+            n_values = min(CHUNK_VALUES, spec.n_values - first)
+            values = start.read(spec.name, layout.master_dtype(spec), first, n_values)
+            stepped = layout.step(spec, values, first, total, learning_rate)
+            for output, dtype in zip(outputs, (spec.torch_dtype, stepped.dtype), strict=False):
+                output.write(spec.name, first, stepped.to(dtype))
+
+
+def _begin(path: Path, layout: Layout, is_master: bool) -> None:
+    dtypes = {s.name: layout.master_dtype(s) if is_master else s.torch_dtype for s in layout.owners()}
+    metadata = {_MASTER_KEY: layout.digest} if is_master else metadata_of(layout)
+    write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
 
 
 def _require_finite(name: str, tensor: Tensor) -> None:

@@ -23,7 +23,7 @@ from umbel.server.http import State
 from umbel.server.settings import Settings
 
 _GRACE_S = 5
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
 _KEEP_ALIVE_S = 75
 
 
@@ -40,7 +40,7 @@ def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -
 
 
 class _SmallReads(H11Protocol):
-    """uvicorn's protocol, reading 64 KiB at a time: asyncio's 256 KiB, buffered for each of many uploads at once, would
+    """uvicorn's protocol, reading 16 KiB at a time: asyncio's 256 KiB, buffered for each of many uploads at once, would
     be the coordinator's largest use of memory."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.grid import Grid, check_values
+from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.wire import HEADER_BYTES, Codec, expected_bytes, read_header
 from umbel.server.problems import Refused
 
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 4 * CHUNK_VALUES
 
 
 def check_update(path: Path, sha256: str, layout: Layout, grid: Grid) -> None:

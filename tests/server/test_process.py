@@ -51,12 +51,8 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
             return it.admin["Authorization"].removeprefix("Bearer ")
 
     with serving(data, log) as (process, url):
-        second = subprocess.run(
-            [sys.executable, "-c", SERVE, "--data", str(data), "--port", "0"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-c", SERVE, "--data", str(data), "--port", "0"]
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert "another coordinator works on" in second.stderr
         key = asyncio.run(scenario(process, url))

@@ -1,0 +1,42 @@
+"""The next model, made from file to file, is what `Layout.add_mean` makes in memory, byte for byte."""
+
+from pathlib import Path
+
+import torch
+
+from tests.server_device import small_state
+from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.grid import Grid, GridAccumulator
+from umbel.aggregation.layout import Layout
+from umbel.server.blobs import BlobStore
+from umbel.server.model_files import StateFile, first_master, inspect_model, next_model
+
+
+def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
+    state = {
+        **small_state(),
+        "large": torch.randn(300_001, generator=torch.Generator().manual_seed(1)),
+        "double": torch.tensor(0.5, dtype=torch.float64),
+        "mask": torch.tensor([True, False, True]),
+        "empty": torch.zeros(0, 3),
+        "half.scalar": torch.tensor(1.5, dtype=torch.float16),
+    }
+    blobs = BlobStore(tmp_path)
+    blobs.prepare()
+    with blobs.making() as path:
+        path.write_bytes(encode_model(state))
+        layout = inspect_model(path)
+        first = blobs.keep(path)
+    assert layout == Layout.of_state(state)
+    total = GridAccumulator(layout.n_values, Grid.finest(max_abs=4.0, total_weight_max=10))
+    change = torch.randn(layout.n_values, generator=torch.Generator().manual_seed(2)).clamp(-4, 4)
+    total.fold_vector(change, 3)
+    files = next_model(blobs, layout, first_master(blobs, first.sha256, layout), total, 0.7)
+    master = layout.add_mean(layout.master_of(state), total, 0.7)
+    expected = layout.full_state(layout.published(master))
+    data = blobs.path(files.published.sha256).read_bytes()
+    assert decode_model(data)[0] == layout
+    assert data == encode_model(expected)
+    stored = StateFile(blobs.path(files.master_sha256))
+    assert all(torch.equal(stored[name], tensor) for name, tensor in master.items())
+    assert len(stored) == len(master)
