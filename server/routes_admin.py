@@ -186,5 +186,6 @@ def _run_file(body: bytes) -> RunFile:
 
 
 async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
+    view = driver.view()  # before the records: whoever is told that the run is over can have its last round
     ended = await state.services.store.ended(driver.name, after, ENDED_MAX)
-    return RunProgress(driver.view(), ended, after + len(ended), driver.live())
+    return RunProgress(view, ended, after + len(ended), driver.live())
