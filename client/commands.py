@@ -140,9 +140,10 @@ def create_tokens(
 def init_model(
     app: App,
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
+    seed: Annotated[int, typer.Option(help="Seed of torch's generator: the same seed, the same weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of an app, as its code initialises it: the first model of a run."""
+    """Write the model of an app (or a torch.nn.Module), as its code initialises it: the first model of a run."""
     from umbel.client import console
 
-    console.init_model(app, out, as_json)
+    console.init_model(app, out, seed, as_json)

@@ -23,7 +23,7 @@ from umbel.aggregation.records import RoundRecord, RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
 from umbel.client.admin import Operator
 from umbel.client.errors import ClientError
-from umbel.client.loading import load_app
+from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
 from umbel.client.printable import printable
 from umbel.client.view import render_run
@@ -100,9 +100,9 @@ def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: boo
         typer.echo("\n".join(tokens))
 
 
-def init_model(app: str, out: Path, as_json: bool) -> None:
+def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:
     with one_sentence_errors():
-        weights = encode_model(load_app(app).model.state_dict())
+        weights = encode_model(load_initial_model(app, seed).state_dict())
         layout, _ = decode_model(weights)
         out.write_bytes(weights)
     facts = {"file": str(out), "size_bytes": len(weights), "n_values": layout.n_values, "layout_digest": layout.digest}

@@ -1,9 +1,13 @@
-"""Find the user's code: `--app module:attribute` names a `Client`, or a function or class that makes one."""
+"""Find the user's code: `--app module:attribute` names a `Client`, or a function or class that makes one.
+
+Where only the first weights are wanted, it may name an `nn.Module` instead: who starts a run need not hold data.
+"""
 
 import importlib
 import os
 import sys
 
+import torch
 from torch import nn
 
 from umbel.client.app import Client
@@ -15,12 +19,26 @@ def load_app(spec: str) -> Client:
 
     The current directory is importable, as with `python -m`. Errors inside the user's own module pass through.
     """
+    return _checked(_make(spec, Client), spec)
+
+
+def load_initial_model(spec: str, seed: int) -> nn.Module:
+    """The model that `spec` names, itself or as a client's, made with torch's generator at `seed`.
+
+    Raises `AppError` with a sentence that says what to do.
+    """
+    torch.manual_seed(seed)
+    made = _make(spec, (Client, nn.Module))
+    return made if isinstance(made, nn.Module) else _checked(made, spec).model
+
+
+def _make(spec: str, kinds: type | tuple[type, ...]) -> object:
+    """What `spec` names, if it is one of these kinds, else what calling it gives."""
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
         raise AppError(f"--app must look like module:attribute, such as my_hospital:client, not {spec!r}")
     found = _attribute(module_name, attribute)
-    made = found if isinstance(found, Client) else _call(found, spec)
-    return _checked(made, spec)
+    return found if isinstance(found, kinds) else _call(found, spec)
 
 
 def _attribute(module_name: str, attribute: str) -> object:

@@ -7,5 +7,5 @@ RUN pip install --no-cache-dir -c constraints.txt torch && pip install --no-cach
 RUN useradd --uid 10001 umbel && install -d -o umbel -g umbel /data
 USER umbel
 VOLUME /data
-EXPOSE 8470
-CMD ["umbel", "serve", "--data", "/data", "--host", "0.0.0.0", "--port", "8470"]
+EXPOSE 8750
+CMD ["umbel", "serve", "--data", "/data", "--host", "0.0.0.0", "--port", "8750"]

@@ -129,3 +129,15 @@ def test_every_public_name_is_there() -> None:
         assert getattr(umbel.client, name).__module__.startswith("umbel.client.")
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         getattr(umbel.client, "nonsense")  # noqa: B009 - a name that mypy would rightly refuse
+
+
+def test_the_same_seed_gives_the_same_first_model_and_a_bare_module_will_do(site: Path) -> None:
+    (site / "bare.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(3, 2)\n")
+
+    def init(seed: int) -> bytes:
+        arguments = ["init", "--app", "bare:make", "--out", "init.safetensors", "--seed", str(seed)]
+        assert CliRunner().invoke(model_app, arguments).exit_code == 0
+        return (site / "init.safetensors").read_bytes()
+
+    assert init(1) == init(1)
+    assert init(1) != init(2)
