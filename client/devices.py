@@ -50,7 +50,7 @@ class Pace:
     def step_queued(self) -> None:
         if self._events is None:
             return
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it so
+        event = torch.cuda.Event()
         event.record()
         self._events.append(event)
         if len(self._events) > 2:

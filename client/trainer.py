@@ -142,7 +142,7 @@ class _Step:
 
     def apply(self, loss: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+        self._scaler.scale(loss).backward()
         self._scaler.unscale_(self._optimizer)
         self._proximal.add_gradient()
         self._scaler.step(self._optimizer)

@@ -24,7 +24,7 @@ class Hospital(Client):
             for features, labels in batches:
                 loss = nn.functional.cross_entropy(model(features), labels)
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+                loss.backward()
                 optimizer.step()
                 done += 1
                 if done == planned or plan.should_stop():

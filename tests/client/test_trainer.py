@@ -43,7 +43,7 @@ def test_the_proximal_gradient_is_autograds() -> None:
     pairs = zip(model.parameters(), anchors, strict=True)
     objective = loss + mu / 2 * torch.stack([(p - a).square().sum() for p, a in pairs]).sum()
     expected = torch.autograd.grad(objective, list(model.parameters()), retain_graph=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     term.add_gradient()
     for p, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient)
@@ -75,7 +75,7 @@ def test_one_epoch_of_plain_sgd_is_the_textbook_loop() -> None:
     oracle.train()
     for inputs, target in shuffled_batches(data(), 16, torch.Generator().manual_seed(3)):
         oracle.zero_grad()
-        nn.functional.cross_entropy(oracle(inputs), target).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(oracle(inputs), target).backward()
         with torch.no_grad():
             for p in oracle.parameters():
                 assert p.grad is not None
