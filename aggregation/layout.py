@@ -62,6 +62,11 @@ class TensorSpec:
         return _DTYPES[self.dtype]
 
     @property
+    def master_dtype(self) -> torch.dtype:
+        """What the coordinator's copy of it is made of."""
+        return torch.float32 if self.torch_dtype in _HALF else self.torch_dtype
+
+    @property
     def place(self) -> slice:
         return slice(self.offset, self.offset + self.n_values)
 
@@ -168,25 +173,11 @@ class Layout:
         nearest integer; a bool takes the majority. Multiplication and addition are separate operations: no fused
         multiply-add makes the bits depend on the processor.
         """
-        return {s.name: _stepped(self, s, master[s.name], total, learning_rate) for s in self.owners()}
-
-    def step(
-        self, spec: TensorSpec, start: Tensor, first: int, total: GridAccumulator, learning_rate: float = 1.0
-    ) -> Tensor:
-        """`add_mean` for some consecutive values of one tensor: `start`, in the master's dtype, of which the first is
-        the tensor's `first`-th. For who cannot hold the model beside the sum."""
-        mean = total.mean_slice(spec.offset + first, spec.offset + first + start.numel())
-        return _step(spec, start, mean, learning_rate)
+        return {s.name: _stepped(s, master[s.name], total, learning_rate) for s in self.owners()}
 
     def master_of(self, state: State) -> dict[str, Tensor]:
         """The coordinator's copy, on the CPU: owners only, half precision widened to float32."""
-        return {
-            s.name: state[s.name].detach().to("cpu", _master_dtype(s), copy=True).contiguous() for s in self.owners()
-        }
-
-    def master_dtype(self, spec: TensorSpec) -> torch.dtype:
-        """What the coordinator's copy of a tensor is made of."""
-        return _master_dtype(spec)
+        return {s.name: state[s.name].detach().to("cpu", s.master_dtype, copy=True).contiguous() for s in self.owners()}
 
     def published(self, master: State) -> dict[str, Tensor]:
         """What clients download: the master copy in the model's own dtypes, owners only."""
@@ -195,7 +186,7 @@ class Layout:
     @property
     def is_master_published(self) -> bool:
         """Whether master copy and published model are the same bytes (no half-precision tensor)."""
-        return all(_master_dtype(spec) == spec.torch_dtype for spec in self.owners())
+        return all(spec.master_dtype == spec.torch_dtype for spec in self.owners())
 
     def full_state(self, owned: State) -> dict[str, Tensor]:
         """A state dict with every name, tied ones included, from the owners' tensors."""
@@ -250,10 +241,6 @@ def _identity(tensor: Tensor, name: str) -> tuple[object, ...]:
     return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def _master_dtype(spec: TensorSpec) -> torch.dtype:
-    return torch.float32 if spec.torch_dtype in _HALF else spec.torch_dtype
-
-
 def _difference(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     if spec.torch_dtype in _FLOATS:
         wide = torch.float64 if spec.torch_dtype == torch.float64 else torch.float32
@@ -266,16 +253,12 @@ def _difference(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     return change.to(torch.float32).mul_(_INTEGER_UNIT)
 
 
-def _stepped(layout: Layout, spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
-    """One tensor of `add_mean`, in pieces: the float64 scratch of a large tensor would outweigh the whole model."""
-    values, stepped = start.reshape(-1), torch.empty(spec.shape, dtype=start.dtype)
-    for first in range(0, spec.n_values, CHUNK_VALUES):
-        piece = slice(first, min(first + CHUNK_VALUES, spec.n_values))
-        stepped.view(-1)[piece] = layout.step(spec, values[piece], first, total, learning_rate)
-    return stepped
+def step(spec: TensorSpec, start: Tensor, first: int, total: GridAccumulator, learning_rate: float) -> Tensor:
+    """`Layout.add_mean` for some consecutive values of one tensor, for whoever cannot hold the model beside the sum.
 
-
-def _step(spec: TensorSpec, start: Tensor, mean: Tensor, learning_rate: float) -> Tensor:
+    `start`: in the master's dtype; its first value is the tensor's `first`-th.
+    """
+    mean = total.mean_slice(spec.offset + first, spec.offset + first + start.numel())
     if spec.torch_dtype in _FLOATS:
         return start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype)
     if spec.torch_dtype == torch.bool:
@@ -283,3 +266,12 @@ def _step(spec: TensorSpec, start: Tensor, mean: Tensor, learning_rate: float) -
     limits = torch.iinfo(spec.torch_dtype)
     change = mean.div_(_INTEGER_UNIT).round_().to(torch.int64)
     return start.to(torch.int64).add_(change).clamp_(limits.min, limits.max).to(spec.torch_dtype)
+
+
+def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
+    """One tensor of `add_mean`, in pieces: the float64 scratch of a large tensor would outweigh the whole model."""
+    values, stepped = start.reshape(-1), torch.empty(spec.shape, dtype=start.dtype)
+    for first in range(0, spec.n_values, CHUNK_VALUES):
+        piece = slice(first, min(first + CHUNK_VALUES, spec.n_values))
+        stepped.view(-1)[piece] = step(spec, values[piece], first, total, learning_rate)
+    return stepped

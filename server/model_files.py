@@ -6,20 +6,19 @@ the model's size.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from umbel.aggregation.artifact import layout_of, metadata_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.layout import Layout, TensorSpec, step
 from umbel.server.blobs import Blob, BlobStore
 from umbel.server.tensor_file import TensorFile, write_skeleton
 
@@ -32,26 +31,6 @@ class ModelFiles:
 
     published: Blob
     master_sha256: str
-
-
-class StateFile(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, each mapped into memory only while somebody holds it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with safe_open(path, framework="pt") as file:
-            self._names = tuple(file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self._path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def inspect_model(path: Path) -> Layout:
@@ -74,7 +53,11 @@ def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
     if layout.is_master_published:
         return model_sha256
     with blobs.making() as path:
-        save_file(layout.master_of(StateFile(blobs.path(model_sha256))), path, {_MASTER_KEY: layout.digest})
+        _begin(path, layout, is_master=True)
+        with TensorFile(blobs.path(model_sha256)) as start, TensorFile(path, is_writable=True) as master:
+            for spec, first, n_values in _pieces(layout):
+                values = start.read(spec.name, spec.torch_dtype, first, n_values)
+                master.write(spec.name, first, values.to(spec.master_dtype))
         return blobs.keep(path).sha256
 
 
@@ -100,17 +83,22 @@ def _step_all(
     layout: Layout, start: TensorFile, outputs: Sequence[TensorFile], total: GridAccumulator, learning_rate: float
 ) -> None:
     """Read the master copy, step it, and write it out, a piece at a time. `outputs`: published and, if any, master."""
+    for spec, first, n_values in _pieces(layout):
+        values = start.read(spec.name, spec.master_dtype, first, n_values)
+        stepped = step(spec, values, first, total, learning_rate)
+        for output, dtype in zip(outputs, (spec.torch_dtype, stepped.dtype), strict=False):
+            output.write(spec.name, first, stepped.to(dtype))
+
+
+def _pieces(layout: Layout) -> Iterator[tuple[TensorSpec, int, int]]:
+    """A model in pieces small enough for memory: tensor, index of the piece's first value in it, number of values."""
     for spec in layout.owners():
         for first in range(0, spec.n_values, CHUNK_VALUES):
-            n_values = min(CHUNK_VALUES, spec.n_values - first)
-            values = start.read(spec.name, layout.master_dtype(spec), first, n_values)
-            stepped = layout.step(spec, values, first, total, learning_rate)
-            for output, dtype in zip(outputs, (spec.torch_dtype, stepped.dtype), strict=False):
-                output.write(spec.name, first, stepped.to(dtype))
+            yield spec, first, min(CHUNK_VALUES, spec.n_values - first)
 
 
 def _begin(path: Path, layout: Layout, is_master: bool) -> None:
-    dtypes = {s.name: layout.master_dtype(s) if is_master else s.torch_dtype for s in layout.owners()}
+    dtypes = {s.name: s.master_dtype if is_master else s.torch_dtype for s in layout.owners()}
     metadata = {_MASTER_KEY: layout.digest} if is_master else metadata_of(layout)
     write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
 

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from tests.server_device import small_state
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.grid import Grid, GridAccumulator
 from umbel.aggregation.layout import Layout
 from umbel.server.blobs import BlobStore
-from umbel.server.model_files import StateFile, first_master, inspect_model, next_model
+from umbel.server.model_files import first_master, inspect_model, next_model
 
 
 def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
@@ -37,6 +38,6 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
     data = blobs.path(files.published.sha256).read_bytes()
     assert decode_model(data)[0] == layout
     assert data == encode_model(expected)
-    stored = StateFile(blobs.path(files.master_sha256))
+    stored = load_file(blobs.path(files.master_sha256))
     assert all(torch.equal(stored[name], tensor) for name, tensor in master.items())
     assert len(stored) == len(master)
