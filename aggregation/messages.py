@@ -6,17 +6,15 @@ checks from the constructors here.
 
 import base64
 import binascii
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from umbel.aggregation.types import SAMPLE_COUNT_MAX, Assignment, RunId, require_slug
+from umbel.aggregation.types import Assignment, RunId, require_sample_count, require_sha256, require_slug
 
 TOKEN_CHARS_MAX = 256
 REASON_CHARS_MAX = 500
 WAIT_S_MAX = 30.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +73,8 @@ class CheckIn:
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
-        if not 1 <= self.sample_count <= SAMPLE_COUNT_MAX:
-            raise ValueError(f"sample_count must lie between 1 and 2^40, not {self.sample_count}")
-        if not _SHA256.fullmatch(self.layout_digest):
-            raise ValueError("layout_digest must be 64 lower-case hex digits")
+        require_sample_count(self.sample_count, "sample_count")
+        require_sha256(self.layout_digest, "layout_digest")
         if not 0 <= self.wait_s <= WAIT_S_MAX:
             raise ValueError(f"wait_s must lie between 0 and {WAIT_S_MAX:g}")
 

@@ -1,7 +1,7 @@
 """The nouns that flow through a federated round, in the order in which they appear.
 
 `RoundPlan` (what is asked of a round) -> `Assignment` (what one client is asked) -> `WorkDone` (what it says of its
-update) -> `Aggregate` (what the sum holds) -> `ModelVersion`. Tensors travel beside these, never inside.
+update) -> `Aggregate` (what the sum holds) -> `ModelRef` (the next version). Tensors travel beside these, never inside.
 
 Names end in their unit: `_s` seconds, `_bytes` bytes; `n_` and `_count` are counts.
 """
@@ -22,6 +22,7 @@ ClientId = NewType("ClientId", str)
 AssignmentId = NewType("AssignmentId", str)
 
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 METRICS_MAX = 64
 SAMPLE_COUNT_MAX = 1 << 40
@@ -41,6 +42,18 @@ def require_slug(value: str, what: str) -> None:
         raise ValueError(
             f"{what} must be 1 to 63 of a-z, 0-9, '-', '_' and start with a letter or digit, not {value!r}"
         )
+
+
+def require_sha256(value: str, what: str) -> None:
+    """Raise `ValueError` unless `value` is a SHA-256 in the one spelling that file names and comparisons rely on."""
+    if not SHA256.fullmatch(value):
+        raise ValueError(f"{what} must be 64 lower-case hex digits")
+
+
+def require_sample_count(value: int, what: str, least: int = 1) -> None:
+    """Raise `ValueError` for a count that no weight could be made of."""
+    if not least <= value <= SAMPLE_COUNT_MAX:
+        raise ValueError(f"{what} must lie between {least} and 2^40, not {value}")
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
@@ -113,8 +126,7 @@ class RoundPlan:
             raise ValueError(f"over_selection must lie between 1 and 10, not {self.over_selection}")
         if not (math.isfinite(self.window_s) and self.window_s > 0):
             raise ValueError(f"window_s must be positive, not {self.window_s}")
-        if not 1 <= self.sample_count_max <= SAMPLE_COUNT_MAX:
-            raise ValueError(f"sample_count_max must lie between 1 and 2^40, not {self.sample_count_max}")
+        require_sample_count(self.sample_count_max, "sample_count_max")
         _ = self.grid  # refuses bounds that have no grid
 
     @property
@@ -139,7 +151,10 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A model version by what a client needs to fetch and check it. `sha256`: of the safetensors file, hex."""
+    """A model version by what a client needs to fetch and check it. `sha256`: of the safetensors file, hex.
+
+    Version 0 is the one a run was created with, version r the outcome of round r.
+    """
 
     version: int
     sha256: str
@@ -186,18 +201,15 @@ class WorkDone:
     evaluation_sample_count: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.sample_count <= SAMPLE_COUNT_MAX:
-            raise ValueError(f"sample_count must lie between 1 and 2^40, not {self.sample_count}")
+        require_sample_count(self.sample_count, "sample_count")
         if not 1 <= self.steps_done <= self.steps_planned <= 1 << 62:
             raise ValueError(
                 f"steps_done must lie between 1 and steps_planned, not {self.steps_done} of {self.steps_planned}"
             )
-        if not re.fullmatch(r"[0-9a-f]{64}", self.update_sha256):
-            raise ValueError("update_sha256 must be 64 lower-case hex digits")
+        require_sha256(self.update_sha256, "update_sha256")
         if not (math.isfinite(self.train_s) and self.train_s >= 0):
             raise ValueError("train_s must be finite and not negative")
-        if not 0 <= self.evaluation_sample_count <= SAMPLE_COUNT_MAX:
-            raise ValueError(f"evaluation_sample_count must lie between 0 and 2^40, not {self.evaluation_sample_count}")
+        require_sample_count(self.evaluation_sample_count, "evaluation_sample_count", least=0)
         if self.evaluation and not self.evaluation_sample_count:
             raise ValueError("an evaluation needs evaluation_sample_count")
         for metrics in (self.metrics, self.evaluation):
@@ -216,21 +228,6 @@ class Aggregate:
     total_weight: int
     sample_count: int
     n_partial: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelVersion:
-    """A model of a run: version 0 is the one it was created with, version r the outcome of round r.
-
-    `sha256`: what clients download; `master_sha256`: the coordinator's full-precision copy (the same file for models
-    without half-precision tensors); `parent_sha256`: the version it was made from.
-    """
-
-    run: RunId
-    version: int
-    sha256: str
-    master_sha256: str
-    parent_sha256: str | None
 
 
 def assignment_id(run: RunId, number: int, attempt: int, client: ClientId) -> AssignmentId:

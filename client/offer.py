@@ -4,14 +4,12 @@ The coordinator may be hostile: names become paths, sizes become files, seconds 
 """
 
 import math
-import re
 
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.types import SAMPLE_COUNT_MAX, Assignment, ClientId, RunId, assignment_id
+from umbel.aggregation.types import SAMPLE_COUNT_MAX, SHA256, Assignment, ClientId, RunId, assignment_id
 from umbel.aggregation.wire import Codec
 from umbel.client.errors import CoordinatorMisbehaved, WorkRefused
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 WINDOW_S_MAX = 366 * 86400.0
 
 
@@ -31,7 +29,7 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
         raise CoordinatorMisbehaved(f"the assignment's window is {offer.window_s} s")
     if not (0 <= offer.seed < 1 << 63 and 1 <= offer.sample_count_max <= SAMPLE_COUNT_MAX):
         raise CoordinatorMisbehaved("the assignment's seed or sample_count_max is out of range")
-    if not _SHA256.fullmatch(offer.model.sha256):
+    if not SHA256.fullmatch(offer.model.sha256):
         raise CoordinatorMisbehaved("the assignment's model has no SHA-256 of 64 lower-case hex digits")
     size, size_max = offer.model.size_bytes, model_bytes_max(layout)
     if offer.model.layout_digest == layout.digest and not 1 <= size <= size_max:
