@@ -14,9 +14,9 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ModelRef
 from umbel.client.coordinator import Coordinator
 from umbel.client.errors import CoordinatorMisbehaved
-from umbel.client.files import write_all
+from umbel.client.files import file_sha256, write_all
 from umbel.client.link import Link
-from umbel.client.store import Store, sha256_of
+from umbel.client.store import Store
 from umbel.client.transport import Patience, patiently
 
 
@@ -34,12 +34,12 @@ def fetch_model(
     """
     path, part = store.model_path(model.sha256), store.part_path(model.sha256)
     store.keep_only(model.sha256)
-    if path.exists() and sha256_of(path) == model.sha256:
+    if path.exists() and file_sha256(path) == model.sha256:
         return path, link
     started, first = time.perf_counter(), _size(part)
     patiently(lambda: _fetch_rest(coordinator, model, part), patience, sleep)
     elapsed_s = time.perf_counter() - started
-    if sha256_of(part) != model.sha256:
+    if file_sha256(part) != model.sha256:
         part.unlink()
         raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
     part.replace(path)

@@ -1,5 +1,6 @@
 """Files that survive a kill: written aside, flushed, then renamed into place; readable by their owner alone."""
 
+import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,12 @@ def write_all(fd: int, parts: Iterable[bytes | memoryview]) -> None:
         rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
         while rest:
             rest = rest[os.write(fd, rest) :]
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, hex, read in pieces."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_directory(path: Path) -> None:

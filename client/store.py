@@ -27,10 +27,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.types import AssignmentId, WorkDone, require_slug
 from umbel.client.errors import StateError
-from umbel.client.files import make_private, sync_directory, write_all, write_atomically
+from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
 from umbel.client.identity import Identity, load_or_make_key
 
-_HASH_BYTES = 1 << 20
 T = TypeVar("T")
 log = logging.getLogger("umbel.client")
 
@@ -137,30 +136,19 @@ class Store:
             return None
         pending = _read_json(self._report, _PENDING)
         is_whole = self._update.exists() and self._update.stat().st_size == pending.update_bytes
-        if is_whole and sha256_of(self._update) == pending.work.update_sha256:
+        if is_whole and file_sha256(self._update) == pending.work.update_sha256:
             return pending
         log.warning("dropped the unsent update for %s: its file is damaged", pending.assignment)
         self.forget_pending()
         return None
 
-    @contextmanager
-    def open_update(self) -> Generator[BinaryIO]:
-        with self._update.open("rb") as file:
-            yield file
+    def open_update(self) -> BinaryIO:
+        return self._update.open("rb")
 
     def forget_pending(self) -> None:
         for path in (self._report, self._update):
             path.unlink(missing_ok=True)
         sync_directory(self._pending)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hex, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_HASH_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _directory_name(server_url: str) -> str:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
-from umbel.server.blobs import write_private
+from umbel.server.files import write_private
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 

@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from umbel.server.app import create_app
-from umbel.server.blobs import write_private
+from umbel.server.files import write_private
 from umbel.server.http import State
 from umbel.server.settings import Settings
 

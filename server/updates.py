@@ -1,6 +1,5 @@
 """A stored update read back in pieces: checked once before it counts, folded once it does. Never whole in memory."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +10,15 @@ from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.wire import HEADER_BYTES, Codec, expected_bytes, read_header
+from umbel.server.files import file_sha256
 from umbel.server.problems import Refused
-
-_PIECE_BYTES = 4 * CHUNK_VALUES
 
 
 def check_update(path: Path, sha256: str, layout: Layout, grid: Grid) -> None:
     """Hash the whole update, read its header, and check every value. Raises `Refused` or an `UpdateRefused`."""
     if path.stat().st_size != expected_bytes(Codec.FLOAT32, layout.n_values):
         raise LyingLength(f"the model's update has {expected_bytes(Codec.FLOAT32, layout.n_values)} bytes")
-    sha = hashlib.sha256()
-    for piece in _pieces(path, 0):
-        sha.update(piece)
-    if sha.hexdigest() != sha256:
+    if file_sha256(path) != sha256:
         raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
     with path.open("rb") as file:
         read_header(file.read(HEADER_BYTES), layout)
@@ -38,14 +33,8 @@ def read_values(path: Path) -> Iterator[Tensor]:
 
     Values are little-endian on the wire and, on every machine that torch runs on, in memory.
     """
-    for piece in _pieces(path, HEADER_BYTES):
-        yield torch.frombuffer(piece, dtype=torch.float32)
-
-
-def _pieces(path: Path, start: int) -> Iterator[memoryview]:
-    """A file from `start` on, through one buffer. Plain reads: a mapped file would count as resident memory."""
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
+    buffer = memoryview(bytearray(4 * CHUNK_VALUES))
+    with path.open("rb", buffering=0) as file:  # plain reads: a mapped file would count as resident memory
+        file.seek(HEADER_BYTES)
         while n_bytes := file.readinto(buffer):
-            yield buffer[:n_bytes]
+            yield torch.frombuffer(buffer[:n_bytes], dtype=torch.float32)

@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 from umbel.aggregation.errors import LyingLength, UpdateRefused
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.wire import Codec, expected_bytes
-from umbel.server.blobs import sync_file
 from umbel.server.coordinator import Coordinator, Place
 from umbel.server.driver import RunDriver
+from umbel.server.files import sync_file
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.store import StoredUpload, Traffic
