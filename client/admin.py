@@ -5,7 +5,7 @@ Every call is one try: a person, or a script, decides whether to ask again.
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import TypeAdapter
 
+from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.signatures import Target
 from umbel.aggregation.types import require_slug
@@ -95,6 +96,14 @@ class Operator:
         answer = self._transport.ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
         return answer.parse(_PROGRESS)
 
+    def follow(self, name: str, wait_s: float) -> Iterator[RunProgress]:
+        """News of a run, page by page, until it has ended and all of it was told; each held open for up to `wait_s`."""
+        progress = self.progress(name)
+        yield progress
+        while progress.ended or progress.run.status is RunStatus.RUNNING:
+            progress = self.progress(name, progress.next_after, wait_s)
+            yield progress
+
     def stop_run(self, name: str, reason: str) -> RunView:
         require_slug(name, "name")
         return self._transport.ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
@@ -118,10 +127,6 @@ class Operator:
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
-
-    def health(self) -> None:
-        """Raises `ClientError` unless the coordinator answers."""
-        self._transport.ask("GET", "/v1/health")
 
 
 def _json(message: Mapping[str, object]) -> dict[str, Any]:

@@ -38,6 +38,12 @@ def join(
     name: Annotated[
         str | None, typer.Option("--name", help="How this client is known; by default made from the host's name.")
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="A fact about this site, such as tier=ward; may be repeated."
+        ),
+    ] = None,
     state: Annotated[
         Path, typer.Option("--state", help="Directory for key and unsent work; one for each client.")
     ] = Path("~/.umbel"),
@@ -46,7 +52,7 @@ def join(
     """Take part in a run: enrol (once), check in, train, report, until the run ends or Ctrl-C."""
     from umbel.client import console
 
-    console.join(server, app, run, token, name, state, as_json)
+    console.join(server, app, run, token, name, label or (), state, as_json)
 
 
 @run_app.command("create")

@@ -3,7 +3,7 @@
 import logging
 import os
 import tomllib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord, RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
 from umbel.client.admin import Operator
-from umbel.client.errors import ClientError
+from umbel.client.errors import ClientError, first_finding
 from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
 from umbel.client.printable import printable
@@ -33,16 +33,33 @@ LIVE_WAIT_S = 1.0
 ENDED_KEPT = 100
 
 
-def join(server: str, app: str, run: str, token: str | None, name: str | None, state: Path, as_json: bool) -> None:
+def join(
+    server: str,
+    app: str,
+    run: str,
+    token: str | None,
+    name: str | None,
+    labels: Sequence[str],
+    state: Path,
+    as_json: bool,
+) -> None:
     _log_to_stderr()
     with one_sentence_errors():
-        end = run_client(load_app(app), server, state.expanduser(), run, token=token, name=name)
+        facts = dict(map(_label, labels))
+        end = run_client(load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts)
     if as_json:
         _print_json(end)
     else:
         typer.echo(f"{end.run} {end.status}: {end.reason} ({end.accepted} of {end.reports} reports counted)")
     if end.status == RunStatus.FAILED:
         raise typer.Exit(1)
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--label must look like name=value, such as tier=hospital, not {text!r}")
+    return name, value
 
 
 def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> None:
@@ -125,8 +142,7 @@ def one_sentence_errors() -> Generator[None]:
     try:
         yield
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        _exit_with(f"{'.'.join(map(str, first['loc'])) or 'run file'}: {first['msg']}", error)
+        _exit_with(first_finding(error, "run file"), error)
     except (ClientError, ValueError, OSError) as error:
         _exit_with(str(error), error)
 
@@ -152,19 +168,10 @@ def _all_progress(operator: Operator, run: str) -> RunProgress:
     return replace(progress, ended=tuple(ended))
 
 
-def _follow(operator: Operator, run: str, wait_s: float) -> Iterator[RunProgress]:
-    """News of a run, page by page, until it has ended and all of it was told."""
-    progress = operator.progress(run)
-    yield progress
-    while progress.ended or progress.run.status is RunStatus.RUNNING:
-        progress = operator.progress(run, progress.next_after, wait_s)
-        yield progress
-
-
 def _follow_live(operator: Operator, run: str) -> RunStatus:
     ended, status = list[RoundRecord](), RunStatus.RUNNING
     with Live(console=Console(), refresh_per_second=4) as live:
-        for progress in _follow(operator, run, LIVE_WAIT_S):
+        for progress in operator.follow(run, LIVE_WAIT_S):
             ended = [*ended, *progress.ended][-ENDED_KEPT:]
             live.update(render_run(progress.run, ended, progress.live))
             status = progress.run.status
@@ -173,7 +180,7 @@ def _follow_live(operator: Operator, run: str) -> RunStatus:
 
 def _follow_json(operator: Operator, run: str) -> RunStatus:
     status = RunStatus.RUNNING
-    for progress in _follow(operator, run, WATCH_WAIT_S):
+    for progress in operator.follow(run, WATCH_WAIT_S):
         for record in progress.ended:
             _print_json(record)
         status = progress.run.status

@@ -49,11 +49,11 @@ class Coordinator:
         self._transport = transport
 
     def enrol(self, enrolment: Enrolment) -> Enrolled:
-        return self._post_json("POST", "/v1/enrolments", enrolment).parse(_ENROLLED)
+        return self._send_json("POST", "/v1/enrolments", enrolment).parse(_ENROLLED)
 
     def check_in(self, check_in: CheckIn) -> CheckedIn:
         """Held open for up to `check_in.wait_s` seconds."""
-        checked_in = self._post_json("POST", "/v1/check-ins", check_in, hold_s=check_in.wait_s).parse(_CHECKED_IN)
+        checked_in = self._send_json("POST", "/v1/check-ins", check_in, hold_s=check_in.wait_s).parse(_CHECKED_IN)
         return replace(checked_in, reason=printable(checked_in.reason))
 
     def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:
@@ -104,16 +104,13 @@ class Coordinator:
         self._transport.ask("DELETE", _upload_path(assignment))
 
     def report(self, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
-        answer = self._post_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
+        answer = self._send_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
         return replace(answer, reason=printable(answer.reason))
 
     def decline(self, assignment: AssignmentId, reason: str) -> None:
-        self._post_json("PUT", f"/v1/assignments/{assignment}/decline", Decline(reason[:REASON_CHARS_MAX]))
+        self._send_json("PUT", f"/v1/assignments/{assignment}/decline", Decline(reason[:REASON_CHARS_MAX]))
 
-    def close(self) -> None:
-        self._transport.close()
-
-    def _post_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> Answer:
+    def _send_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> Answer:
         adapter: TypeAdapter[Any] = TypeAdapter(type(message))
         return self._transport.ask(method, path, body=adapter.dump_json(message), headers=_JSON, hold_s=hold_s)
 

@@ -5,7 +5,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.types import require_slug
@@ -34,13 +34,13 @@ def identify(store: Store, name: str | None, token: str | None) -> Identity:
 
 
 def ensure_enrolled(
-    coordinator: Coordinator, store: Store, identity: Identity, token: str | None, sleep: Callable[[float], None]
+    coordinator: Coordinator, store: Store, identity: Identity, token: str | None, labels: Mapping[str, str]
 ) -> None:
     """Enrol unless that is done. Killed in between, the next start repeats the same enrolment with the same key."""
     if store.enrolled_name() is not None or not token:
         return
-    enrolment = Enrolment(token.strip(), identity.name, identity.public_key)
-    enrolled = patiently(lambda: coordinator.enrol(enrolment), Patience(), sleep)
+    enrolment = Enrolment(token.strip(), identity.name, identity.public_key, labels)
+    enrolled = patiently(lambda: coordinator.enrol(enrolment), Patience())
     store.remember_enrolment(identity.name)
     log.info("enrolled as %s", identity.name)
     if abs(ahead_s := time.time() - enrolled.server_time) > CLOCK_WARNING_S:

@@ -17,6 +17,8 @@ ClientError                       `str(error)` is one sentence that says what to
 ```
 """
 
+from pydantic import ValidationError
+
 
 class ClientError(Exception):
     """One sentence that says what to do."""
@@ -92,8 +94,14 @@ _ACCESS = {
 _CLOSED = {"assignment-closed", "unknown-assignment"}
 
 
-def refusal(kind: str, detail: str, status: int) -> CoordinatorRefused:
+def refusal_of(kind: str, detail: str, status: int) -> CoordinatorRefused:
     """The refusal of the right type for a problem's kind."""
     if kind in _ACCESS:
         return AccessRefused(kind, detail, status)
     return (AssignmentClosed if kind in _CLOSED else CoordinatorRefused)(kind, detail, status)
+
+
+def first_finding(error: ValidationError, whole: str) -> str:
+    """What is wrong, naming the field, or `whole` where none is to blame. Pydantic's own text would quote the input."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg'].removeprefix('Value error, ')}"

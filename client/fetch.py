@@ -1,7 +1,6 @@
 """Fetch a model: streamed to disk, resumed after a cut, believed only when its SHA-256 is right."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -26,7 +25,6 @@ def fetch_model(
     model: ModelRef,
     link: Link,
     patience: Patience,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Path, Link]:
     """Where the model lies on disk, and what the link was seen to carry. Every other model is removed.
 
@@ -37,7 +35,7 @@ def fetch_model(
     if path.exists() and file_sha256(path) == model.sha256:
         return path, link
     started, first = time.perf_counter(), _size(part)
-    patiently(lambda: _fetch_rest(coordinator, model, part), patience, sleep)
+    patiently(lambda: _fetch_rest(coordinator, model, part), patience)
     elapsed_s = time.perf_counter() - started
     if file_sha256(part) != model.sha256:
         part.unlink()

@@ -24,7 +24,7 @@ until then the coordinator hands out the same assignment again.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -85,13 +85,15 @@ def run_client(
     token: str | None = None,
     name: str | None = None,
     *,
+    labels: Mapping[str, str] | None = None,
     shutdown: Shutdown | None = None,
     transport: httpx.BaseTransport | None = None,
 ) -> RunEnd:
     """Take part in `run` until it ends or this client is told to leave.
 
     `token`: needed until the client has enrolled once. `name`: how the client is known; by default made from the
-    host's name. `transport`: for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
+    host's name. `labels`: facts about this site, told at its enrolment, such as `{"tier": "hospital"}`. `transport`:
+    for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
     """
     shutdown = shutdown or Shutdown()
     http = connect(server_url, transport)
@@ -103,7 +105,7 @@ def run_client(
         participant = Participant(app, coordinator, store, RunId(run), ClientId(identity.name), shutdown)
         try:
             with shutdown.interruptible():
-                ensure_enrolled(coordinator, store, identity, token, time.sleep)
+                ensure_enrolled(coordinator, store, identity, token, labels or {})
             return participant.take_part()
         except Interrupted as interruption:
             return participant.end("interrupted", str(interruption))

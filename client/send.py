@@ -1,7 +1,5 @@
 """Send an update: in chunks, from wherever the coordinator says it is, however often the line is cut."""
 
-import time
-from collections.abc import Callable
 from typing import BinaryIO
 
 from umbel.aggregation.types import AssignmentId
@@ -34,7 +32,7 @@ class Upload:
         self._must_ask = False
         self._corrections = 0
 
-    def send(self, patience: Patience, resume: bool, sleep: Callable[[float], None] = time.sleep) -> None:
+    def send(self, patience: Patience, resume: bool) -> None:
         """Send until the coordinator has all of it. `resume`: some of it may be there already, so ask first.
 
         Each chunk that arrives starts the back-off anew; only silence counts against it.
@@ -42,7 +40,7 @@ class Upload:
         self._must_ask = resume
         while self._known is None or not self._known.complete:
             before = self._known.offset if self._known else -1
-            self._known = patiently(self._try_step, patience, sleep)
+            self._known = patiently(self._try_step, patience)
             if self._known.offset <= before and not self._known.complete:
                 self._count_correction()
 

@@ -30,8 +30,15 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.messages import Problem
 from umbel.aggregation.signatures import Target
 from umbel.client.backoff import IDLE, RETRY_AFTER_MAX_S, Backoff
-from umbel.client.errors import CoordinatorBusy, CoordinatorMisbehaved, CoordinatorUnreachable, OutOfTime, TryAgain
-from umbel.client.errors import refusal as refusal_of
+from umbel.client.errors import (
+    CoordinatorBusy,
+    CoordinatorMisbehaved,
+    CoordinatorUnreachable,
+    OutOfTime,
+    TryAgain,
+    first_finding,
+    refusal_of,
+)
 from umbel.client.printable import printable
 
 JSON_BYTES_MAX = 1 << 20
@@ -50,7 +57,6 @@ log = logging.getLogger("umbel.client")
 class Answer:
     """A successful answer, read whole."""
 
-    status: int
     headers: Mapping[str, str]
     body: bytes
 
@@ -90,7 +96,7 @@ class Transport:
     ) -> Answer:
         """One try. `hold_s`: how much longer than usual the answer may take, for long polls; `bytes_max`: its cap."""
         with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s) as response:
-            return Answer(response.status_code, response.headers, read_capped(response, bytes_max))
+            return Answer(response.headers, read_capped(response, bytes_max))
 
     @contextmanager
     def stream(
@@ -129,7 +135,7 @@ def connect(server_url: str, transport: httpx.BaseTransport | None = None) -> ht
     return httpx.Client(base_url=f"{parts.scheme}://{parts.netloc}", transport=transport, follow_redirects=False)
 
 
-def patiently(step: Callable[[], T], patience: Patience, sleep: Callable[[float], None] = time.sleep) -> T:
+def patiently(step: Callable[[], T], patience: Patience) -> T:
     """Repeat `step` while it raises `TryAgain`, waiting in between; `OutOfTime` if the next wait would end too late."""
     failures = 0
     while True:
@@ -142,7 +148,7 @@ def patiently(step: Callable[[], T], patience: Patience, sleep: Callable[[float]
                 raise OutOfTime(f"gave up at the end of the window: {error}") from error
             if failures == 1 or failures % 10 == 0:
                 log.warning("%s; trying again (try %d)", error, failures + 1)
-            sleep(wait_s)
+            time.sleep(wait_s)
 
 
 def read_capped(response: httpx.Response, bytes_max: int) -> bytes:
@@ -182,8 +188,7 @@ def _retry_after_s(response: httpx.Response) -> float:
 
 
 def _brief(error: Exception) -> str:
-    """The first line of an error's text; pydantic's would quote the whole input."""
+    """An error's text in one line."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
+        return first_finding(error, "body")
     return (str(error) or type(error).__name__).splitlines()[0][:300]

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import umbel.client
 from umbel.aggregation.artifact import decode_model
-from umbel.client.commands import model_app, run_app
+from umbel.client.commands import join, model_app, run_app
 from umbel.client.errors import AppError
 from umbel.client.loading import load_app
 
@@ -116,6 +117,19 @@ def test_what_is_wrong_is_one_sentence(site: Path, result: "object", sentence: s
     assert sentence in outcome.stderr
     assert outcome.stderr.count("\n") == 1
     assert "secret" not in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("label", "sentence"), [("tier", "must look like name=value"), ("tier=Not A Slug", "a label's value must be")]
+)
+def test_a_label_that_cannot_be_stored_is_named(site: Path, label: str, sentence: str) -> None:
+    verb = typer.Typer()
+    verb.command()(join)
+    where = ["--server", "http://127.0.0.1:9", "--state", str(site / "state")]
+    who = ["--app", "ward_app:make", "--run", "demo", "--token", "t", "--name", "ward-7", "--label", label]
+    outcome = CliRunner().invoke(verb, [*where, *who])
+    assert outcome.exit_code == 1
+    assert sentence in outcome.stderr
 
 
 def test_help_does_not_wait_for_torch() -> None:

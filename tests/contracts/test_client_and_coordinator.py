@@ -118,7 +118,8 @@ def join(
     with coordinator.operator() as operator:
         (token,) = operator.create_tokens()
     arguments = ["--server", coordinator.url, "--app", app, "--run", run, "--state", str(state), "--json"]
-    return start("umbel.client.commands.join", *arguments, "--name", state.name, cwd=cwd, UMBEL_TOKEN=token, **more)
+    arguments += ["--name", state.name, "--label", "tier=ward", "--label", f"side={state.name}"]
+    return start("umbel.client.commands.join", *arguments, cwd=cwd, UMBEL_TOKEN=token, **more)
 
 
 def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_path: Path) -> None:
@@ -132,6 +133,9 @@ def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_
     for hospital in hospitals:
         end = json.loads(ends(hospital))
         assert (end["status"], end["accepted"]) == ("finished", 10)
+    with coordinator.operator() as operator:
+        labels = {client["id"]: client["labels"] for client in operator.clients()}
+    assert labels == {name: {"tier": "ward", "side": name} for name in ("north", "south")}
     progress = umbel(coordinator, "run_app", "show", "breast-cancer")
     assert [record["reported"] for record in progress["ended"]] == [2] * 10
     assert progress["ended"][-1]["evaluation"]["accuracy"] > 0.9
