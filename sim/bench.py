@@ -76,10 +76,8 @@ class Report:
     def to_table(self) -> Table:
         """The same for people."""
         table = Table(title=f"umbel bench {self.bench}", title_justify="left", caption_justify="left")
-        for name, justify in (("what", "left"), ("ours", "right"), ("against", "left"), ("theirs", "right")):
-            table.add_column(name, justify="right" if justify == "right" else "left")
-        table.add_column("ratio", justify="right")
-        table.add_column("promise")
+        for name in ("what", "ours", "against", "theirs", "ratio", "promise"):
+            table.add_column(name, justify="right" if name in ("ours", "theirs", "ratio") else "left")
         for row in self.rows:
             ours, theirs = (f"{value:.3g} {row.unit}" for value in (row.ours, row.theirs))
             table.add_row(row.what, ours, row.against, theirs, f"{row.ratio:.3g} x", _verdict(row))

@@ -17,7 +17,6 @@ import httpx
 from pydantic import TypeAdapter
 
 from umbel.aggregation.artifact import encode_model
-from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.runfile import RoundsSection, RunFile
 from umbel.client import Operator
@@ -79,17 +78,14 @@ def _start_clients(folder: Path, url: str, tokens: list[str]) -> Child:
 def _finish(operator: Operator, children: list[Child]) -> list[RoundRecord]:
     """Wait for the run to finish; its rounds."""
     records: list[RoundRecord] = []
-    after, deadline = 0, time.monotonic() + _LIMIT_S
-    while True:
+    deadline = time.monotonic() + _LIMIT_S
+    for progress in operator.follow(RUN, wait_s=1.0):
+        records += [record for record in progress.ended if record.committed]
         for child in children:
             child.require_alive(may_finish=True)
         if time.monotonic() > deadline:
             raise TimeoutError(f"the rounds did not finish within {_LIMIT_S:.0f} s")
-        progress = operator.progress(RUN, after, wait_s=1.0)
-        after = progress.next_after
-        records += [record for record in progress.ended if record.committed]
-        if progress.run.status is not RunStatus.RUNNING:
-            return records
+    return records
 
 
 def limit_round_s(n_rounds: int) -> float:

@@ -19,7 +19,7 @@ from rich.live import Live
 
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord, RunView
+from umbel.aggregation.records import RoundRecord
 from umbel.client import Operator
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
@@ -118,28 +118,21 @@ def _create_run(plan: DemoPlan, operator: Operator) -> None:
 
 def _follow(stage: Stage, operator: Operator, coordinator: CoordinatorProcess) -> None:
     """Watch the run until it is over; score each model, and bring the killed client back when its time has come."""
-    after, judge = 0, _Judge(operator, stage.work / "model.safetensors", stage.data)
+    judge = _Judge(operator, stage.work / "model.safetensors", stage.data)
     with (stage.out / "rounds.jsonl").open("w") as file:
-        while True:
-            coordinator.child.require_alive()
-            stage.check()
-            progress = operator.progress(RUN, after, PROGRESS_WAIT_S)
-            stage.board.live, after = progress.live, progress.next_after
+        for progress in operator.follow(RUN, PROGRESS_WAIT_S):
+            stage.board.live = progress.live
             for record in progress.ended:
                 ended = DemoRound(record, judge.score(record))
                 file.write(round_line(ended) + "\n")
                 stage.board.add(ended)
             _tend_victim(stage)
-            if progress.run.status is not RunStatus.RUNNING and not _is_behind(stage.board, progress.run):
-                break
+            coordinator.child.require_alive()
+            stage.check()
     stage.board.live = None
-    if progress.run.status is not RunStatus.FINISHED:
-        raise DemoFailed(f"the run ended as {progress.run.status.value}: {progress.run.reason}")
-
-
-def _is_behind(board: Board, run: RunView) -> bool:
-    """Whether a round that the run counts as committed has not been told yet: the last one comes with its end."""
-    return run.status is RunStatus.FINISHED and len(board.committed) < run.rounds_done
+    end = operator.run(RUN)
+    if end.status is not RunStatus.FINISHED:
+        raise DemoFailed(f"the run ended as {end.status.value}: {end.reason}")
 
 
 def _tend_victim(stage: Stage) -> None:

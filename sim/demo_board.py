@@ -31,7 +31,6 @@ class ClientLine:
     sample_count: int
     state: str
     note: str
-    share: float
 
 
 @dataclass(slots=True)
@@ -102,14 +101,14 @@ class Board:
         return [self._line(client, by_name.get(client.name)) for client in self.plan.clients]
 
     def _line(self, client: ClientPlan, record: ClientRecord | None) -> ClientLine:
-        samples = self.sample_counts[client.name]
-        down = self.down.get(client.name)
+        state, note = self._state(client.name, record)
+        return ClientLine(client.name, _KINDS[client.role], self.sample_counts[client.name], state, note)
+
+    def _state(self, name: str, record: ClientRecord | None) -> tuple[str, str]:
+        down = self.down.get(name)
         if down is not None and (record is None or record.fate in (Fate.TRAINING, Fate.LOST, Fate.RELEASED)):
-            return ClientLine(client.name, _KINDS[client.role], samples, "lost", down, 0.0)
-        if record is None:
-            return ClientLine(client.name, _KINDS[client.role], samples, "waiting", "", 0.0)
-        share = record.steps_done / record.steps_planned if record.steps_planned else 0.0
-        return ClientLine(client.name, _KINDS[client.role], samples, STATES[record.fate], _note(record), share)
+            return "lost", down
+        return ("waiting", "") if record is None else (STATES[record.fate], _note(record))
 
 
 STATES = {

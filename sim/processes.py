@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -78,7 +78,7 @@ class Child:
                     pipe.close()
 
 
-def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Child:
+def start(name: str, argv: Sequence[str], log: Path) -> Child:
     """Start `python ARGV...` with its own process group, its standard error in `log`."""
     log_file = log.open("ab")
     process = subprocess.Popen(
@@ -87,7 +87,7 @@ def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, s
         stdout=subprocess.PIPE,
         stderr=log_file,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
     return Child(name, process, log, log_file)
@@ -106,13 +106,11 @@ class CoordinatorProcess:
         return self.child.process.pid
 
 
-def start_coordinator(
-    data: Path, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None
-) -> CoordinatorProcess:
+def start_coordinator(data: Path, timeout_s: float = 60.0) -> CoordinatorProcess:
     """`umbel serve` on a free port of the loopback interface, with SQLite and local files in `data`; waits for it."""
     data.mkdir(parents=True, exist_ok=True)
     argv = ["-m", "umbel.sim.tether", "umbel", "serve", "--data", str(data), "--port", "0"]
-    child = start("the coordinator", argv, data / "coordinator.log", environment)
+    child = start("the coordinator", argv, data / "coordinator.log")
     try:
         endpoint, admin_key = data / "endpoint", data / "admin.key"
         wait_until(lambda: _has_text(endpoint) and _has_text(admin_key), [child], timeout_s, "the coordinator to start")
