@@ -32,7 +32,7 @@ from umbel.server.driver import RunDriver
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused
 from umbel.server.services import Services
-from umbel.server.store import StoredAssignment, StoredUpload
+from umbel.server.stored import StoredAssignment, StoredUpload
 from umbel.server.waiting import Line
 
 _log = logging.getLogger(__name__)

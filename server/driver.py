@@ -41,12 +41,14 @@ from umbel.aggregation.round import (
     advance,
     next_deadline,
 )
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RoundPlan, RunId, assignment_id
+from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, assignment_id
+from umbel.server import endings
 from umbel.server.folding import Folding
-from umbel.server.ledger import Book, Ending, Member, live_round, round_record
+from umbel.server.ledger import Book, Member, live_round
 from umbel.server.model_files import ModelFiles, next_model
 from umbel.server.services import Services
-from umbel.server.store import Answered, NewModel, RoundEnd, StaleRound, StoredRound, StoredRun, Traffic
+from umbel.server.store import StaleRound
+from umbel.server.stored import Answered, RoundEnd, StoredRound, StoredRun, Traffic
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
@@ -295,6 +297,9 @@ class RunDriver:
         """Make the next model from the sum, store it, and begin what comes next."""
         try:
             total = await self._folding.total()
+            assert total.total_weight == closing.aggregate.total_weight, (
+                "the sum holds what was accepted, no more, no less"
+            )
         except Exception:
             await self._refold()  # after a fold that failed the sum is undefined: make it again from what is stored
             raise
@@ -307,38 +312,14 @@ class RunDriver:
             await self._end_committed(closing, files)
 
     async def _end_committed(self, closing: Closing, files: ModelFiles) -> None:
-        now, plan = self.services.clock.now(), closing.plan
+        now = self.services.clock.now()
         after, _ = advance(closing, Applied(now, files.published.sha256))
-        model = ModelRef(plan.number, files.published.sha256, files.published.size_bytes, self.layout.digest)
-        ending = Ending(plan.number, model.sha256, closing.reason, now)
-        run = replace(self.run, model=model, master_sha256=files.master_sha256)
-        if run.status is RunStatus.RUNNING and plan.number >= run.file.rounds.count:
-            run = replace(run, status=RunStatus.FINISHED, reason=f"all {plan.number} rounds are committed")
-        end = RoundEnd(
-            record=round_record(closing, self._book(), ending),
-            model=NewModel(model, files.master_sha256, self.run.model.sha256),
-            next_state=self._next(plan.number + 1, 1, now) if run.status is RunStatus.RUNNING else None,
-            status=run.status,
-            reason=run.reason,
-        )
+        run, end = endings.committed(self.run, closing, files, self._book(), now)
         await self._end(after, end, run, closing.cohort)
 
     async def _end_abandoned(self, after: Abandoned, answered: list[Answered]) -> None:
-        now, plan, run = self.services.clock.now(), after.plan, self.run
-        ending = Ending(run.model.version, None, after.reason, now)
-        going_on = run.status is RunStatus.RUNNING
-        end = RoundEnd(
-            record=round_record(after, self._book(), ending),
-            model=None,
-            next_state=self._next(plan.number, plan.attempt + 1, now) if going_on else None,
-            status=run.status,
-            reason=run.reason,
-            answered=tuple(answered),
-        )
-        await self._end(after, end, run, after.cohort)
-
-    def _next(self, number: int, attempt: int, now: float) -> Recruiting:
-        return Recruiting(self.run.file.round_plan(number, attempt), since=now)
+        end = endings.abandoned(self.run, after, answered, self._book(), self.services.clock.now())
+        await self._end(after, end, self.run, after.cohort)
 
     async def _end(self, after: RoundState, end: RoundEnd, run: StoredRun, cohort: Iterable[ClientId]) -> None:
         """Save an attempt's end, then forget its sum and its updates."""

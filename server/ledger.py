@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
-from umbel.server.store import StoredUpload
+from umbel.server.stored import StoredUpload
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from umbel.aggregation.types import ClientId
 from umbel.server.downloads import MEDIA_TYPE, file_response
 from umbel.server.http import SIGNED, DeviceDep, State, StateDep, problems, require_no_body
 from umbel.server.problems import Refused
-from umbel.server.store import Traffic
+from umbel.server.stored import Traffic
 
 router = APIRouter(prefix="/v1", tags=["models"])
 MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from umbel.aggregation.types import AssignmentId
 from umbel.server.auth import Device, checked_pieces
 from umbel.server.http import SIGNED, DeviceDep, StateDep, binary_body, problems, require_no_body
 from umbel.server.problems import Refused
-from umbel.server.store import StoredUpload
+from umbel.server.stored import StoredUpload
 from umbel.server.uploads import Chunk
 
 router = APIRouter(prefix="/v1/assignments/{assignment}/update", tags=["uploads"])

@@ -4,21 +4,30 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Discriminator, TypeAdapter
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.round import RoundState
+from umbel.aggregation.round import Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId, WorkDone
 from umbel.server import tables
 from umbel.server.database import Database
+from umbel.server.stored import (
+    Answered,
+    NewModel,
+    RoundEnd,
+    StoredAssignment,
+    StoredRound,
+    StoredRun,
+    StoredUpload,
+    Traffic,
+)
 
 _STATE: TypeAdapter[RoundState] = TypeAdapter(Annotated[RoundState, Discriminator("phase")])
 _RECORD = TypeAdapter(RoundRecord)
@@ -28,95 +37,6 @@ _WORK = TypeAdapter(WorkDone)
 
 class StaleRound(Exception):
     """Another writer has saved this round since it was loaded: load it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """A run and its newest model. `master_sha256`: of the coordinator's full-precision copy."""
-
-    file: RunFile
-    status: RunStatus
-    reason: str
-    created_at: float
-    model: ModelRef
-    master_sha256: str
-    first_model_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRound:
-    """One attempt at a round as it was last saved."""
-
-    id: int
-    revision: int
-    state: RoundState
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAssignment:
-    """One client in one attempt. `answer`: what its report was told, None before that."""
-
-    id: AssignmentId
-    client: ClientId
-    sample_count: int
-    is_declined: bool
-    answer: ReportAnswer | None
-    reported_at: float | None
-    bytes_up: int
-    bytes_down: int
-    upload: "StoredUpload | None"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredUpload:
-    """An update on its way, or whole. `sha256`: what the whole hashes to."""
-
-    length: int
-    offset: int
-    sha256: str
-    is_complete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NewModel:
-    """A committed round's outcome. `parent_sha256`: the version it was made from."""
-
-    ref: ModelRef
-    master_sha256: str
-    parent_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What one report was told, and what it said."""
-
-    assignment: AssignmentId
-    answer: ReportAnswer
-    work: WorkDone
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes of bodies transferred for one assignment since they were last stored."""
-
-    up: int = 0
-    down: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """What ends an attempt: its record, and what comes next (None: the run is over).
-
-    `answered`: the report that ended it, if one did.
-    """
-
-    record: RoundRecord
-    model: NewModel | None
-    next_state: RoundState | None
-    status: RunStatus
-    reason: str
-    answered: tuple[Answered, ...] = ()
 
 
 class Store:
@@ -147,7 +67,7 @@ class Store:
             row = await tx.get(tables.LayoutText, digest)
         return None if row is None else Layout.from_json(row.text)
 
-    async def add_run(self, file: RunFile, model: ModelRef, master_sha256: str, state: RoundState, now: float) -> None:
+    async def add_run(self, file: RunFile, model: ModelRef, master_sha256: str, state: Recruiting, now: float) -> None:
         """Create a run with version 0 of its model and its first round."""
         async with self._db.writing("add_run") as tx:
             run = {
@@ -246,11 +166,6 @@ class Store:
             await tx.execute(update(tables.Run).where(tables.Run.name == run).values(status))
         return begun
 
-    async def count_ended(self, name: RunId) -> int:
-        query = select(func.count()).where(tables.Round.run == name, tables.Round.record.is_not(None))
-        async with self._db.reading() as tx:
-            return (await tx.scalars(query)).one()
-
     async def ended(self, name: RunId, after: int, limit: int) -> tuple[RoundRecord, ...]:
         """The records of ended attempts from the `after`-th on, oldest first."""
         ended = tables.Round.record.is_not(None)
@@ -303,6 +218,9 @@ class Store:
 
 def _assignment(row: tables.Assignment, upload: tables.Upload | None) -> StoredAssignment:
     answer = None if row.outcome is None else ReportAnswer(Outcome(row.outcome), row.reason or "")
+    sent = None
+    if upload is not None:
+        sent = StoredUpload(upload.length, upload.offset, upload.sha256, upload.is_complete)
     return StoredAssignment(
         id=AssignmentId(row.id),
         client=ClientId(row.client),
@@ -312,12 +230,8 @@ def _assignment(row: tables.Assignment, upload: tables.Upload | None) -> StoredA
         reported_at=row.reported_at,
         bytes_up=row.bytes_up,
         bytes_down=row.bytes_down,
-        upload=None if upload is None else _upload(upload),
+        upload=sent,
     )
-
-
-def _upload(row: tables.Upload) -> StoredUpload:
-    return StoredUpload(row.length, row.offset, row.sha256, row.is_complete)
 
 
 def _assignment_row(round_id: int, name: AssignmentId, client: ClientId, sample_count: int) -> dict[str, object]:
@@ -368,9 +282,8 @@ async def _add_traffic(tx: AsyncSession, traffic: Mapping[AssignmentId, Traffic]
             await tx.execute(update(table).where(table.id == name).values(sums))
 
 
-async def _add_round(tx: AsyncSession, state: RoundState) -> StoredRound:
-    plan = state.closing.plan if state.phase == "committed" else state.plan
-    text = _STATE.dump_json(state).decode()
+async def _add_round(tx: AsyncSession, state: Recruiting) -> StoredRound:
+    plan, text = state.plan, _STATE.dump_json(state).decode()
     row = {"run": plan.run, "number": plan.number, "attempt": plan.attempt, "state": text, "revision": 1}
     round_id = (await tx.scalars(insert(tables.Round).values(row).returning(tables.Round.id))).one()
     return StoredRound(round_id, 1, state)

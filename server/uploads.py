@@ -21,7 +21,7 @@ from umbel.server.driver import RunDriver
 from umbel.server.files import sync_file
 from umbel.server.problems import Refused
 from umbel.server.services import Services
-from umbel.server.store import StoredUpload, Traffic
+from umbel.server.stored import StoredUpload, Traffic
 from umbel.server.updates import check_update
 
 
