@@ -28,7 +28,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from umbel.aggregation.errors import BadSignature, MalformedSignature, StaleSignature
 
 CLOCK_SKEW_S = 300
-EMPTY_SHA256 = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
 
 _COMPONENTS = '("@method" "@path" "@query" "content-digest")'
 _PARAMS = re.compile(

@@ -1,9 +1,19 @@
 """`umbel serve`: the coordinator as a process. Heavy imports wait until it is asked for."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class LogLevel(StrEnum):
+    """How much the coordinator says of itself."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 def serve(
@@ -11,7 +21,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="How much to log.")] = LogLevel.INFO,
 ) -> None:
     """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file."""
     from pydantic import ValidationError

@@ -297,9 +297,7 @@ class RunDriver:
         """Make the next model from the sum, store it, and begin what comes next."""
         try:
             total = await self._folding.total()
-            assert total.total_weight == closing.aggregate.total_weight, (
-                "the sum holds what was accepted, no more, no less"
-            )
+            assert total.total_weight == closing.aggregate.total_weight, "the sum is not of the accepted reports"
         except Exception:
             await self._refold()  # after a fold that failed the sum is undefined: make it again from what is stored
             raise

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from umbel.aggregation.errors import BadSignature, MalformedSignature, SignatureRefused, StaleSignature
 from umbel.aggregation.signatures import (
     CLOCK_SKEW_S,
-    EMPTY_SHA256,
     SignedHeaders,
     Target,
     content_digest,
@@ -28,6 +27,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
 TARGET = Target("PUT", "/v1/assignments/demo.3.1.ward-7/report", "dry=1")
 BODY = hashlib.sha256(b"{}").digest()
+EMPTY_SHA256 = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
 NOW = 1_750_000_000
 NONCE = "abcdefghijklmnopqrstuv"
 
