@@ -212,10 +212,8 @@ def test_a_coordinator_that_restarts_does_not_kill_a_client(tmp_path: Path, kind
 # --- killed and restarted ---
 
 
-@pytest.mark.parametrize("kind", ["POST update", "PUT report"])
-@pytest.mark.parametrize("was_carried_out", [False, True])
-def test_a_client_killed_after_training_sends_what_it_had(tmp_path: Path, kind: str, was_carried_out: bool) -> None:
-    double = Double(AddOne().model)
+def killed_at(kind: str, was_carried_out: bool = False) -> Callable[[Handler], Handler]:
+    """The client dies with this kind of request: before the coordinator hears it, or before its answer comes."""
 
     def wrap(handle: Handler) -> Handler:
         def killed(request: httpx.Request) -> httpx.Response:
@@ -227,8 +225,15 @@ def test_a_client_killed_after_training_sends_what_it_had(tmp_path: Path, kind: 
 
         return killed
 
+    return wrap
+
+
+@pytest.mark.parametrize("kind", ["POST update", "PUT report"])
+@pytest.mark.parametrize("was_carried_out", [False, True])
+def test_a_client_killed_after_training_sends_what_it_had(tmp_path: Path, kind: str, was_carried_out: bool) -> None:
+    double = Double(AddOne().model)
     with pytest.raises(Crash):
-        take_part(tmp_path, double, wrap=wrap)
+        take_part(tmp_path, double, wrap=killed_at(kind, was_carried_out))
     assert pending_files(tmp_path) == ["report.json", "update.bin"]
     app = AddOne()
     assert take_part(tmp_path, double, app).status == "finished"
@@ -239,17 +244,8 @@ def test_a_client_killed_after_training_sends_what_it_had(tmp_path: Path, kind: 
 
 def test_work_for_a_round_that_has_closed_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     double = Double(AddOne().model, rounds=2)
-
-    def wrap(handle: Handler) -> Handler:
-        def killed(request: httpx.Request) -> httpx.Response:
-            if kind_of(request) == "POST update":
-                raise Crash
-            return handle(request)
-
-        return killed
-
     with pytest.raises(Crash):
-        take_part(tmp_path, double, wrap=wrap)
+        take_part(tmp_path, double, wrap=killed_at("POST update"))
     double.close_round("the target was in")
     caplog.set_level(logging.INFO, "umbel.client")
     assert take_part(tmp_path, double).accepted == 1
@@ -261,17 +257,8 @@ def test_work_for_a_round_that_has_closed_is_dropped(tmp_path: Path, caplog: pyt
 
 def test_a_damaged_unsent_update_is_dropped(tmp_path: Path) -> None:
     double = Double(AddOne().model)
-
-    def wrap(handle: Handler) -> Handler:
-        def killed(request: httpx.Request) -> httpx.Response:
-            if kind_of(request) == "POST update":
-                raise Crash
-            return handle(request)
-
-        return killed
-
     with pytest.raises(Crash):
-        take_part(tmp_path, double, wrap=wrap)
+        take_part(tmp_path, double, wrap=killed_at("POST update"))
     (update,) = tmp_path.glob("*/pending/update.bin")
     update.write_bytes(update.read_bytes()[:-1] + b"x")
     assert take_part(tmp_path, double).accepted == 1

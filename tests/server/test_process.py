@@ -63,6 +63,15 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
     assert not (data / "endpoint").exists()
 
 
+def test_an_unknown_log_level_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, "--log-level", "loud"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--log-level" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_peer_that_hangs_up_no_longer_waits(tmp_path: Path) -> None:
     async def scenario(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
