@@ -39,7 +39,7 @@ docs: $(VENV)/.dev ## check that the documentation tells the truth
 	$(BIN)/python -m pytest -q tests/test_docs.py
 
 clean: ## remove what was made
-	rm -rf $(VENV) demo-out bench-out build *.egg-info
+	rm -rf $(VENV) demo-out build *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "umbel needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
