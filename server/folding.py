@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from umbel.aggregation.grid import Grid, GridAccumulator
-from umbel.server.updates import read_values
+from umbel.server.updates import checked_values
 
 
 class Folding:
@@ -42,4 +42,4 @@ class Folding:
     def _fold(self, path: Path, weight: int) -> None:
         if self._total is None:  # allocated with the first fold, in the thread: int64, twice the model
             self._total = GridAccumulator(self._n_values, self._grid)
-        self._total.fold(read_values(path), weight)
+        self._total.fold(checked_values(path, self._grid), weight)

@@ -22,14 +22,24 @@ def check_update(path: Path, sha256: str, layout: Layout, grid: Grid) -> None:
         raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
     with path.open("rb") as file:
         read_header(file.read(HEADER_BYTES), layout)
+    for _ in checked_values(path, grid):
+        pass
+
+
+def checked_values(path: Path, grid: Grid) -> Iterator[Tensor]:
+    """The values of an update, in pieces. Raises an `UpdateRefused` at the first that does not stand on the grid.
+
+    Folding checks again: the check is cheap, and a file that has changed since must fail the fold, not enter the sum.
+    """
     first = 0
-    for values in read_values(path):
+    for values in _read_values(path):
         check_values(values, grid, first)
+        yield values
         first += values.numel()
 
 
-def read_values(path: Path) -> Iterator[Tensor]:
-    """The float32 values of a checked update, in pieces. Each piece is overwritten by the next.
+def _read_values(path: Path) -> Iterator[Tensor]:
+    """The float32 values of an update, in pieces. Each piece is overwritten by the next.
 
     Values are little-endian on the wire and, on every machine that torch runs on, in memory.
     """

@@ -2,15 +2,16 @@
 
 A chunk is written behind what is already there and counts only when it is whole, matches its digest and is on disk;
 then the stored offset moves. The last chunk is answered after the whole update has been checked. Of two requests that
-send to the same upload, the newer wins: the older is most likely a connection that has died without a word.
+send to the same upload, the newer wins: the older is most likely a connection that has died without a word. Nothing of
+the older is held back in memory, and an upload that is begun again gets a file of its own: what has been checked stays.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 from umbel.aggregation.errors import LyingLength, UpdateRefused
@@ -60,6 +61,8 @@ class Uploads:
         place = await self._coordinator.place(client, assignment)
         known = _known(place)
         _require_offset(known, chunk)
+        if known.is_complete:
+            return await self._repeat_end(known, chunk)
         place.require_open()
         return await self._append(place, known, chunk)
 
@@ -95,11 +98,12 @@ class Uploads:
     async def _take_over(self, place: Place, upload: StoredUpload, chunk: Chunk, me: object) -> None:
         """From now on, this request writes the upload; one that begins it again forgets what there was."""
         async with self._lock(place.assignment):
+            known = place.upload
+            if known is not None and known.is_complete:
+                raise _mismatch(known.offset, "the upload was completed by another request")
             if upload.offset:
                 _require_offset(_known(place), chunk)
-            elif (known := place.upload) is not None:
-                if known.is_complete:
-                    raise _mismatch(known.offset, "the upload was completed by another request")
+            elif known is not None:
                 async with place.driver.lock:
                     await self._drop(place)
             self._writers[place.assignment] = me
@@ -107,13 +111,14 @@ class Uploads:
     async def _write(self, place: Place, upload: StoredUpload, chunk: Chunk, me: object) -> int:
         """Write the body behind what is there; how many bytes came. Pieces are small: none is worth a thread."""
         received = 0
+        self._require_newest(place, me)
         with _open_at(self._services.upload_path(place.assignment), chunk.offset) as file:
             async for piece in chunk.body:
                 self._require_newest(place, me)
                 received += len(piece)
                 if chunk.offset + received > upload.length:
                     raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
-                file.write(piece)
+                _write_all(file, piece)
                 place.driver.note_traffic(place.client, Traffic(up=len(piece)))
         return received
 
@@ -166,6 +171,13 @@ class Uploads:
             pass  # it came again because its answer was lost: take it, and say the same
         return known
 
+    async def _repeat_end(self, known: StoredUpload, chunk: Chunk) -> StoredUpload:
+        """A chunk at the end of a whole upload: nothing, sent again, is taken as said; anything more is too much."""
+        async for piece in chunk.body:
+            if piece:
+                raise LyingLength(f"the upload was declared to have {known.length} bytes, and more came")
+        return known
+
     def _require_newest(self, place: Place, me: object) -> None:
         if self._writers.get(place.assignment) is not me:
             offset = place.upload.offset if place.upload else 0
@@ -184,12 +196,26 @@ def _known(place: Place) -> StoredUpload:
     return place.upload
 
 
-def _open_at(path: Path, offset: int) -> BinaryIO:
-    """The update's file, ready to write at `offset`; what an uncounted chunk left behind that is cut off."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+def _open_at(path: Path, offset: int) -> FileIO:
+    """The update's file, ready to write at `offset`; what an uncounted chunk left behind that is cut off.
+
+    Unbuffered, for a superseded request would flush its buffer over the file of the newer one; and a new file for a new
+    upload, so that no request which still has an older one open can touch it.
+    """
+    if offset == 0:
+        path.unlink(missing_ok=True)
+    flags = os.O_RDWR | (0 if offset else os.O_CREAT | os.O_EXCL)
+    file = FileIO(os.open(path, flags, 0o600), "r+")
     file.truncate(offset)
     file.seek(offset)
     return file
+
+
+def _write_all(file: FileIO, piece: bytes) -> None:
+    """Unbuffered writes may be short."""
+    left = memoryview(piece)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _require_length(driver: RunDriver, length: int) -> None:

@@ -169,6 +169,61 @@ def test_of_two_requests_for_one_upload_the_newer_wins(tmp_path: Path) -> None:
     with_assignment(tmp_path, test)
 
 
+def test_a_superseded_request_cannot_touch_the_update_that_was_checked(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        url, poisoned = (
+            f"/v1/assignments/{assignment}/update",
+            update[:64] + b"\x00\x60\x6a\x46" * (len(update) // 4 - 16),
+        )
+        most_sent, go_on = asyncio.Event(), asyncio.Event()
+
+        async def stalling() -> AsyncIterator[bytes]:
+            yield poisoned[:-1]
+            most_sent.set()
+            await go_on.wait()
+
+        fields = {
+            "Content-Length": str(len(poisoned)),
+            "Upload-Length": str(len(poisoned)),
+            "Upload-Complete": "?1",
+            "Repr-Digest": repr_digest(poisoned),
+        }
+        headers = {**device.headers("POST", url, poisoned), **fields}
+        older = asyncio.create_task(device.http.request("POST", url, content=stalling(), headers=headers))
+        await most_sent.wait()
+        assert (await device.upload(assignment, update)).status_code == 201
+        go_on.set()
+        await older
+        assert (tmp_path / "uploads" / assignment).read_bytes() == update
+        assert (await device.report(assignment, update)).json()["outcome"] == "accepted"
+
+    with_assignment(tmp_path, test)
+
+
+def test_an_upload_begun_again_has_a_file_of_its_own(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        await begin(device, assignment, update, 70)
+        with (tmp_path / "uploads" / assignment).open("r+b", buffering=0) as older:
+            assert (await device.upload(assignment, update)).status_code == 201
+            older.write(b"too late")
+        assert (tmp_path / "uploads" / assignment).read_bytes() == update
+
+    with_assignment(tmp_path, test)
+
+
+def test_nothing_sent_to_the_end_of_a_whole_upload_leaves_it_whole(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        await device.upload(assignment, update)
+        before = rows(it.settings)
+        answer = await device.patch(assignment, b"", len(update), is_last=False)
+        assert (answer.status_code, answer.headers["upload-complete"]) == (204, "?1")
+        assert problem(await device.patch(assignment, b"more", len(update), is_last=True)) == "lying-length"
+        assert rows(it.settings) == before
+        assert (await device.report(assignment, update)).json()["outcome"] == "accepted"
+
+    with_assignment(tmp_path, test)
+
+
 def test_an_update_for_a_closed_round_is_refused(tmp_path: Path) -> None:
     async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
         stopped = await it.http.post("/v1/admin/runs/demo/stop", json={"reason": "enough"}, headers=it.admin)

@@ -1,0 +1,31 @@
+"""Folding trusts no file: what no longer stands on the grid fails the fold instead of entering the sum."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.server_device import small_state, update_of
+from umbel.aggregation.errors import UpdateOutOfRange
+from umbel.aggregation.grid import Grid
+from umbel.aggregation.layout import Layout
+from umbel.server.folding import Folding
+
+
+def test_an_update_that_left_the_grid_after_its_check_fails_the_fold(tmp_path: Path) -> None:
+    layout = Layout.of_state(small_state())
+    values = torch.zeros(layout.n_values)
+    values[-1] = 15000.0
+    path = tmp_path / "update"
+    path.write_bytes(update_of(layout, values))
+
+    async def fold() -> None:
+        with ThreadPoolExecutor(1) as worker:
+            folding = Folding(layout.n_values, Grid.finest(max_abs=8.0, total_weight_max=10), worker)
+            folding.add(path, 1)
+            await folding.total()
+
+    with pytest.raises(UpdateOutOfRange):
+        asyncio.run(fold())
