@@ -5,9 +5,9 @@
               clients wait                        minimum in, or nobody left to wait for
   Recruiting ------------------> Training ------------------------------------------> Closing --Applied--> Committed
       |                             |                                                    |
-      | Stopped                     | window over below the minimum,                     | (a stop does not undo a
-      v                             v nobody left, Stopped                               |  round that has closed)
-  Abandoned <-------------------- Abandoned
+      | Stopped                     | window over below the minimum,                     | Spoiled (a stop does not
+      v                             v nobody left, Stopped                               v undo a round that has closed)
+  Abandoned                     Abandoned                                            Abandoned
 ```
 
 Rules:
@@ -180,7 +180,15 @@ class Stopped:
     reason: str
 
 
-Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """The sum can never be made: an accepted update has been lost or damaged where it was stored."""
+
+    now: float
+    reason: str
+
+
+Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped | Spoiled
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
@@ -250,6 +258,16 @@ def advance(state: RoundState, event: Event) -> Step:
             assert_never(state)
 
 
+def takes(state: RoundState, event: Reported) -> bool:
+    """Whether `advance` makes this report count. Who drives the machine checks the update first, exactly then."""
+    return (
+        isinstance(state, Training)
+        and event.client in state.cohort
+        and event.client not in state.accepted
+        and event.now < state.closes_at
+    )
+
+
 def next_deadline(state: RoundState) -> float | None:
     """When the next `Tick` (or, while recruiting, `Gathered`) is due, even if nothing else happens."""
     match state:
@@ -275,7 +293,7 @@ def _recruit(state: Recruiting, event: Event) -> Step:
             return Abandoned(state.plan, reason, {}, {}, {}, max(now, state.since)), (Discard(reason),)
         case Reported(client=client):
             return state, (_uninvited(client),)
-        case Tick() | Declined() | Applied():
+        case Tick() | Declined() | Applied() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
@@ -287,8 +305,12 @@ def _train(state: Training, event: Event) -> Step:
             return state, (_uninvited(client),)
         case Reported(client=client) if client in state.accepted:
             return state, (_accepted(client),)
-        case Reported(now, client, work):
-            return _accept(state, now, client, work)
+        case Reported() if takes(state, event):
+            return _accept(state, event)
+        case Reported(now):
+            ended, commands = _settle(state, now)
+            assert not isinstance(ended, Recruiting | Training), "a report is late only when the window is over"
+            return ended, (*commands, *_answer_after_the_end(ended, event))
         case Declined(now, client, reason):
             if client not in state.cohort or client in state.accepted:
                 return state, ()
@@ -297,24 +319,21 @@ def _train(state: Training, event: Event) -> Step:
             return _settle(state, now)
         case Stopped(now, reason):
             return _abandon(state, now, reason)
-        case Gathered() | Applied():
+        case Gathered() | Applied() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
 
 
-def _accept(state: Training, now: float, client: ClientId, work: WorkDone) -> Step:
-    if now >= state.closes_at:
-        ended, commands = _settle(state, now)
-        assert not isinstance(ended, Recruiting | Training)
-        return ended, (*commands, *_answer_after_the_end(ended, Reported(now, client, work)))
+def _accept(state: Training, event: Reported) -> Step:
+    client, work = event.client, event.work
     weight = weight_of(state.plan.weighting, state.cohort[client], work.sample_count)
     state = replace(
         state,
         accepted={**state.accepted, client: Accepted(weight, work)},
         declined={name: why for name, why in state.declined.items() if name != client},
     )
-    settled, commands = _settle(state, now)
+    settled, commands = _settle(state, event.now)
     return settled, (Fold(client, weight), _accepted(client), *commands)
 
 
@@ -363,6 +382,10 @@ def _close(state: Closing, event: Event) -> Step:
             return Committed(state, sha256), ()
         case Reported():
             return state, _answer_after_the_end(state, event)
+        case Spoiled(now, reason):
+            closed_at = max(now, state.closed_at)
+            spoiled = Abandoned(state.plan, reason, state.cohort, state.accepted, state.missing, closed_at)
+            return spoiled, (Discard(reason),)
         case Gathered() | Tick() | Declined() | Stopped():
             return state, ()
         case _:

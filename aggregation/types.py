@@ -25,6 +25,7 @@ SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 METRICS_MAX = 64
+METRIC_ABS_MAX = 1e30  # times any sample count, over any cohort, it stays finite
 SAMPLE_COUNT_MAX = 1 << 40
 TARGET_MAX = 1 << 20
 
@@ -241,5 +242,5 @@ def _require_metrics(metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
         if not _METRIC_NAME.fullmatch(name):
             raise ValueError(f"metric name {name[:80]!r} must be 1 to 64 letters, digits, '_', '.', '/' or '-'")
-        if not math.isfinite(value):
-            raise ValueError(f"metric {name!r} is {value}; leave out what is not a number")
+        if not abs(value) <= METRIC_ABS_MAX:  # also refuses a NaN
+            raise ValueError(f"metric {name!r} is {value}; leave out what is not a number up to {METRIC_ABS_MAX:g}")

@@ -1,7 +1,6 @@
 """One assignment's work between its model and its update: train, subtract, check, and put it on disk."""
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import Tensor
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import check_values
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.types import Assignment, WorkDone
+from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, WorkDone
 from umbel.aggregation.wire import header_for
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
@@ -106,6 +105,7 @@ def _work_done(done: Trained, sha256: str, offer: Assignment) -> WorkDone:
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that are numbers; the others are named in the log and left out."""
     numbers = {name: float(value) for name, value in metrics.items()}
-    if bad := [name for name, value in numbers.items() if not math.isfinite(value)]:
-        log.warning("left out of the report, for they are not finite: %s", ", ".join(bad))
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    kept = {name: value for name, value in numbers.items() if abs(value) <= METRIC_ABS_MAX}
+    if bad := numbers.keys() - kept:
+        log.warning("left out of the report, for they are not finite or too large: %s", ", ".join(sorted(bad)))
+    return kept

@@ -24,6 +24,7 @@ from umbel.aggregation.round import (
     Reported,
     Training,
     advance,
+    takes,
 )
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, WorkDone, derive_seed
@@ -179,7 +180,7 @@ class Coordinator:
             event = Reported(self.services.clock.now(), client, work)
             if not place.is_current:
                 return await self._answer_past(client, assignment, event)
-            if place.training:
+            if takes(place.driver.state, event):
                 _check_report(place, work)
             answer = await place.driver.handle_locked(event)
         assert answer is not None, "the machine answers every report"
@@ -291,11 +292,16 @@ class Coordinator:
 
 def _check_report(place: Place, work: WorkDone) -> None:
     """Refuse a report that makes no sense, or has no whole update."""
-    sample_count_max = place.driver.plan.sample_count_max
-    if work.sample_count > sample_count_max:
+    for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
+        if count > (count_max := place.driver.plan.sample_count_max):
+            raise ReportRefused(
+                f"{name}: {count} samples are over the run's sample_count_max {count_max}; "
+                "report at most that, or raise it in the run file"
+            )
+    if work.sample_count > (announced := place.driver.members[place.client].sample_count):
         raise ReportRefused(
-            f"sample_count {work.sample_count} is over the run's sample_count_max {sample_count_max}; "
-            "report at most that, or raise it in the run file"
+            f"sample_count {work.sample_count} is over the {announced} of this client's check-in, by which it was "
+            "drawn; check in with all samples that training may use"
         )
     if place.upload is None or not place.upload.is_complete:
         raise Refused("upload-incomplete", "upload the whole update before reporting it")

@@ -35,6 +35,7 @@ from umbel.aggregation.round import (
     Release,
     Reported,
     RoundState,
+    Spoiled,
     Stopped,
     Tick,
     Training,
@@ -54,6 +55,7 @@ from umbel.server.waiting import Bells, WaitingRoom
 _log = logging.getLogger(__name__)
 PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
+_SUM_TRIES = 3
 
 
 class RunDriver:
@@ -72,6 +74,7 @@ class RunDriver:
         self._opened_at = services.clock.now()
         self._folding = self._new_folding()
         self._trouble = ""
+        self._sums_failed = 0
         self._removing: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -298,16 +301,30 @@ class RunDriver:
         try:
             total = await self._folding.total()
             assert total.total_weight == closing.aggregate.total_weight, "the sum is not of the accepted reports"
-        except Exception:
-            await self._refold()  # after a fold that failed the sum is undefined: make it again from what is stored
-            raise
+        except Exception as error:
+            await self._retry_sum(error)
+            return
         blobs, rate = self.services.blobs, self.run.file.aggregation.server_learning_rate
-        files: ModelFiles = await asyncio.get_running_loop().run_in_executor(
-            self.services.worker, next_model, blobs, self.layout, self.run.master_sha256, total, rate
-        )
+        try:
+            files: ModelFiles = await asyncio.get_running_loop().run_in_executor(
+                self.services.worker, next_model, blobs, self.layout, self.run.master_sha256, total, rate
+            )
+        except ValueError as error:  # the same sum would fail again; a full disk is an OSError, and passes
+            await self.handle(Spoiled(self.services.clock.now(), f"no model can be made of the sum: {error}"))
+            return
         del total
         async with self.lock:
             await self._end_committed(closing, files)
+
+    async def _retry_sum(self, error: Exception) -> None:
+        """After a fold that failed the sum is undefined: make it again from what is stored, but not for ever."""
+        self._sums_failed += 1
+        if self._sums_failed < _SUM_TRIES:
+            await self._refold()
+            raise error
+        _log.error("run %s: the sum of round %d cannot be made", self.name, self.plan.number, exc_info=error)
+        reason = f"an accepted update could not be read again ({type(error).__name__})"
+        await self.handle(Spoiled(self.services.clock.now(), reason))
 
     async def _end_committed(self, closing: Closing, files: ModelFiles) -> None:
         now = self.services.clock.now()
@@ -328,6 +345,7 @@ class RunDriver:
         begun = await self.services.store.end_round(ended, end, now, traffic)
         folding, self._folding = self._folding, self._new_folding()
         self.run, self._stored, self.members = run, begun or ended, {}
+        self._sums_failed = 0
         self._woken.set()
         self.bells.ring_all()
         await folding.discard()

@@ -32,10 +32,12 @@ from umbel.aggregation.round import (
     Release,
     Reported,
     RoundState,
+    Spoiled,
     Stopped,
     Tick,
     Training,
     advance,
+    takes,
 )
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate, weight_of
@@ -48,6 +50,7 @@ ALLOWED = {
     ("training", "closing"),
     ("training", "abandoned"),
     ("closing", "committed"),
+    ("closing", "abandoned"),
 }
 
 plans = st.builds(
@@ -145,6 +148,13 @@ class RoundMachine(RuleBasedStateMachine):
     def apply(self) -> None:
         self.send(Applied(self.now, "f" * 64))
 
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        assume(data.draw(st.integers(0, 5), label="spoils when 0") == 0)  # rare, or no round would be committed
+        before = self.state
+        self.send(Spoiled(self.now, "an update is gone"))
+        assert (self.state == before) is not isinstance(before, Closing), "only a closing round can be spoiled"
+
     # --- the books ----------------------------------------------------------------------------------------------------
 
     def send(self, event: Event) -> None:
@@ -157,6 +167,7 @@ class RoundMachine(RuleBasedStateMachine):
             assert self.state == before, "a terminal phase absorbs every event"
         if isinstance(event, Reported):
             assert [c.client for c in commands if isinstance(c, Answer)] == [event.client], "each report has its answer"
+            assert takes(before, event) == any(isinstance(c, Fold) for c in commands), "checked exactly when it counts"
         self.check_the_order_of(commands)
         self.check_the_end(before, event)
 
@@ -213,7 +224,14 @@ class RoundMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_round_ends_once(self) -> None:
-        assert sum(self.ends.values()) == (self.state.phase in ("closing", "committed", "abandoned"))
+        expected: dict[str, list[dict[str, int]]] = {
+            "recruiting": [{}],
+            "training": [{}],
+            "closing": [{"commit": 1}],
+            "committed": [{"commit": 1}],
+            "abandoned": [{"discard": 1}, {"commit": 1, "discard": 1}],  # the second: spoiled while closing
+        }
+        assert +self.ends in expected[self.state.phase]
 
     @invariant()
     def what_is_published_is_what_was_folded(self) -> None:
