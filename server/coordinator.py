@@ -156,6 +156,7 @@ class Coordinator:
 
     async def check_in(self, client: ClientId, message: CheckIn, line: Line) -> CheckedIn:
         """Wait for work. A client with an open assignment gets that one again, at once."""
+        self.services.registry.refuse_revoked(client)
         driver = self.driver(message.run)
         if message.layout_digest != driver.layout.digest:
             raise WrongLayout(await self._difference(driver.layout, message.layout_digest))
@@ -194,8 +195,23 @@ class Coordinator:
                 await place.driver.handle_locked(Declined(self.services.clock.now(), client, reason))
         place.driver.wake()
 
+    async def release(self, client: ClientId) -> None:
+        """A client was revoked: no round waits for it or draws it any more, and what it holds open is answered.
+
+        What it has reported stays: it counted when it came.
+        """
+        for driver in self.drivers.values():
+            driver.waiting.remove((client,))
+            async with driver.lock:
+                if driver.open_round(client):
+                    reason = "the operator removed this client"
+                    await driver.handle_locked(Declined(self.services.clock.now(), client, reason))
+            driver.bells.ring((client,))
+            driver.wake()
+
     async def place(self, client: ClientId, assignment: AssignmentId) -> Place:
         """Where an assignment belongs. Raises `Refused` unless it is this client's."""
+        self.services.registry.refuse_revoked(client)
         driver = self.drivers.get(RunId(assignment.partition(".")[0]))
         if driver and client in driver.members and driver.assignment_id(client) == assignment:
             return Place(driver, client, assignment)
@@ -219,6 +235,7 @@ class Coordinator:
                 self.refuse_if_closing()
                 with driver.bells.listen(client) as bell:
                     await line.hold(clock, bell, left_s)
+                self.services.registry.refuse_revoked(client)
         finally:
             driver.waiting.leave(waiter, 0.0 if line.is_gone else RETRY_AFTER_S + _GRACE_S)
             self._note_heard(client, line)

@@ -54,6 +54,7 @@ class Registry:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._known: dict[str, KnownClient] = {}  # only this process revokes: it holds the data directory's lock
+        self._revoked: set[str] = set()  # since the start: for requests that were under way when it happened
         self._seen: list[_Seen] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -63,11 +64,16 @@ class Registry:
             return known
         async with self._db.reading() as tx:
             row = await tx.get(tables.Client, name)
-        if row is None or row.revoked_at is not None:
+        if row is None or row.revoked_at is not None or name in self._revoked:
             return None
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
         return self._known.setdefault(name, KnownClient(row.id, row.public_key))
+
+    def refuse_revoked(self, name: str) -> None:
+        """Raise `Refused` if this client was revoked while its request, which had passed `client`, was under way."""
+        if name in self._revoked:
+            raise Refused("unknown-client", "the coordinator's operator has removed this client")
 
     async def clients(self) -> tuple[ClientView, ...]:
         async with self._db.reading() as tx:
@@ -78,15 +84,17 @@ class Registry:
         )
 
     async def remember(self, claims: Claims, now: float) -> None:
-        """Note a verified request's nonce for as long as its signature would pass. Raises `ReplayedNonce`.
+        """Note a verified request's nonce for as long as its signature would pass.
 
-        Returns when it is stored. Requests that come while one transaction is being written share the next.
+        Returns when it is stored. Requests that come while one transaction is being written share the next. Raises
+        `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
         """
         seen = _Seen(claims, now, asyncio.get_running_loop().create_future())
         self._seen.append(seen)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_seen())
         await seen.stored
+        self.refuse_revoked(claims.key_id)
 
     async def _write_seen(self) -> None:
         try:
@@ -150,6 +158,7 @@ class Registry:
             if row is None:
                 return False
             row.revoked_at = row.revoked_at or now
+        self._revoked.add(name)
         self._known.pop(name, None)
         return True
 

@@ -13,7 +13,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.messages import REASON_CHARS_MAX, WAIT_S_MAX
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import ModelRef, RunId
+from umbel.aggregation.types import ClientId, ModelRef, RunId
 from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, parse_json, problems
 from umbel.server.model_files import inspect_model
@@ -83,6 +83,7 @@ async def delete_client(state: StateDep, client: str) -> Response:
     """Take a client's right to speak. Its name stays taken."""
     if not await state.services.registry.revoke(client, state.services.clock.now()):
         raise Refused("not-found", "no client of this name is enrolled")
+    await state.coordinator.release(ClientId(client))
     return Response(status_code=204)
 
 

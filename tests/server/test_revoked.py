@@ -1,0 +1,62 @@
+"""A client that the operator has removed: nothing of it that was under way goes on."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.server_device import House, house, problem, run_file, small_state
+
+
+async def revoke(it: House, client: str) -> None:
+    assert (await it.http.delete(f"/v1/admin/clients/{client}", headers=it.admin)).status_code == 204
+
+
+async def until(happened: Callable[[], object]) -> None:
+    while not happened():  # noqa: ASYNC110 - nothing tells that a request is held open
+        await asyncio.sleep(0.01)
+
+
+def test_a_client_that_is_removed_while_its_key_is_read_is_unknown(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            devices = await it.devices(20)
+            for device in devices:  # none is cached yet: reading a key and removing it run side by side
+                asked = (device.send("GET", "/v1/models/" + "0" * 64) for _ in range(4))
+                await asyncio.gather(revoke(it, device.name), *asked)
+                again = await device.send("GET", "/v1/models/" + "0" * 64)
+                assert problem(again) == "unknown-client"
+
+    asyncio.run(scenario())
+
+
+def test_a_removed_client_that_waits_for_work_is_told_so_and_not_drawn(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=2, minimum=2), small_state())
+            removed, first, second = await it.devices(3)
+            held = asyncio.create_task(removed.check_in(layout))
+            await until(it.state.coordinator.drivers["demo"].waiting.candidates)
+            await revoke(it, removed.name)
+            assert problem(await held) == "unknown-client"
+            await asyncio.gather(first.work(layout), second.work(layout))
+            live = (await it.progress())["live"]
+            assert {client["client"] for client in live["clients"]} == {first.name, second.name}
+
+    asyncio.run(scenario())
+
+
+def test_a_round_waits_no_more_for_a_removed_client(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=1), small_state())
+            [device] = await it.devices(1)
+            assignment = await device.work(layout)
+            held = asyncio.create_task(device.send("GET", f"/v1/assignments/{assignment['id']}?wait_s=20"))
+            await until(lambda: it.state.coordinator.drivers["demo"].bells.is_heard(device.name))
+            await revoke(it, device.name)
+            assert problem(await held) == "unknown-client"
+            [record] = await it.ended(1)
+            assert not record["committed"]
+            assert record["clients"][0]["reason"] == "the operator removed this client"
+
+    asyncio.run(scenario())
