@@ -27,7 +27,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.errors import LayoutError, ModelOverflow
 from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
 
 State = Mapping[str, Tensor]
@@ -170,8 +170,9 @@ class Layout:
         """The next master copy: `master + learning_rate * mean`, a new tensor on the CPU for each owner.
 
         Floats are added in float64 and rounded once to the master's dtype; integers take the mean change rounded to the
-        nearest integer; a bool takes the majority. Multiplication and addition are separate operations: no fused
-        multiply-add makes the bits depend on the processor.
+        nearest integer, at most 2^24, and stop at their dtype's limits; a bool takes the majority. Multiplication and
+        addition are separate operations: no fused multiply-add makes the bits depend on the processor. Raises
+        `ModelOverflow` for a float that leaves its dtype's finite range.
         """
         return {s.name: _stepped(s, master[s.name], total, learning_rate) for s in self.owners()}
 
@@ -180,8 +181,8 @@ class Layout:
         return {s.name: state[s.name].detach().to("cpu", s.master_dtype, copy=True).contiguous() for s in self.owners()}
 
     def published(self, master: State) -> dict[str, Tensor]:
-        """What clients download: the master copy in the model's own dtypes, owners only."""
-        return {s.name: master[s.name].to(s.torch_dtype) for s in self.owners()}
+        """What clients download: the master copy in the model's own dtypes, owners only; see `published`."""
+        return {s.name: published(s, master[s.name]) for s in self.owners()}
 
     @property
     def is_master_published(self) -> bool:
@@ -260,12 +261,35 @@ def step(spec: TensorSpec, start: Tensor, first: int, total: GridAccumulator, le
     """
     mean = total.mean_slice(spec.offset + first, spec.offset + first + start.numel())
     if spec.torch_dtype in _FLOATS:
-        return start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype)
+        return _require_finite(spec, start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype))
     if spec.torch_dtype == torch.bool:
         return start.to(torch.float64).add_(mean.div_(_INTEGER_UNIT)) >= 0.5
-    limits = torch.iinfo(spec.torch_dtype)
-    change = mean.div_(_INTEGER_UNIT).round_().to(torch.int64)
-    return start.to(torch.int64).add_(change).clamp_(limits.min, limits.max).to(spec.torch_dtype)
+    most, limits = _EXACT_IN_FLOAT32, torch.iinfo(spec.torch_dtype)
+    before, change = start.to(torch.int64), mean.div_(_INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
+    room_up = limits.max - before.clamp(min=limits.max - most)  # at most `most`, so that nothing here can wrap
+    room_down = limits.min - before.clamp(max=limits.min + most)
+    return before.add_(change.clamp_(room_down, room_up)).to(spec.torch_dtype)
+
+
+def published(spec: TensorSpec, master: Tensor) -> Tensor:
+    """Values of one tensor's master copy as clients download them.
+
+    What half precision cannot hold becomes its greatest finite value: the master keeps the true one, and an infinity
+    would make every client's next update one that must be refused.
+    """
+    if spec.torch_dtype not in _HALF:
+        return master
+    limits = torch.finfo(spec.torch_dtype)
+    return master.clamp(limits.min, limits.max).to(spec.torch_dtype)
+
+
+def _require_finite(spec: TensorSpec, values: Tensor) -> Tensor:
+    if not bool(values.isfinite().all()):
+        raise ModelOverflow(
+            f"tensor {spec.name!r} would leave the finite range of {str(values.dtype).removeprefix('torch.')}; "
+            "the run has diverged: lower max_abs or a learning rate"
+        )
+    return values
 
 
 def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:

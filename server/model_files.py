@@ -18,7 +18,7 @@ from torch import Tensor
 from umbel.aggregation.artifact import layout_of, metadata_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
-from umbel.aggregation.layout import Layout, TensorSpec, step
+from umbel.aggregation.layout import Layout, TensorSpec, published, step
 from umbel.server.blobs import Blob, BlobStore
 from umbel.server.tensor_file import TensorFile, write_skeleton
 
@@ -64,18 +64,21 @@ def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
 def next_model(
     blobs: BlobStore, layout: Layout, master_sha256: str, total: GridAccumulator, learning_rate: float
 ) -> ModelFiles:
-    """Store `master + learning_rate * mean` as the next version. The same sum gives the same files."""
-    with blobs.making() as master, blobs.making() as published:
-        _begin(published, layout, is_master=False)
+    """Store `master + learning_rate * mean` as the next version. The same sum gives the same files.
+
+    Raises `ModelOverflow` for a model that has diverged.
+    """
+    with blobs.making() as master, blobs.making() as public:
+        _begin(public, layout, is_master=False)
         if not layout.is_master_published:
             _begin(master, layout, is_master=True)
         with ExitStack() as files:
             start = files.enter_context(TensorFile(blobs.path(master_sha256)))
-            outputs = [files.enter_context(TensorFile(published, is_writable=True))]
+            outputs = [files.enter_context(TensorFile(public, is_writable=True))]
             if not layout.is_master_published:
                 outputs.append(files.enter_context(TensorFile(master, is_writable=True)))
             _step_all(layout, start, outputs, total, learning_rate)
-        kept = blobs.keep(published)
+        kept = blobs.keep(public)
         return ModelFiles(kept, kept.sha256 if layout.is_master_published else blobs.keep(master).sha256)
 
 
@@ -86,8 +89,8 @@ def _step_all(
     for spec, first, n_values in _pieces(layout):
         values = start.read(spec.name, spec.master_dtype, first, n_values)
         stepped = step(spec, values, first, total, learning_rate)
-        for output, dtype in zip(outputs, (spec.torch_dtype, stepped.dtype), strict=False):
-            output.write(spec.name, first, stepped.to(dtype))
+        for output, made in zip(outputs, (published(spec, stepped), stepped), strict=False):
+            output.write(spec.name, first, made)
 
 
 def _pieces(layout: Layout) -> Iterator[tuple[TensorSpec, int, int]]:

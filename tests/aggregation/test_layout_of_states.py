@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.errors import LayoutError, ModelOverflow
 from umbel.aggregation.grid import Grid, GridAccumulator
 from umbel.aggregation.layout import N_VALUES_MAX, Layout, TensorSpec
 from umbel.aggregation.types import RoundPlan, RunId, Weighting
@@ -385,3 +385,44 @@ def test_the_step_is_the_formula_rounded_once(values: list[float], weight: int, 
     mean = total.mean_slice(0, len(values))
     expected = torch.tensor([float(s) + float(m) * learning_rate for s, m in zip(start, mean, strict=True)]).float()
     assert torch.equal(layout.add_mean({"x": start}, total, learning_rate)["x"], expected)
+
+
+# --- the edges of the numbers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_half_precision_cannot_hold_is_published_finite_and_kept_true(dtype: torch.dtype, sign: float) -> None:
+    greatest = torch.finfo(dtype).max
+    state = {"weight": torch.tensor([sign * greatest, 0.0], dtype=dtype)}
+    layout = Layout.of_state(state)
+    start = layout.master_of(state)
+    start["weight"][0] += sign * greatest * 0.003  # beyond half precision, within float32
+    master = layout.add_mean(start, total_of(torch.zeros(2)))
+    assert abs(master["weight"][0].item()) > greatest
+    assert layout.published(master)["weight"].tolist() == [sign * greatest, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_out_of_the_finite_range_makes_no_model(dtype: torch.dtype) -> None:
+    state = {"weight": torch.tensor([0.0, 3.3e38], dtype=dtype)}
+    layout = Layout.of_state(state)
+    with pytest.raises(ModelOverflow, match="'weight' would leave the finite range of float32"):
+        layout.add_mean(layout.master_of(state), total_of(torch.full((2,), 64.0)), learning_rate=1e38)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_an_integer_stops_at_its_limits(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    state = {"counter": torch.tensor([limits.max, limits.min, limits.max - 1, limits.min + 1], dtype=dtype)}
+    layout = Layout.of_state(state)
+    change = torch.tensor([1.0, -1.0, 7.0, -7.0]) * 2.0**-16
+    assert layout.add_mean(state, total_of(change))["counter"].tolist() == [limits.max, limits.min] * 2
+
+
+def test_no_integer_moves_by_more_than_2_to_the_24_whatever_max_abs_allows() -> None:
+    state = {"counter": torch.tensor([5, 5])}
+    layout = Layout.of_state(state)
+    grid = Grid.finest(max_abs=2.0**64, total_weight_max=1)
+    total = total_of(torch.tensor([2.0**64, -(2.0**64)]), grid=grid)
+    assert layout.add_mean(state, total)["counter"].tolist() == [5 + (1 << 24), 5 - (1 << 24)]

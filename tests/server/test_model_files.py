@@ -21,6 +21,7 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
         "mask": torch.tensor([True, False, True]),
         "empty": torch.zeros(0, 3),
         "half.scalar": torch.tensor(1.5, dtype=torch.float16),
+        "half.edge": torch.full((200,), torch.finfo(torch.float16).max, dtype=torch.float16),
     }
     blobs = BlobStore(tmp_path)
     blobs.prepare()
@@ -29,14 +30,17 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
         layout = inspect_model(path)
         first = blobs.keep(path)
     assert layout == Layout.of_state(state)
-    total = GridAccumulator(layout.n_values, Grid.finest(max_abs=4.0, total_weight_max=10))
+    total = GridAccumulator(layout.n_values, Grid.finest(max_abs=64.0, total_weight_max=10))
     change = torch.randn(layout.n_values, generator=torch.Generator().manual_seed(2)).clamp(-4, 4)
+    edge = next(spec.place for spec in layout.tensors if spec.name == "half.edge")
+    change[edge] = 64.0  # beyond float16's range, by enough to round to an infinity
     total.fold_vector(change, 3)
     files = next_model(blobs, layout, first_master(blobs, first.sha256, layout), total, 0.7)
     master = layout.add_mean(layout.master_of(state), total, 0.7)
     expected = layout.full_state(layout.published(master))
     data = blobs.path(files.published.sha256).read_bytes()
     assert decode_model(data)[0] == layout
+    assert decode_model(data)[1]["half.edge"].isfinite().all()
     assert data == encode_model(expected)
     stored = load_file(blobs.path(files.master_sha256))
     assert all(torch.equal(stored[name], tensor) for name, tensor in master.items())
