@@ -1,10 +1,12 @@
 """Who is invited, and why now: a decision and its reason in words, from what is known at this moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from umbel.aggregation.types import ClientId, RoundPlan, derive_seed
 from umbel.aggregation.weighting import Candidate, draw
+
+_DRAWS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ def choose(plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float) ->
     """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum do.
 
     Candidates without samples are passed over, and no sample count is taken for more than the plan's maximum: it bounds
-    what one client's word is worth, in the draw as in the mean. `waited_s`: how long the round has been recruiting.
+    what one client's word is worth, in the draw as in the mean. A cohort of fewer clients than the minimum could never
+    close, so it is drawn again. `waited_s`: how long the round has been recruiting.
     """
     able = [
         Candidate(candidate.client, min(candidate.sample_count, plan.sample_count_max))
@@ -34,5 +37,19 @@ def choose(plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float) ->
         )
     if n_able < plan.minimum:
         return Choice(None, f"{n_able} clients wait, the round needs at least {plan.minimum}")
-    cohort = draw(plan.weighting, able, wanted, derive_seed(plan.seed, "cohort", plan.number, plan.attempt))
-    return Choice(cohort, f"drew {len(cohort)} of {n_able} waiting clients, {wanted} wanted for {plan.target} reports")
+    for cohort in _draws(plan, able):
+        if len(cohort) >= plan.minimum:
+            why = f"drew {len(cohort)} of {n_able} waiting clients, {wanted} wanted for {plan.target} reports"
+            return Choice(cohort, why)
+    return Choice(
+        None,
+        f"{n_able} clients wait, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "
+        "lower sample_count_max in the run file, or weight by samples",
+    )
+
+
+def _draws(plan: RoundPlan, able: Sequence[Candidate]) -> Iterator[Mapping[ClientId, int]]:
+    """The round's draw and, for want of clients in it, the next: with replacement, all draws may fall on one client."""
+    for repeat in range(_DRAWS_MAX):
+        labels = ("cohort", plan.number, plan.attempt, *((repeat,) if repeat else ()))
+        yield draw(plan.weighting, able, plan.n_wanted, derive_seed(plan.seed, *labels))

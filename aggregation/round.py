@@ -16,7 +16,8 @@ Rules:
 3. Commands are carried out in order, after the new state is durable. Each may be carried out again after a crash.
 4. What a peer sends too late, twice, or uninvited is answered, never an error. A repeated report gets the same answer,
    unless the round was abandoned in between.
-5. Counts are in *draws*: under proportional weighting a client drawn twice answers for two.
+5. The target counts *draws*: under proportional weighting a client drawn twice answers for two. The minimum counts
+   *clients*: it is what keeps a model from being one client's update.
 6. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
@@ -339,15 +340,15 @@ def _accept(state: Training, event: Reported) -> Step:
 
 def _settle(state: Training, now: float) -> Step:
     """Close, abandon, or go on: the one place that decides."""
-    plan, n_reported = state.plan, state.n_reported
-    is_over = now >= state.closes_at
-    if n_reported >= plan.target:
+    plan, n_clients = state.plan, len(state.accepted)
+    is_over, is_enough = now >= state.closes_at, n_clients >= plan.minimum
+    if state.n_reported >= plan.target and is_enough:
         return _shut(state, now, Outcome.SURPLUS, f"the target of {plan.target} reports is in")
-    if n_reported >= plan.minimum and is_over:
-        return _shut(state, now, Outcome.LATE, f"the window of {plan.window_s:g} s is over with {n_reported} reports")
-    if n_reported >= plan.minimum and state.n_open == 0:
-        return _shut(state, now, Outcome.LATE, f"{n_reported} reports are in and nobody is left to wait for")
-    shortfall = f"{n_reported} of at least {plan.minimum} reports"
+    if is_enough and is_over:
+        return _shut(state, now, Outcome.LATE, f"the window of {plan.window_s:g} s is over with {n_clients} reports")
+    if is_enough and state.n_open == 0:
+        return _shut(state, now, Outcome.LATE, f"{n_clients} reports are in and nobody is left to wait for")
+    shortfall = f"{n_clients} of at least {plan.minimum} reports"
     if is_over:
         return _abandon(state, now, f"the window of {plan.window_s:g} s is over with {shortfall}")
     if state.n_open == 0:

@@ -98,7 +98,8 @@ class RoundPlan:
     """What is asked of one round.
 
     The cohort is drawn `ceil(target * over_selection)` strong. The round closes at `target` reports, or `window_s`
-    seconds after it opened if at least `minimum` are in; under proportional weighting both count draws.
+    seconds after it opened if at least `minimum` are in. Under proportional weighting the target counts draws; the
+    minimum always counts clients.
     `sample_count_max` bounds one client's weight, `max_abs` one coordinate of its update: both enter the public grid.
     `number` and `attempt` count from 1; a round that was abandoned is attempted again.
     """

@@ -37,6 +37,8 @@ Over-selection and drop-outs. Let whether a client reports not depend on what it
                 ~  - (1 - r)/r * sum_i p_i^2 (x_i - X)  for many draws,   and 0 for one.
 
   It shrinks with the fleet (sum_i p_i^2 is 1/N if all are alike), not with the cohort.
+- proportional, drawn again: a draw that falls on fewer clients than the round's minimum is drawn anew (`cohort.py`), so
+  a client with nearly all the data counts too little. With few draws on few clients that is the price of the minimum.
 - proportional, closing early: the report that reaches the target counts with all its draws, so the often-drawn count a
   little too much; the fewer clients are drawn twice, the less.
 

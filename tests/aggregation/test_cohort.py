@@ -78,3 +78,21 @@ def test_as_many_are_wanted_as_decimal_arithmetic_says(target: int, thousandths:
 @pytest.mark.parametrize(("window_s", "patience_s"), [(0.5, 0.2), (60.0, 6.0), (600.0, 30.0)])
 def test_patience_derives_from_the_window(window_s: float, patience_s: float) -> None:
     assert replace(PLAN, window_s=window_s).patience_s == pytest.approx(patience_s)
+
+
+def test_a_cohort_is_drawn_again_until_the_minimum_of_clients_is_in_it() -> None:
+    plan = replace(PLAN, weighting=Weighting.PROPORTIONAL, target=2, minimum=2, over_selection=1.0)
+    able = [Candidate(ClientId("large"), 90), *(Candidate(ClientId(f"small-{i}"), 5) for i in range(2))]
+    for attempt in range(1, 40):
+        cohort = choose(replace(plan, attempt=attempt), able, waited_s=60.0).cohort
+        assert cohort is not None
+        assert len(cohort) == 2
+
+
+def test_where_no_draw_reaches_the_minimum_the_reason_says_what_to_change() -> None:
+    plan = replace(PLAN, weighting=Weighting.PROPORTIONAL, target=2, minimum=2, over_selection=1.0)
+    plan = replace(plan, sample_count_max=1 << 30)
+    able = [Candidate(ClientId("large"), 1 << 30), Candidate(ClientId("small"), 1)]
+    choice = choose(plan, able, waited_s=60.0)
+    assert choice.cohort is None
+    assert "lower sample_count_max" in choice.why

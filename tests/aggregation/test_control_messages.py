@@ -27,7 +27,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import Assignment, AssignmentId, ModelRef, RunId, TrainingPlan, Weighting, WorkDone
 from umbel.aggregation.wire import Codec
 
-KEY = base64.b64encode(bytes(32)).decode()
+KEY = "JrQLj5P/89iXES9+vFgrIy29clF9CC/oPPsw3c5D0bs="  # test-key-ed25519 of RFC 9421, B.1.4
 MODEL = ModelRef(3, "a" * 64, 1000, "b" * 64)
 ASSIGNMENT = Assignment(
     id=AssignmentId("demo.4.1.ward-7"),

@@ -126,6 +126,18 @@ def test_a_round_by_draws() -> None:
     assert (commands[0], still.n_reported, still.n_open) == (Fold(B, weight=1), 1, 1)
 
 
+def test_the_target_in_draws_does_not_close_a_round_below_the_minimum_of_clients() -> None:
+    plan = replace(PLAN, weighting=Weighting.PROPORTIONAL, minimum=2)
+    state, commands = advance(Training(plan, {A: 2, B: 1}, opened_at=0.0), Reported(1.0, A, work()))
+    assert isinstance(state, Training)
+    assert Commit() not in commands
+    alone, _ = advance(state, Tick(60.0))
+    assert isinstance(alone, Abandoned)
+    assert alone.reason == "the window of 60 s is over with 1 of at least 2 reports"
+    together, _ = advance(state, Reported(2.0, B, work()))
+    assert isinstance(together, Closing)
+
+
 def test_a_cohort_of_one() -> None:
     plan = replace(PLAN, target=1, over_selection=1.0)
     state, commands = after(training(plan, "a"), Reported(101, A, work()))

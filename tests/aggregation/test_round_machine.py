@@ -214,11 +214,11 @@ class RoundMachine(RuleBasedStateMachine):
         all_heard = set(before.cohort) <= heard
         is_over = event.now >= before.opened_at + self.plan.window_s
         if isinstance(self.state, Closing):
-            assert n_reported >= self.plan.minimum
+            assert len(self.folds) >= self.plan.minimum
             assert n_reported >= self.plan.target or is_over or all_heard
             assert self.state.late is (Outcome.SURPLUS if n_reported >= self.plan.target else Outcome.LATE)
         elif not isinstance(event, Stopped):
-            assert n_reported < self.plan.minimum
+            assert len(self.folds) < self.plan.minimum
             assert is_over or all_heard
         assert (self.released or ()) == tuple(c for c in before.cohort if c not in heard), "exactly the unheard"
 
@@ -249,7 +249,7 @@ class RoundMachine(RuleBasedStateMachine):
     @invariant()
     def an_open_round_is_still_wanted(self) -> None:
         if isinstance(self.state, Training):
-            assert self.state.n_reported < self.plan.target
+            assert self.state.n_reported < self.plan.target or len(self.folds) < self.plan.minimum
             assert self.state.n_open > 0
             assert self.state.n_open == len(set(self.state.cohort) - set(self.folds) - set(self.state.declined))
 
