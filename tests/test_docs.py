@@ -1,15 +1,20 @@
 """What the README and docs/ say is there: code blocks, links, commands, options, endpoints and problem kinds."""
 
 import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import Weighting
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,3 +85,35 @@ def test_the_wire_page_names_endpoints_that_the_coordinator_has(tmp_path: Path) 
     served = {re.sub(r"\{[^}]+\}", "{}", path) for path in [*app.openapi()["paths"], app.openapi_url or ""]}
     for path in re.findall(r"`(?:[A-Z]+ )?(/v1/[^?`]+)", (ROOT / "docs" / "wire.md").read_text()):
         assert re.sub(r"\{[^}]+\}", "{}", path) in served, path
+
+
+def test_the_run_file_page_names_every_key_and_its_default() -> None:
+    page = (ROOT / "docs" / "runs.md").read_text()
+    rows = re.findall(r"^\| `([a-z_.]+)` \|(.*?)\|", page, re.MULTILINE)
+    assert {key: default.strip() for key, default in rows} == dict(_run_file_keys(RunFile))
+
+
+def test_the_run_files_of_the_documentation_are_accepted() -> None:
+    examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        TypeAdapter(RunFile).validate_python(tomllib.loads(example))
+
+
+def _run_file_keys(section: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a run file as the page writes it, with its default as the page writes that."""
+    for field in fields(section):
+        if is_dataclass(field.type) and isinstance(field.type, type):
+            yield from _run_file_keys(field.type, f"{field.name}.")
+        elif f"{prefix}{field.name}" == "training.local_epochs":
+            yield "training.local_epochs", "1"  # where neither epochs nor steps are set
+        else:
+            yield f"{prefix}{field.name}", _written(field.default)
+
+
+def _written(default: object) -> str:
+    if default is MISSING or default is None:
+        return ""
+    if isinstance(default, bool | Weighting):
+        return f'`"{default}"`' if isinstance(default, Weighting) else str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
