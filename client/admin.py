@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx
 from pydantic import TypeAdapter
@@ -22,16 +22,27 @@ from umbel.client.transport import Transport, connect
 
 MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
+CLIENTS_BYTES_MAX = 1 << 28
 _PIECE_BYTES = 1 << 20
 _RUN = TypeAdapter(RunView)
 _RUNS = TypeAdapter(list[RunView])
 _PROGRESS = TypeAdapter(RunProgress)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     tokens: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledClient:
+    """A client that has enrolled. Times in Unix seconds; `revoked_at`: when it was removed, None while it may speak."""
+
+    id: str
+    labels: Mapping[str, str]
+    enrolled_at: float
+    last_heard_at: float
+    revoked_at: float | None
 
 
 class Operator:
@@ -59,9 +70,10 @@ class Operator:
         answer = self._transport.ask("POST", "/v1/admin/tokens", **_json({"count": count, "ttl_s": ttl_s}))
         return answer.parse(TypeAdapter(_Tokens)).tokens
 
-    def clients(self) -> list[dict[str, Any]]:
-        """Who has enrolled."""
-        return self._transport.ask("GET", "/v1/admin/clients").parse(TypeAdapter(list[dict[str, Any]]))
+    def clients(self) -> list[EnrolledClient]:
+        """Who has enrolled, those that were removed included."""
+        answer = self._transport.ask("GET", "/v1/admin/clients", bytes_max=CLIENTS_BYTES_MAX)
+        return answer.parse(TypeAdapter(list[EnrolledClient]))
 
     def remove_client(self, client: str) -> None:
         """Refuse this client from now on."""

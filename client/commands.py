@@ -1,6 +1,6 @@
-"""The command line's verbs for a site (`join`) and for an operator (`run`, `token`, `model`): their flags and help.
+"""The command line's verbs for a site (`join`) and for an operator (`run`, `client`, `token`, `model`): flags and help.
 
-What they do is in `console.py`, which brings torch and so is imported only when a verb runs.
+What they do is in `console.py` and `roster.py`, which bring torch and so are imported only when a verb runs.
 """
 
 from pathlib import Path
@@ -17,7 +17,10 @@ KeyFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 
+ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
+
 run_app = typer.Typer(help="Training runs: create, list, show, watch, stop, download.", no_args_is_help=True)
+client_app = typer.Typer(help="Enrolled clients: list, remove.", no_args_is_help=True)
 token_app = typer.Typer(help="One-time enrolment tokens.", no_args_is_help=True)
 model_app = typer.Typer(help="Model files.", no_args_is_help=True)
 
@@ -125,6 +128,29 @@ def download_model(
 
     with console.operator_at(server, admin_key_file) as operator:
         console.download_model(operator, run, out, as_json)
+
+
+@client_app.command("list")
+def list_clients(server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """All enrolled clients: labels, when each enrolled and was last heard, and who was removed."""
+    from umbel.client import console, roster
+
+    with console.operator_at(server, admin_key_file) as operator:
+        roster.list_clients(operator, as_json)
+
+
+@client_app.command("remove")
+def remove_client(
+    client: ClientName,
+    server: Server,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    admin_key_file: KeyFile = None,
+) -> None:
+    """Refuse a client from now on. This cannot be undone: its name stays taken, so it returns only under a new one."""
+    from umbel.client import console, roster
+
+    with console.operator_at(server, admin_key_file) as operator:
+        roster.remove_client(operator, client, yes)
 
 
 @token_app.command("create")

@@ -1,19 +1,16 @@
 """What the command line's verbs do and print; `commands.py` has their flags."""
 
-import logging
 import os
 import tomllib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
 from rich.live import Live
-from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +22,7 @@ from umbel.client.admin import Operator
 from umbel.client.errors import ClientError, first_finding
 from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
+from umbel.client.output import log_to_stderr, print_json, screen
 from umbel.client.printable import printable
 from umbel.client.view import render_run
 
@@ -43,12 +41,12 @@ def join(
     state: Path,
     as_json: bool,
 ) -> None:
-    _log_to_stderr()
+    log_to_stderr()
     with one_sentence_errors():
         facts = dict(map(_label, labels))
         end = run_client(load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts)
     if as_json:
-        _print_json(end)
+        print_json(end)
     else:
         typer.echo(f"{end.run} {end.status}: {end.reason} ({end.accepted} of {end.reports} reports counted)")
     if end.status == RunStatus.FAILED:
@@ -73,21 +71,21 @@ def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> No
 def list_runs(operator: Operator, as_json: bool) -> None:
     runs = operator.runs()
     if as_json:
-        _print_json(runs)
+        print_json(runs)
         return
     table = Table("run", "status", "rounds", "model", "", box=None)
     for view in runs:
         rounds = f"{view.rounds_done} of {view.rounds_planned}"
         table.add_row(view.name, view.status.value, rounds, view.model.sha256[:12], Text(printable(view.reason)))
-    Console().print(table)
+    screen().print(table)
 
 
 def show_run(operator: Operator, run: str, as_json: bool) -> None:
     progress = _all_progress(operator, run)
     if as_json:
-        _print_json(progress)
+        print_json(progress)
     else:
-        Console().print(render_run(progress.run, progress.ended, progress.live))
+        screen().print(render_run(progress.run, progress.ended, progress.live))
 
 
 def watch_run(operator: Operator, run: str, as_json: bool) -> None:
@@ -104,7 +102,7 @@ def download_model(operator: Operator, run: str, out: Path, as_json: bool) -> No
     newest = operator.run(run).model
     operator.download_model(newest.sha256, out)
     if as_json:
-        _print_json(newest)
+        print_json(newest)
     else:
         typer.echo(f"{out}: version {newest.version}, sha256 {newest.sha256}")
 
@@ -112,7 +110,7 @@ def download_model(operator: Operator, run: str, out: Path, as_json: bool) -> No
 def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: bool) -> None:
     tokens = operator.create_tokens(count, ttl_hours * 3600)
     if as_json:
-        _print_json({"tokens": tokens})
+        print_json({"tokens": tokens})
     else:
         typer.echo("\n".join(tokens))
 
@@ -124,7 +122,7 @@ def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:
         out.write_bytes(weights)
     facts = {"file": str(out), "size_bytes": len(weights), "n_values": layout.n_values, "layout_digest": layout.digest}
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         typer.echo(f"{out}: {layout.n_values} values, {len(weights)} bytes")
 
@@ -170,7 +168,7 @@ def _all_progress(operator: Operator, run: str) -> RunProgress:
 
 def _follow_live(operator: Operator, run: str) -> RunStatus:
     ended, status = list[RoundRecord](), RunStatus.RUNNING
-    with Live(console=Console(), refresh_per_second=4) as live:
+    with Live(console=screen(), refresh_per_second=4) as live:
         for progress in operator.follow(run, LIVE_WAIT_S):
             ended = [*ended, *progress.ended][-ENDED_KEPT:]
             live.update(render_run(progress.run, ended, progress.live))
@@ -182,25 +180,14 @@ def _follow_json(operator: Operator, run: str) -> RunStatus:
     status = RunStatus.RUNNING
     for progress in operator.follow(run, WATCH_WAIT_S):
         for record in progress.ended:
-            _print_json(record)
+            print_json(record)
         status = progress.run.status
     return status
 
 
 def _tell(view: RunView, as_json: bool) -> None:
     if as_json:
-        _print_json(view)
+        print_json(view)
     else:
         rounds = f"{view.rounds_done} of {view.rounds_planned} rounds"
         typer.echo(f"{view.name}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())
-
-
-def _print_json(value: object) -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(type(value))
-    typer.echo(adapter.dump_json(value).decode())
-
-
-def _log_to_stderr() -> None:
-    handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    logging.getLogger("umbel").setLevel(logging.INFO)

@@ -44,6 +44,7 @@ def mount() -> None:
     app.command("serve")(server.serve)
     app.command("join")(client.join)
     app.add_typer(client.run_app, name="run")
+    app.add_typer(client.client_app, name="client")
     app.add_typer(client.token_app, name="token")
     app.add_typer(client.model_app, name="model")
     app.add_typer(sim.bench_app, name="bench")

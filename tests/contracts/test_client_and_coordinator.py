@@ -134,7 +134,7 @@ def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_
         end = json.loads(ends(hospital))
         assert (end["status"], end["accepted"]) == ("finished", 10)
     with coordinator.operator() as operator:
-        labels = {client["id"]: client["labels"] for client in operator.clients()}
+        labels = {client.id: client.labels for client in operator.clients()}
     assert labels == {name: {"tier": "ward", "side": name} for name in ("north", "south")}
     progress = umbel(coordinator, "run_app", "show", "breast-cancer")
     assert [record["reported"] for record in progress["ended"]] == [2] * 10

@@ -1,0 +1,39 @@
+"""Where the command line's words go: to a person at a terminal, or to a file or a pipe, where nothing is wrapped."""
+
+import logging
+import sys
+from typing import Any
+
+import typer
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.logging import RichHandler
+
+_UNWRAPPED_COLUMNS = 1 << 16
+
+
+def screen() -> Console:
+    """Standard output: as wide as the terminal, or, where it is none, as wide as what is written."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_UNWRAPPED_COLUMNS)
+
+
+def print_json(value: object) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(type(value))
+    typer.echo(adapter.dump_json(value).decode())
+
+
+def log_to_stderr() -> None:
+    """This process's log on standard error: coloured at a terminal; elsewhere a line a message, with the full date."""
+    logging.basicConfig(level=logging.WARNING, handlers=[_handler()])
+    logging.getLogger("umbel").setLevel(logging.INFO)
+
+
+def _handler() -> logging.Handler:
+    if sys.stderr.isatty():
+        rich = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
+        rich.setFormatter(logging.Formatter("%(message)s"))
+        return rich
+    plain = logging.StreamHandler()
+    plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z"))
+    return plain

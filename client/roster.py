@@ -1,0 +1,40 @@
+"""`umbel client`: who has enrolled, and who no longer may speak."""
+
+import time
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from umbel.client.admin import EnrolledClient, Operator
+from umbel.client.output import print_json, screen
+from umbel.client.printable import printable
+
+
+def list_clients(operator: Operator, as_json: bool) -> None:
+    clients = operator.clients()
+    if as_json:
+        print_json(clients)
+        return
+    table = Table("client", "labels", "enrolled", "last heard", "", box=None)
+    for client in clients:
+        table.add_row(*(Text(printable(cell)) for cell in _cells(client)))
+    screen().print(table)
+
+
+def remove_client(operator: Operator, client: str, yes: bool) -> None:
+    if not yes:
+        question = f"Refuse {client} from now on? This cannot be undone, and its name stays taken"
+        typer.confirm(question, abort=True, err=True)
+    operator.remove_client(client)
+    typer.echo(f"{client}: removed; the coordinator refuses it from now on")
+
+
+def _cells(client: EnrolledClient) -> tuple[str, ...]:
+    labels = " ".join(f"{name}={value}" for name, value in sorted(client.labels.items()))
+    removed = "" if client.revoked_at is None else f"removed {_time(client.revoked_at)}"
+    return client.id, labels, _time(client.enrolled_at), _time(client.last_heard_at), removed
+
+
+def _time(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
