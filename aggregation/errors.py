@@ -16,7 +16,7 @@ ProtocolViolation                 the peer's fault: answered with a problem docu
     ├── StaleSignature
     └── ReplayedNonce
 LayoutError(ValueError)           ours: a state dict that cannot be laid out, or two that differ
-ModelOverflow(ArithmeticError)    ours: a step that takes the model out of its numbers' range
+ModelOverflow(ValueError)         ours: a step that takes the model out of its numbers' range
 ```
 
 `kind` is the last path segment of the problem document's `type` (RFC 9457); it never changes once published.
@@ -87,5 +87,5 @@ class LayoutError(ValueError):
     """A state dict that cannot be laid out as one float32 vector, or that differs from the layout asked for."""
 
 
-class ModelOverflow(ArithmeticError):
+class ModelOverflow(ValueError):
     """A step that would leave the finite range of the model's numbers: there is no next model."""

@@ -6,6 +6,7 @@ checks from the constructors here.
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -100,6 +101,9 @@ class CheckedIn:
     retry_after_s: float
     assignment: Assignment | None = None
 
+    def __post_init__(self) -> None:
+        _require_seconds(self.retry_after_s, "retry_after_s")
+
 
 class AssignmentState(StrEnum):
     """`open`: the round still wants this report. `closed`: it does not; stop and check in again."""
@@ -115,6 +119,9 @@ class AssignmentStatus:
     state: AssignmentState
     reason: str
     window_s: float
+
+    def __post_init__(self) -> None:
+        _require_seconds(self.window_s, "window_s")
 
 
 class Outcome(StrEnum):
@@ -153,3 +160,9 @@ class Problem:
     title: str
     status: int
     detail: str
+
+
+def _require_seconds(value: float, what: str) -> None:
+    """Raise `ValueError` for what nobody can wait."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{what} must be zero or positive, and finite")

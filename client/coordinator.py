@@ -3,6 +3,7 @@
 Whoever calls decides how patiently to repeat (`transport.patiently`); every method may be repeated.
 """
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,10 +64,13 @@ class Coordinator:
         return replace(status, reason=printable(status.reason))
 
     @contextmanager
-    def model(self, sha256: str, first_byte: int = 0) -> Generator[httpx.Response]:
-        """The model file as a stream, from `first_byte` on if the answer's status is 206, else from the start."""
+    def model(self, sha256: str, first_byte: int = 0, until: float = math.inf) -> Generator[httpx.Response]:
+        """The model file as a stream, from `first_byte` on if the answer's status is 206, else from the start.
+
+        `until`: when it must be here, on `time.monotonic`'s clock.
+        """
         headers = {"Range": f"bytes={first_byte}-", "If-Range": f'"{sha256}"'} if first_byte else None
-        with self._transport.stream("GET", f"/v1/models/{sha256}", headers=headers) as response:
+        with self._transport.stream("GET", f"/v1/models/{sha256}", headers=headers, until=until) as response:
             yield response
 
     def create_upload(self, assignment: AssignmentId, total: int, sha256: str, chunk: bytes) -> UploadState:

@@ -1,5 +1,6 @@
 """Fetch a model: streamed to disk, resumed after a cut, believed only when its SHA-256 is right."""
 
+import math
 import time
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def fetch_model(
     if path.exists() and file_sha256(path) == model.sha256:
         return path, link
     started, first = time.perf_counter(), _size(part)
-    patiently(lambda: _fetch_rest(coordinator, model, part), patience)
+    until = math.inf if patience.until is None else patience.until
+    patiently(lambda: _fetch_rest(coordinator, model, part, until), patience)
     elapsed_s = time.perf_counter() - started
     if file_sha256(part) != model.sha256:
         part.unlink()
@@ -57,7 +59,7 @@ def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
     return layout.full_state(owned)
 
 
-def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path) -> None:
+def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path, until: float) -> None:
     """Append what is missing of `part`. A cut leaves what came for the next try."""
     have = _size(part)
     if have > model.size_bytes:
@@ -65,7 +67,7 @@ def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path) -> None:
         have = 0
     if have == model.size_bytes:
         return
-    with coordinator.model(model.sha256, have) as response:
+    with coordinator.model(model.sha256, have, until) as response:
         start = have if response.status_code == 206 else 0
         with part.open("r+b" if start else "wb", buffering=0) as file:
             file.seek(start)

@@ -52,7 +52,7 @@ from umbel.client.errors import (
 )
 from umbel.client.fetch import fetch_model, load_model
 from umbel.client.link import Link
-from umbel.client.offer import check_able, check_offer
+from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
 from umbel.client.send import Upload
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.store import PendingReport, Store, locked
@@ -239,8 +239,9 @@ class Participant:
                 status = patiently(lambda: self._coordinator.status(pending.assignment), Patience())
             if status.state is AssignmentState.CLOSED:
                 raise AssignmentClosed("assignment-closed", status.reason, 200)
-            patience = Patience(within(status.window_s), time.monotonic() + status.window_s)
-            self._deliver(pending, status.window_s, patience, resume=True)
+            window_s = min(status.window_s, WINDOW_S_MAX)
+            patience = Patience(within(window_s), time.monotonic() + window_s)
+            self._deliver(pending, window_s, patience, resume=True)
         except AccessRefused:
             raise
         except (CoordinatorRefused, CoordinatorMisbehaved, OutOfTime) as error:

@@ -11,6 +11,7 @@ from umbel.aggregation.wire import Codec
 from umbel.client.errors import CoordinatorMisbehaved, WorkRefused
 
 WINDOW_S_MAX = 366 * 86400.0
+COUNT_MAX = 1 << 53
 
 
 def model_bytes_max(layout: Layout) -> int:
@@ -23,6 +24,8 @@ def model_bytes_max(layout: Layout) -> int:
 
 def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout) -> None:
     """Raise `CoordinatorMisbehaved` for a malformed assignment or one that is not this client's."""
+    if not (1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX):  # before they stand in a name or a log
+        raise CoordinatorMisbehaved("the assignment's round or attempt is out of range")
     if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client):
         raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")
     if not (math.isfinite(offer.window_s) and 0 <= offer.window_s <= WINDOW_S_MAX):

@@ -11,11 +11,12 @@ a body over its cap, or not what was asked     CoordinatorMisbehaved            
 ```
 
 Every try is authorised afresh: new nonce, new time. The coordinator may be hostile: no answer is read past its cap, no
-compressed answer is unpacked, no redirect is followed.
+compressed answer is unpacked, no redirect is followed, and no exchange outlasts its deadline.
 """
 
 import hashlib
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -30,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.messages import Problem
 from umbel.aggregation.signatures import Target
 from umbel.client.backoff import IDLE, RETRY_AFTER_MAX_S, Backoff
+from umbel.client.deadline import bound, exchange_until
 from umbel.client.errors import (
     CoordinatorBusy,
     CoordinatorMisbehaved,
@@ -44,6 +46,8 @@ from umbel.client.printable import printable
 JSON_BYTES_MAX = 1 << 20
 ANSWER_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
+EXCHANGE_S = 60.0  # in all, beside what is held open and what large bodies take
+SLOWEST_BYTES_PER_S = 4096.0
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _PROBLEM = TypeAdapter(Problem)
 _PROBLEM_TYPE = "urn:umbel:problem:"
@@ -95,7 +99,9 @@ class Transport:
         bytes_max: int = JSON_BYTES_MAX,
     ) -> Answer:
         """One try. `hold_s`: how much longer than usual the answer may take, for long polls; `bytes_max`: its cap."""
-        with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s) as response:
+        large_bytes = len(body) + max(0, bytes_max - JSON_BYTES_MAX)
+        until = time.monotonic() + EXCHANGE_S + hold_s + large_bytes / SLOWEST_BYTES_PER_S
+        with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s, until=until) as response:
             return Answer(response.headers, read_capped(response, bytes_max))
 
     @contextmanager
@@ -108,14 +114,21 @@ class Transport:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         hold_s: float = 0.0,
+        until: float = math.inf,
     ) -> Generator[httpx.Response]:
-        """One try whose body the caller reads, with `iter_raw`. Raises as the module's table says."""
+        """One try whose body the caller reads, with `iter_raw`. Raises as the module's table says.
+
+        `until`: when it must all be over, on `time.monotonic`'s clock.
+        """
         signed = self._authorize(Target(method, path, query), hashlib.sha256(body).digest())
         url = f"{path}?{query}" if query else path
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S + hold_s, connect=CONNECT_TIMEOUT_S)
         fields = {"Accept-Encoding": "identity", **(headers or {}), **signed}
         try:
-            with self._http.stream(method, url, content=body, headers=fields, timeout=timeout) as response:
+            with (
+                exchange_until(until),
+                self._http.stream(method, url, content=body, headers=fields, timeout=timeout) as response,
+            ):
                 _raise_for(response)
                 yield response
         except httpx.TransportError as error:
@@ -132,7 +145,8 @@ def connect(server_url: str, transport: httpx.BaseTransport | None = None) -> ht
         raise ValueError(f"the server's address must look like https://host or https://host:port, not {server_url!r}")
     if parts.username is not None:
         raise ValueError("the server's address must not hold a user name or password")
-    return httpx.Client(base_url=f"{parts.scheme}://{parts.netloc}", transport=transport, follow_redirects=False)
+    base_url = f"{parts.scheme}://{parts.netloc}"
+    return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
 
 
 def patiently(step: Callable[[], T], patience: Patience) -> T:

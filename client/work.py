@@ -56,7 +56,7 @@ def save_work(
     change = _weight_change(app, layout, start, offer)
     payload = change.numpy().astype("<f4", copy=False).data
     sha256, update_bytes = store.save_update(header_for(layout, offer.codec).encode(), payload)
-    pending = PendingReport(offer.id, _work_done(done, sha256, offer), update_bytes)
+    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer), update_bytes)
     store.save_report(pending)
     return pending
 
@@ -83,8 +83,13 @@ def _weight_change(app: Client, layout: Layout, start: Mapping[str, Tensor], off
     return change
 
 
-def _work_done(done: Trained, sha256: str, offer: Assignment) -> WorkDone:
+def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment) -> WorkDone:
     result, evaluation = done.result, done.evaluation
+    if result.sample_count > app.sample_count:
+        raise WorkRefused(
+            f"trained on {result.sample_count} samples, but this client checked in with {app.sample_count}: "
+            "train must return no more than the client's sample_count"
+        )
     if result.sample_count > offer.sample_count_max:
         raise WorkRefused(f"trained on {result.sample_count} samples, the run accepts at most {offer.sample_count_max}")
     try:

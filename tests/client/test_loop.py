@@ -415,6 +415,7 @@ def test_an_answer_without_an_end_is_refused(tmp_path: Path, kind: str, status: 
         {"run": "other"},
         {"window_s": float("inf")},
         {"window_s": -1.0},
+        {"round": 10**300, "id": f"demo.{10**300}.1.ward-7"},
         {"seed": -1},
         {"model": {"version": 0, "sha256": "../../x", "size_bytes": 1, "layout_digest": "0" * 64}},
         {"grid": {"step": 0.3, "max_abs": 1.0, "total_weight_max": 1}},
@@ -434,9 +435,55 @@ def test_a_malformed_assignment_is_refused(tmp_path: Path, change: dict[str, Any
 
         return changed
 
-    with pytest.raises(CoordinatorMisbehaved):
+    with pytest.raises(CoordinatorMisbehaved) as caught:
         take_part(tmp_path, double, wrap=wrap)
+    assert len(str(caught.value)) < 300
     assert "GET models" not in double.requests
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -5.0])
+def test_a_wait_that_nobody_can_wait_is_refused(tmp_path: Path, wait_s: float) -> None:
+    def wrap(handle: Handler) -> Handler:
+        def odd(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "POST check-ins":
+                return handle(request)
+            return answer({"run_status": "running", "reason": "", "retry_after_s": wait_s, "assignment": None})
+
+        return odd
+
+    with pytest.raises(CoordinatorMisbehaved, match="retry_after_s"):
+        take_part(tmp_path, Double(AddOne().model), wrap=wrap)
+
+
+@pytest.mark.parametrize("window_s", [float("nan"), float("inf"), -5.0])
+def test_unsent_work_whose_window_makes_no_sense_is_dropped(tmp_path: Path, window_s: float) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, wrap=killed_at("POST update"))
+    assert pending_files(tmp_path) != []
+
+    def wrap(handle: Handler) -> Handler:
+        def odd(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "GET assignments":
+                return handle(request)
+            return answer({"state": "open", "reason": "", "window_s": window_s})
+
+        return odd
+
+    assert take_part(tmp_path, double, wrap=wrap).accepted == 1
+    assert pending_files(tmp_path) == []
+
+
+class Boaster(AddOne):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        return TrainResult(self.sample_count + 1, 2, 4)
+
+
+def test_no_more_samples_are_reported_than_were_announced(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(WorkRefused, match="trained on 6 samples, but this client checked in with 5"):
+        take_part(tmp_path, double, Boaster())
+    assert "POST update" not in double.requests
 
 
 def test_a_model_larger_than_this_clients_own_is_not_fetched(tmp_path: Path) -> None:

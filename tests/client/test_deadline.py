@@ -1,0 +1,72 @@
+"""A coordinator that keeps an exchange alive without ever ending it."""
+
+import socket
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from umbel.client.errors import CoordinatorUnreachable
+from umbel.client.transport import Transport, connect
+
+
+@contextmanager
+def hostile(first: bytes, again: bytes) -> Generator[str]:
+    """The address of a server that answers with `first` and then, every 50 ms, with `again`."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                try:
+                    connection.sendall(first)
+                    while not ended.wait(0.05):
+                        connection.sendall(again)
+                except OSError:
+                    pass  # the client has left, as it should
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            thread.join()
+
+
+def unsigned(_target: object, _body: bytes) -> Mapping[str, str]:
+    return {}
+
+
+HOSTILE = [
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" "),
+    (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+]
+
+
+@pytest.mark.parametrize(("first", "again"), HOSTILE)
+def test_an_exchange_that_never_ends_is_ended(first: bytes, again: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.client.transport.EXCHANGE_S", 0.4)
+    with hostile(first, again) as url, connect(url) as http:
+        started = time.monotonic()
+        with pytest.raises(CoordinatorUnreachable):
+            Transport(http, unsigned).ask("GET", "/v1/check-ins")
+        assert time.monotonic() - started < 5.0
+
+
+def test_a_download_ends_with_its_window() -> None:
+    with hostile(*HOSTILE[0]) as url, connect(url) as http:
+        transport, until = Transport(http, unsigned), time.monotonic() + 0.4
+
+        def download() -> None:
+            with transport.stream("GET", "/v1/models/0", until=until) as response:
+                for _ in response.iter_raw():
+                    pass
+
+        with pytest.raises(CoordinatorUnreachable):
+            download()
