@@ -17,6 +17,20 @@ TOKEN_CHARS_MAX = 256
 REASON_CHARS_MAX = 500
 WAIT_S_MAX = 30.0
 
+# The eight points of small order on edwards25519, by their y (the sign bit chooses between x and -x): for such a "key"
+# one constant signature fits many messages. Chalkias, Garillot, Nikolaenko, "Taming the many EdDSAs" (2020), table 1;
+# with y below the prime (RFC 8032, 5.1.3) each has just these encodings.
+_FIELD_PRIME = (1 << 255) - 19
+_SMALL_ORDER_Y = frozenset(
+    (
+        1,  # the identity
+        _FIELD_PRIME - 1,  # order 2
+        0,  # order 4, two points
+        0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,  # order 8, two points
+        0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,  # order 8, two points
+    )
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
@@ -49,6 +63,9 @@ class Enrolment:
             raise ValueError("public_key must be base64") from error
         if len(raw) != 32:
             raise ValueError("public_key must be the 32 raw bytes of an Ed25519 key, in base64")
+        y = int.from_bytes(raw, "little") & ((1 << 255) - 1)
+        if y >= _FIELD_PRIME or y in _SMALL_ORDER_Y:
+            raise ValueError("public_key is a point that no private key has; make the key with an Ed25519 library")
         return raw
 
 
