@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from umbel.server import problems, routes_admin, routes_devices, routes_models, routes_uploads
+from umbel.server import journal, problems, routes_admin, routes_devices, routes_models, routes_uploads
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import BlobStore
 from umbel.server.clock import Clock, SystemClock
@@ -43,7 +43,15 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
             app.state.umbel = state
             yield
 
-    app = FastAPI(title="umbel coordinator", version="1", openapi_url="/v1/openapi.json", lifespan=lifespan)
+    app = FastAPI(
+        title="umbel coordinator",
+        version="1",
+        openapi_url="/v1/openapi.json",
+        docs_url=None,  # the pages would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would lead to whatever Host the request names
+        lifespan=lifespan,
+    )
     for routes in (routes_devices, routes_models, routes_uploads, routes_admin):
         app.include_router(routes.router)
     app.add_api_route("/v1/health", _health, tags=["health"])
@@ -65,6 +73,7 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
         services.uploads.mkdir(exist_ok=True)
         state = State(services, AdminKey.load(settings.admin_key_path))
         await state.coordinator.start()
+        journal.started(settings.data, len(state.coordinator.drivers))
         sweep = asyncio.create_task(_sweep_nonces(services))
         try:
             yield state
@@ -76,6 +85,7 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     finally:
         worker.shutdown()
         await database.close()
+        journal.stopped()
 
 
 async def _sweep_nonces(services: Services) -> None:

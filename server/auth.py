@@ -7,18 +7,26 @@ the body is hashed as it comes.
 import hashlib
 import hmac
 import secrets
+import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
 
+from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
 from umbel.server.files import write_private
 from umbel.server.problems import Refused
 from umbel.server.services import Services
+
+_KEY_BYTES_MIN = 32
+
+
+class UnfitAdminKey(Exception):
+    """The key file would let others in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +45,45 @@ class AdminKey:
 
     @classmethod
     def load(cls, path: Path) -> "AdminKey":
-        """Read the key, or make one on the first start, readable by its owner only."""
+        """Read the key, or make one on the first start, readable by its owner only.
+
+        Raises `UnfitAdminKey` for a key that can be guessed, or read by other users of this machine.
+        """
         if not path.exists():
             write_private(path, secrets.token_urlsafe(32) + "\n")
-        return cls(hashlib.sha256(path.read_text().strip().encode()).digest())
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+            raise UnfitAdminKey(
+                f"others may have read {path} (mode {mode:o}); remove it for a new key, or chmod 600 it"
+            )
+        key = path.read_bytes().strip()
+        if len(key) < _KEY_BYTES_MIN:
+            raise UnfitAdminKey(
+                f"the key in {path} has {len(key)} characters, not {_KEY_BYTES_MIN} or more; remove it for a new key"
+            )
+        return cls(hashlib.sha256(key).digest())
 
     def check(self, authorization: str | None) -> None:
         """Raise `Refused` unless `authorization` is `Bearer` and the key."""
         scheme, _, key = (authorization or "").partition(" ")
         given = hashlib.sha256(key.strip().encode()).digest()
-        if not hmac.compare_digest(given, self._sha256) or scheme.lower() != "bearer":
+        if not key.strip() or not hmac.compare_digest(given, self._sha256) or scheme.lower() != "bearer":
             detail = "send Authorization: Bearer and the key in the coordinator's admin.key"
             raise Refused("admin-key-refused", detail, {"WWW-Authenticate": "Bearer"})
 
 
 def claims_of(request: Request) -> Claims:
     """What a request's signature claims. Raises `MalformedSignature`."""
-    headers = request.headers
     return parse(
-        SignedHeaders(
-            headers.get("content-digest", ""), headers.get("signature-input", ""), headers.get("signature", "")
-        )
+        SignedHeaders(_only(request, "content-digest"), _only(request, "signature-input"), _only(request, "signature"))
     )
+
+
+def _only(request: Request, name: str) -> str:
+    """A header field that may come once: of two, a proxy might check one and this coordinator the other."""
+    values = request.headers.getlist(name)
+    if len(values) > 1:
+        raise MalformedSignature(f"{name} came {len(values)} times; send it once")
+    return values[0] if values else ""
 
 
 def target_of(request: Request) -> Target:

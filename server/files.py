@@ -2,9 +2,13 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
+import stat
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 
 def file_sha256(path: Path) -> str:
@@ -20,6 +24,17 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory that only its owner can enter, or make one that is there so. Raises `OSError`."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not stat.S_IMODE(path.stat().st_mode) & 0o077:
+        return
+    try:
+        path.chmod(0o700)
+    except PermissionError:  # a volume of someone else's: new files in it are private all the same
+        _log.warning("others can look into %s, and it is not ours to close; chmod 700 it", path)
 
 
 def write_private(path: Path, text: str) -> None:

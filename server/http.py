@@ -15,6 +15,7 @@ from umbel.server.coordinator import Coordinator
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.services import Services
 from umbel.server.uploads import Uploads
+from umbel.server.waiting import Lines
 
 T = TypeVar("T")
 
@@ -22,11 +23,12 @@ T = TypeVar("T")
 class State:
     """What `create_app` leaves in `app.state.umbel` for the routes."""
 
-    __slots__ = ("admin_key", "coordinator", "services", "uploads")
+    __slots__ = ("admin_key", "coordinator", "lines", "services", "uploads")
 
     def __init__(self, services: Services, admin_key: AdminKey) -> None:
         self.services = services
         self.admin_key = admin_key
+        self.lines = Lines()
         self.coordinator = Coordinator(services)
         self.uploads = Uploads(services, self.coordinator)
 
@@ -39,7 +41,9 @@ async def state_of(request: Request) -> State:
 
 
 async def _device(request: Request, state: Annotated[State, Depends(state_of)]) -> Device:
-    return await verify_device(request, state.services)
+    device = await verify_device(request, state.services)
+    request.state.client = device.client  # for the log, if what follows is refused
+    return device
 
 
 async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
@@ -62,8 +66,9 @@ async def require_no_body(request: Request, device: Device) -> None:
 
 
 def parse_json(body: bytes, adapter: TypeAdapter[T]) -> T:
+    """A message, read strictly: `true` and `"3"` are no counts."""
     try:
-        return adapter.validate_json(body)
+        return adapter.validate_json(body, strict=True)
     except ValidationError as error:
         raise Refused("malformed-request", first_error(error)) from error
 

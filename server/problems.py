@@ -16,9 +16,11 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from umbel.aggregation.errors import ProtocolViolation, StaleSignature
 from umbel.aggregation.messages import Problem
+from umbel.server import journal
 
 _log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
@@ -48,6 +50,7 @@ KINDS: Mapping[str, Kind] = {
     "unknown-model": Kind(404, "No such model"),
     "unknown-upload": Kind(404, "No upload was begun"),
     "run-exists": Kind(409, "A run of this name exists"),
+    "malformed-http": Kind(400, "The request is not HTTP"),
     "malformed-request": Kind(422, "The request does not parse"),
     "body-too-large": Kind(413, "The body is too large"),
     "length-required": Kind(411, "The body has no declared length"),
@@ -89,6 +92,12 @@ def problem_response(kind: str, detail: str, headers: Mapping[str, str] | None =
     return JSONResponse(body, known.status, headers=headers, media_type=MEDIA_TYPE)
 
 
+def refusal(scope: Scope, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """`problem_response` to a request that is refused: the operator can read of it."""
+    journal.refused(scope, kind, detail)
+    return problem_response(kind, detail, headers)
+
+
 def first_error(error: ValidationError | RequestValidationError) -> str:
     """What is wrong in a body, naming the field: the first of pydantic's findings, without its input."""
     finding = error.errors()[0]
@@ -107,20 +116,20 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return problem_response(error.kind, error.detail, error.headers)
+    return refusal(request.scope, error.kind, error.detail, error.headers)
 
 
-async def _violation(_: Request, error: Exception) -> Response:
+async def _violation(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProtocolViolation)
     headers = {"Date": formatdate(usegmt=True)} if isinstance(error, StaleSignature) else None
-    return problem_response(error.kind, str(error), headers)
+    return refusal(request.scope, error.kind, str(error), headers)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return problem_response("malformed-request", first_error(error))
+    return refusal(request.scope, "malformed-request", first_error(error))
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -128,17 +137,17 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         detail = f"{request.url.path} does not take {request.method}; see /v1/openapi.json"
-        return problem_response("method-not-allowed", detail, error.headers)
+        return refusal(request.scope, "method-not-allowed", detail, error.headers)
     if error.status_code == 404:
-        return problem_response("not-found", "there is nothing at this address; see /v1/openapi.json")
+        return refusal(request.scope, "not-found", "there is nothing at this address; see /v1/openapi.json")
     if error.status_code < 500:
-        return problem_response("malformed-request", error.detail, error.headers)
+        return refusal(request.scope, "malformed-request", error.detail, error.headers)
     return problem_response("internal-error", "the coordinator failed; its log has the details")
 
 
-async def _hung_up(_: Request, __: Exception) -> Response:
+async def _hung_up(request: Request, __: Exception) -> Response:
     """The peer has gone in the middle of its body; nobody reads this answer."""
-    return problem_response("malformed-request", "the body was cut short; send it again")
+    return refusal(request.scope, "malformed-request", "the body was cut short; send it again")
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

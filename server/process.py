@@ -4,26 +4,27 @@ On SIGTERM or SIGINT no connection is taken any more, requests that are held ope
 a few seconds to finish; everything that was answered is stored already.
 """
 
-import asyncio
 import fcntl
-import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from umbel.server import journal
 from umbel.server.app import create_app
-from umbel.server.files import write_private
+from umbel.server.auth import AdminKey
+from umbel.server.connection import Connection, Door
+from umbel.server.files import private_directory, write_private
 from umbel.server.http import State
 from umbel.server.settings import Settings
 
 _GRACE_S = 5
-_READ_BYTES = 1 << 14
 _KEEP_ALIVE_S = 75
 
 
@@ -32,20 +33,16 @@ class DataInUse(Exception):
 
 
 def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -> None:
-    """Serve until told to stop. `announce` is told, in words, where; raises `DataInUse` and `OSError`."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings.data.mkdir(parents=True, exist_ok=True)
+    """Serve until told to stop. `announce` is told, in words, where.
+
+    Raises `DataInUse`, `UnfitAdminKey` and `OSError`.
+    """
+    journal.begin(log_level)
+    os.umask(0o077)  # models, updates and the database are nobody else's to read
+    private_directory(settings.data)
     with _locked(settings.data):
+        AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in the application's traceback
         _Server(settings, log_level, announce).run()
-
-
-class _SmallReads(H11Protocol):
-    """uvicorn's protocol, reading 16 KiB at a time: asyncio's 256 KiB, buffered for each of many uploads at once, would
-    be the coordinator's largest use of memory."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # of asyncio's selector transports
 
 
 class _Server(uvicorn.Server):
@@ -55,13 +52,16 @@ class _Server(uvicorn.Server):
         self._settings = settings
         self._announce = announce
         self._app = create_app(settings)
+        door = Door.of_this_process()
         super().__init__(
             uvicorn.Config(
                 self._app,
                 host=settings.host,
                 port=settings.port,
                 log_level=log_level.lower(),
-                http=_SmallReads,
+                http=partial(Connection, door=door),  # type: ignore[arg-type]  # called as the class would be
+                backlog=door.backlog,
+                log_config=None,  # as everyone logs
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,

@@ -26,7 +26,6 @@ from umbel.server.http import (
     read_message,
     require_no_body,
 )
-from umbel.server.waiting import Line
 
 router = APIRouter(prefix="/v1", tags=["devices"])
 _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
@@ -50,7 +49,8 @@ async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
 async def post_check_in(request: Request, device: DeviceDep, state: StateDep) -> CheckedIn:
     """Wait for work in a run; held open for up to `wait_s`."""
     message = await read_message(request, device.body_sha256, _CHECK_IN)
-    return await state.coordinator.check_in(device.client, message, Line(request.receive))
+    with state.lines.open(device.client, request.receive) as line:
+        return await state.coordinator.check_in(device.client, message, line)
 
 
 @router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))
@@ -63,8 +63,8 @@ async def get_assignment(
 ) -> AssignmentStatus:
     """Whether the round still wants this report; held open while it does, answered at once when it does not."""
     await require_no_body(request, device)
-    line = Line(request.receive)
-    return await state.coordinator.status(device.client, AssignmentId(assignment), wait_s, line)
+    with state.lines.open(device.client, request.receive) as line:
+        return await state.coordinator.status(device.client, AssignmentId(assignment), wait_s, line)
 
 
 @router.put(

@@ -14,6 +14,8 @@ from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate
 from umbel.server.clock import Clock
 
+HELD_MAX = 4
+
 
 class Bells:
     """One bell a name; any number of requests listen for it."""
@@ -113,15 +115,17 @@ class Heard:
 
 
 class Line:
-    """The connection of a request that is held open. `is_gone`: the peer has hung up."""
+    """The connection of a request that is held open. `is_gone`: the peer has hung up, or is to be answered now."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._bell: asyncio.Event | None = None
         self.is_gone = False
 
     async def hold(self, clock: Clock, bell: asyncio.Event, timeout_s: float) -> None:
         """Wait for the bell, the end of the time, or the peer to hang up. The request's body must have been read."""
-        watch = asyncio.create_task(self._watch(bell))
+        self._bell = bell
+        watch = asyncio.create_task(self._watch())
         try:
             await clock.wait(bell, timeout_s)
         finally:
@@ -129,8 +133,38 @@ class Line:
             with suppress(asyncio.CancelledError):
                 await watch
 
-    async def _watch(self, bell: asyncio.Event) -> None:
+    def let_go(self) -> None:
+        """Hold the request open no longer: it is answered with what there is."""
+        self.is_gone = True
+        if self._bell:
+            self._bell.set()
+
+    async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.is_gone = True
-        bell.set()
+        self.let_go()
+
+
+class Lines:
+    """The requests that each client holds open, at most `HELD_MAX`.
+
+    The newest win: a client whose network failed asks again, and those it has lost are its oldest.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[ClientId, list[Line]] = {}
+
+    @contextmanager
+    def open(self, client: ClientId, receive: Receive) -> Generator[Line]:
+        """One more request of this client, for as long as it is worked on."""
+        line, held = Line(receive), self._held.setdefault(client, [])
+        held.append(line)
+        if len(held) > HELD_MAX:
+            held.pop(0).let_go()
+        try:
+            yield line
+        finally:
+            if line in held:
+                held.remove(line)
+            if not held and self._held.get(client) is held:
+                del self._held[client]

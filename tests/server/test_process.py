@@ -2,14 +2,17 @@
 
 import asyncio
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.server_device import House, problem, run_file, small_state
 from umbel.server.settings import Settings
@@ -18,9 +21,11 @@ SERVE = "import typer\nfrom umbel.server.commands import serve\ntyper.run(serve)
 
 
 @contextmanager
-def serving(data: Path, log: Path) -> Generator[tuple[subprocess.Popen[bytes], str]]:
-    """A coordinator on a free port, and its URL."""
+def serving(data: Path, log: Path, files: int = 0) -> Generator[tuple[subprocess.Popen[bytes], str]]:
+    """A coordinator on a free port, and its URL. `files`: how many it may have open."""
     command = [sys.executable, "-c", SERVE, "--data", str(data), "--port", "0", "--log-level", "debug"]
+    if files:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -61,6 +66,56 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
     assert f"umbel coordinator at {url}, admin key in {data / 'admin.key'}" in printed
     assert key not in printed
     assert not (data / "endpoint").exists()
+
+
+def refused_start(data: Path) -> str:
+    command = [sys.executable, "-c", SERVE, "--data", str(data), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_what_is_stored_is_for_its_owner_only(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+
+    async def scenario(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
+            await House(http, Settings(data=data), None).begin(run_file(), small_state())
+
+    with serving(data, tmp_path / "log") as (_, url):
+        asyncio.run(scenario(url))
+        found = [data, *data.rglob("*")]
+        assert len(list((data / "blobs").iterdir())) > 1
+        assert [path for path in found if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+@pytest.mark.parametrize(("key", "mode", "why"), [("", 0o600, "0 characters"), ("k" * 43, 0o644, "chmod 600")])
+def test_an_admin_key_that_lets_others_in_is_refused(key: str, mode: int, why: str, tmp_path: Path) -> None:
+    (tmp_path / "admin.key").write_text(key)
+    (tmp_path / "admin.key").chmod(mode)
+    assert why in refused_start(tmp_path)
+
+
+@pytest.mark.slow  # a short queue has connections ask again after a second or three
+def test_too_many_connections_never_use_up_the_files_of_the_process(tmp_path: Path) -> None:
+    data, log = tmp_path / "data", tmp_path / "log"
+    with serving(data, log, files=256) as (_, url):
+        held = [socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)) for _ in range(400)]
+        closed = 0
+        for connection in held:
+            connection.sendall(b"GET /v1/health HTTP/1.1\r\n")
+            connection.settimeout(0.2 if closed == 0 else 0.01)
+            with suppress(TimeoutError, ConnectionError):
+                closed += connection.recv(1) == b""
+            connection.close()
+        while True:
+            with suppress(httpx.TransportError):
+                assert httpx.get(f"{url}/v1/health").status_code == 200
+                break
+    assert "Too many open files" not in log.read_text()
+    assert log.read_text().count("connections are taken") == 1
 
 
 def test_an_unknown_log_level_is_named() -> None:
