@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from umbel.server.problems import Refused, problem_response
+from umbel.server.problems import Refused, refusal
 from umbel.server.settings import Settings
 
+RUN_FILE_BYTES_MAX = 16 << 10  # reading TOML takes time with the square of its length
 _LENGTH = re.compile(r"\d{1,15}")
 
 
@@ -29,6 +30,7 @@ def caps_of(settings: Settings) -> tuple[Cap, ...]:
     return (
         Cap(re.compile(r"/v1/assignments/[^/]+/update"), settings.chunk_bytes_max),
         Cap(re.compile(r"/v1/admin/models/[^/]+"), settings.model_bytes_max),
+        Cap(re.compile(r"/v1/admin/runs/[^/]+"), min(RUN_FILE_BYTES_MAX, settings.json_bytes_max)),
         Cap(re.compile(r".*", re.DOTALL), settings.json_bytes_max),
     )
 
@@ -46,9 +48,9 @@ class BodyLimits:
             return
         try:
             declared = self._declared(scope)
-        except Refused as refusal:
+        except Refused as refused:
             # The body stays unread, so the connection cannot be used again.
-            response = problem_response(refusal.kind, refusal.detail, {"Connection": "close"})
+            response = refusal(scope, refused.kind, refused.detail, {"Connection": "close"})
             await response(scope, receive, send)
             return
         await self._app(scope, _counted(receive, declared), send)

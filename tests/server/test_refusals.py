@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tests.server_device import Device, House, house, problem, repr_digest, rows, run_file, small_state, update_of
 from umbel.aggregation.layout import Layout
@@ -332,6 +332,58 @@ async def a_query_that_does_not_parse(scene: Scene) -> httpx.Response:
 async def a_public_key_that_is_none(scene: Scene) -> httpx.Response:
     body = {"token": scene.token, "client": "newcomer", "public_key": base64.b64encode(b"short").decode()}
     return await Device(scene.it.http, "newcomer").send("POST", "/v1/enrolments", json.dumps(body).encode())
+
+
+@refused("malformed-request")
+async def a_public_key_whose_signatures_anyone_can_make(scene: Scene) -> httpx.Response:
+    identity, any_message = bytes([1]) + bytes(31), b"whatever"
+    constant = identity + bytes(32)
+    Ed25519PublicKey.from_public_bytes(identity).verify(constant, any_message)  # which is why
+    body = {"token": scene.token, "client": "newcomer", "public_key": base64.b64encode(identity).decode()}
+    text = json.dumps(body).encode()
+    signed = Device(scene.it.http, "newcomer").headers("POST", "/v1/enrolments", text)
+    signed["Signature"] = f"umbel=:{base64.b64encode(constant).decode()}:"
+    return await scene.it.http.post("/v1/enrolments", content=text, headers=signed)
+
+
+@refused("malformed-request")
+async def a_count_that_is_true(scene: Scene) -> httpx.Response:
+    return await scene.check_in(sample_count=True)
+
+
+@refused("malformed-request")
+async def a_count_in_quotes(scene: Scene) -> httpx.Response:
+    return await scene.check_in(sample_count="3")
+
+
+@refused("malformed-request")
+async def a_run_file_with_a_count_that_is_true(scene: Scene) -> httpx.Response:
+    return await scene.it.put_run(run_file().replace("count = 1\n", "count = true\n", 1), "0" * 64)
+
+
+@refused("malformed-request")
+async def a_run_file_with_a_number_of_thousands_of_digits(scene: Scene) -> httpx.Response:
+    return await scene.it.put_run("seed = " + "9" * 5000, "0" * 64)
+
+
+@refused("malformed-request")
+async def a_run_file_with_a_hexadecimal_number_of_thousands_of_digits(scene: Scene) -> httpx.Response:
+    return await scene.it.put_run("seed = 0x" + "f" * 6000, "0" * 64)
+
+
+@refused("malformed-request")
+async def a_run_file_with_a_date(scene: Scene) -> httpx.Response:
+    return await scene.it.put_run("seed = 2024-01-01", "0" * 64)
+
+
+@refused("body-too-large")
+async def a_run_file_that_takes_long_to_read(scene: Scene) -> httpx.Response:
+    return await scene.it.put_run(".".join(["a"] * 8200) + "=1", "0" * 64)
+
+
+@refused("admin-key-refused")
+async def an_empty_admin_key(scene: Scene) -> httpx.Response:
+    return await scene.it.http.get("/v1/admin/runs", headers={"Authorization": "Bearer "})
 
 
 @pytest.mark.parametrize("name", CASES)
