@@ -1,9 +1,10 @@
 """A run's progress as something to look at: the round under way, who does what in it, and the rounds that ended."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +13,8 @@ from umbel.client.printable import printable
 
 ENDED_SHOWN = 10
 CLIENTS_SHOWN = 20
+EXCEPTIONS_SHOWN = 6
+_REASON_CHARS = 120
 _STYLES = {
     Fate.TRAINING: "cyan",
     Fate.ACCEPTED: "green",
@@ -20,13 +23,18 @@ _STYLES = {
     Fate.DECLINED: "magenta",
     Fate.LOST: "red",
 }
+_WORST_FIRST = (Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
+_LEGEND = (
+    "training: means over the clients' local training in the round. model before: the model that entered the round,"
+    " measured on the clients' held-out data before they trained."
+)
 
 
 def render_run(run: RunView, ended: Sequence[RoundRecord], live: LiveRound | None) -> RenderableType:
     """The whole picture, for `rich.live.Live`."""
     parts: list[RenderableType] = [_headline(run)]
     if ended:
-        parts.append(_ended_table(ended[-ENDED_SHOWN:]))
+        parts += _ended(ended[-ENDED_SHOWN:])
     if live is not None:
         parts.append(_live_line(live))
         if live.clients:
@@ -41,27 +49,65 @@ def _headline(run: RunView) -> Text:
 
 def _live_line(live: LiveRound) -> Text:
     left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
-    attempt = "" if live.attempt == 1 else f" (attempt {live.attempt})"
-    line = Text(f"round {live.round}{attempt}: {live.phase}{left}")
+    line = Text(f"round {live.round}{_attempt(live.attempt)}: {live.phase}{left}")
     return line.append(f"  {printable(live.why)}", "dim")
 
 
-def _ended_table(ended: Sequence[RoundRecord]) -> Table:
-    table = Table("round", "reported", "partial", "dropped", "MB up", "MB down", "seconds", "measured", box=None)
-    for record in ended:
-        measured = {**record.metrics, **record.evaluation}
-        figures = "  ".join(f"{name} {value:.4g}" for name, value in sorted(measured.items()))
+def _attempt(number: int) -> str:
+    return "" if number == 1 else f" (attempt {number})"
+
+
+def _ended(records: Sequence[RoundRecord]) -> Iterable[RenderableType]:
+    """The rounds as a table; below it, round by round, what did not go as planned and why."""
+    yield _ended_table(records)
+    for record in records:
+        if notes := _notes(record):
+            yield Padding(notes, (0, 0, 0, 1))
+    if any(record.evaluation for record in records):
+        yield Text(_LEGEND, "dim")
+
+
+def _ended_table(records: Sequence[RoundRecord]) -> Table:
+    counts, means = ("clients reported", "partial", "dropped"), ("training", "model before")
+    table = Table("round", *counts, "MB up", "MB down", "seconds", *means, box=None)
+    for record in records:
         table.add_row(
-            str(record.round) if record.committed else f"{record.round} abandoned",
+            f"{record.round}{_attempt(record.attempt)}" + ("" if record.committed else " abandoned"),
             f"{record.reported} of {record.selected}",
             str(record.partial),
             str(record.dropped),
             f"{record.bytes_up / 1e6:.2f}",
             f"{record.bytes_down / 1e6:.2f}",
             f"{record.wall_s:.1f}",
-            Text(figures or printable(record.reason)),
+            _figures(record.metrics),
+            _figures(record.evaluation),
         )
     return table
+
+
+def _figures(means: Mapping[str, float]) -> Text:
+    return Text("  ".join(f"{printable(name)} {value:.4g}" for name, value in sorted(means.items())))
+
+
+def _notes(record: RoundRecord) -> Text | None:
+    """Why an attempt was abandoned, and whose work is missing or partial and why; None where all went as planned."""
+    parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
+    exceptions = sorted(
+        (client for client in record.clients if client.fate in _WORST_FIRST),
+        key=lambda client: (_WORST_FIRST.index(client.fate), client.client),
+    )
+    parts += [_exception(client) for client in exceptions[:EXCEPTIONS_SHOWN]]
+    if rest := Counter(client.fate.value for client in exceptions[EXCEPTIONS_SHOWN:]):
+        parts.append("and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items())))
+    if not parts:
+        return None
+    return Text(f"round {record.round}{_attempt(record.attempt)}: " + "; ".join(parts))
+
+
+def _exception(client: ClientRecord) -> str:
+    reason = printable(client.reason)
+    short = reason if len(reason) <= _REASON_CHARS else reason[: _REASON_CHARS - 1] + "…"
+    return f"{printable(client.client)} {client.fate.value}: {short}"
 
 
 def _client_table(clients: Sequence[ClientRecord]) -> Table:

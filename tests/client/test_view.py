@@ -1,0 +1,94 @@
+"""What `umbel run show` and `watch` say of ended rounds: who is missing and why, and what was measured when."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import ClientRecord, Fate, RoundRecord, RunView
+from umbel.aggregation.types import ModelRef
+from umbel.client.view import EXCEPTIONS_SHOWN, render_run
+
+RUN = RunView("ward", RunStatus.RUNNING, "", 1, 5, 1.7e9, ModelRef(1, "a" * 64, 100, "b" * 64))
+FINE = ClientRecord("h1", Fate.ACCEPTED, "the report counts", 30)
+ROUND = RoundRecord(
+    run="ward",
+    round=2,
+    attempt=1,
+    committed=True,
+    reason="the target of 1 reports is in",
+    model_version=2,
+    model_sha256="a" * 64,
+    opened_at=1.7e9,
+    wall_s=3.0,
+    selected=3,
+    reported=1,
+    partial=0,
+    dropped=2,
+    sample_count=30,
+    bytes_up=100,
+    bytes_down=100,
+    metrics={"loss": 0.25},
+    clients=(FINE,),
+)
+
+
+def told(records: Sequence[RoundRecord]) -> list[str]:
+    console = Console(file=io.StringIO(), width=1000)
+    with console.capture() as capture:
+        console.print(render_run(RUN, records, None))
+    return [line.strip() for line in capture.get().splitlines()]
+
+
+def test_a_round_that_went_as_planned_has_one_line() -> None:
+    assert len(told([ROUND])) == 3
+
+
+def test_an_ended_round_says_who_was_missing_and_why() -> None:
+    clients = (
+        FINE,
+        ClientRecord("h2", Fate.PARTIAL, "7 of 28 steps count", 30),
+        ClientRecord("h3", Fate.DECLINED, "the update is not finite", 30),
+        ClientRecord("h4", Fate.LOST, "silent for 12.0 s", 30),
+    )
+    assert told([replace(ROUND, clients=clients)])[-1] == (
+        "round 2: h3 declined: the update is not finite; h4 lost: silent for 12.0 s; h2 partial: 7 of 28 steps count"
+    )
+
+
+def test_abandoned_attempts_show_their_number_and_their_reason() -> None:
+    lost = replace(ROUND, committed=False, model_sha256=None, reason="the window of 9 s is over with 0 reports")
+    lines = told([lost, replace(lost, attempt=2, reason="everyone has declined"), replace(ROUND, attempt=3)])
+    assert "2 abandoned" in lines[2]
+    assert "2 (attempt 2) abandoned" in lines[3]
+    assert "2 (attempt 3) " in lines[4]
+    assert lines[5:] == [
+        "round 2: abandoned: the window of 9 s is over with 0 reports",
+        "round 2 (attempt 2): abandoned: everyone has declined",
+    ]
+
+
+def test_a_long_list_of_the_missing_ends_in_counts_and_a_long_reason_is_cut() -> None:
+    lost = [ClientRecord(f"h{number:02}", Fate.LOST, "silent " * 99, 30) for number in range(EXCEPTIONS_SHOWN + 3)]
+    line = told([replace(ROUND, clients=tuple(lost))])[-1]
+    assert line.endswith("…; and 3 lost")
+    assert len(line) < 150 * EXCEPTIONS_SHOWN
+
+
+def test_training_and_the_evaluation_of_the_model_before_are_told_apart() -> None:
+    header, row, *_, legend = told([replace(ROUND, evaluation={"loss": 0.5})])[1:]
+    assert header.split("  ")[-1].strip() == "model before"
+    assert row.index("loss 0.25") == header.index("training")
+    assert row.index("loss 0.5") == header.index("model before")
+    assert "the model that entered the round" in legend
+
+
+@pytest.mark.parametrize("hostile", ["\x1b[2J", "[red]x[/nonsense]"])
+def test_no_word_of_a_client_reaches_the_terminal_as_a_command(hostile: str) -> None:
+    client = ClientRecord("h3", Fate.DECLINED, hostile, 30)
+    text = "\n".join(told([replace(ROUND, clients=(client,), metrics={hostile: 1.0})]))
+    assert "\x1b" not in text
+    assert hostile.replace("\x1b", "\N{REPLACEMENT CHARACTER}") in text
