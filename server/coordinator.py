@@ -29,6 +29,7 @@ from umbel.aggregation.round import (
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, WorkDone, derive_seed
 from umbel.aggregation.wire import Codec
+from umbel.server import journal
 from umbel.server.driver import RunDriver
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused
@@ -129,6 +130,7 @@ class Coordinator:
         )
         now = services.clock.now()
         await services.store.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
+        journal.run_created(file.name, file.rounds.count, model_sha256)
 
     async def _drive(self, name: RunId) -> RunDriver:
         store = self.services.store

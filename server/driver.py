@@ -43,7 +43,7 @@ from umbel.aggregation.round import (
     next_deadline,
 )
 from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, assignment_id
-from umbel.server import endings
+from umbel.server import endings, journal
 from umbel.server.folding import Folding
 from umbel.server.ledger import Book, Member, live_round
 from umbel.server.model_files import ModelFiles, next_model
@@ -250,6 +250,7 @@ class RunDriver:
     def _note_saved(self, event: Event, invited: dict[ClientId, Member], answered: list[Answered]) -> None:
         if invited:
             self.members, self._opened_at = invited, event.now
+            journal.round_opened(self.plan, len(invited))
         if isinstance(event, Declined):
             self.members[event.client].is_declined = True
         if isinstance(event, Reported) and answered:
@@ -343,6 +344,9 @@ class RunDriver:
         now = self.services.clock.now()
         ended = replace(self._stored, state=after)
         begun = await self.services.store.end_round(ended, end, now, traffic)
+        journal.round_ended(end.record)
+        if run.status is not RunStatus.RUNNING:
+            journal.run_over(run.file.name, run.status, run.reason)
         folding, self._folding = self._folding, self._new_folding()
         self.run, self._stored, self.members = run, begun or ended, {}
         self._sums_failed = 0

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from umbel.aggregation.errors import ReplayedNonce
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims
-from umbel.server import tables
+from umbel.server import journal, tables
 from umbel.server.database import Database
 from umbel.server.problems import Refused
 
@@ -130,6 +130,7 @@ class Registry:
         rows = [{"sha256": _hash(token), "created_at": now, "expires_at": now + ttl_s} for token in tokens]
         async with self._db.writing("add_tokens") as tx:
             await tx.execute(insert(tables.Token), rows)
+        journal.tokens_made(len(tokens), ttl_s)
 
     async def enrol(self, enrolment: Enrolment, claims: Claims, now: float) -> None:
         """Use a token for a new client; the same enrolment again is the same. Raises `Refused`, `ReplayedNonce`."""
@@ -150,6 +151,7 @@ class Registry:
             await tx.execute(insert(tables.Client).values(row))
             used = update(tables.Token).where(tables.Token.sha256 == _hash(enrolment.token))
             await tx.execute(used.values(used_by=enrolment.client))
+        journal.enrolled(enrolment.client, enrolment.labels)
 
     async def revoke(self, name: str, now: float) -> bool:
         """Take a client's right to speak; False if there is no such client."""
@@ -157,9 +159,12 @@ class Registry:
             row = await tx.get(tables.Client, name)
             if row is None:
                 return False
+            is_new = row.revoked_at is None
             row.revoked_at = row.revoked_at or now
         self._revoked.add(name)
         self._known.pop(name, None)
+        if is_new:
+            journal.revoked(name)
         return True
 
 

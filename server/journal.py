@@ -1,0 +1,143 @@
+"""What an operator reads of a coordinator: one line for each thing that happened, all in one format.
+
+Nothing secret comes in here, only names, counts, reasons and hashes. The text of peers is shortened here and made
+harmless by `LineFormat`, whoever logs it; refusals, which any peer can cause, are thinned out by `Throttle`.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from starlette.types import Scope
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import Fate, RoundRecord
+from umbel.aggregation.types import RoundPlan
+
+_log = logging.getLogger(__name__)
+_refusals = logging.getLogger(f"{__name__}.refusals")
+_THROTTLED = frozenset({_refusals.name, "uvicorn.error"})
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+TEXT_CHARS_MAX = 200
+NAMES_MAX = 20
+
+
+def begin(level: str) -> None:
+    """Log to standard error from now on: this project's lines and its libraries' alike."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormat())
+    handler.addFilter(Throttle())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class LineFormat(logging.Formatter):
+    """`2026-01-31T12:00:00+0000 INFO umbel.server.journal: ...`; whatever no terminal should see is escaped."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S%z")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
+        return _escaped(super().formatMessage(record))
+
+    def formatException(self, ei: _ExcInfo) -> str:  # logging's name
+        """A traceback, each of its lines set in: none can pass for a line of the log."""
+        return "\n".join(f"  | {_escaped(line)}" for line in super().formatException(ei).split("\n"))
+
+
+class Throttle(logging.Filter):
+    """Passes at most `lines_max` refusals in `window_s` seconds, so that no peer fills the disk; counts the others."""
+
+    def __init__(self, lines_max: int = 20, window_s: float = 10.0) -> None:
+        super().__init__()
+        self._lines_max, self._window_s = lines_max, window_s
+        self._began_at = 0.0
+        self._passed = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name not in _THROTTLED or record.levelno != logging.WARNING:
+            return True
+        if not 0 <= record.created - self._began_at < self._window_s:
+            self._began_at, self._passed = record.created, 0
+        if self._passed == self._lines_max:
+            self._left_out += 1
+            return False
+        self._passed += 1
+        if self._left_out:
+            record.msg, record.args = f"{record.getMessage()} (and {self._left_out} left out before)", None
+            self._left_out = 0
+        return True
+
+
+# --- what happens -----------------------------------------------------------------------------------------------------
+
+
+def started(data: object, n_runs: int) -> None:
+    _log.info("started on %s; runs: %d", data, n_runs)
+
+
+def stopped() -> None:
+    _log.info("shut down: all that was answered is stored")
+
+
+def tokens_made(count: int, ttl_s: float) -> None:
+    _log.info("made %d enrolment token(s), good for %.0f s", count, ttl_s)
+
+
+def enrolled(client: str, labels: Mapping[str, str]) -> None:
+    words = _shortened(", ".join(f"{name}={value}" for name, value in sorted(labels.items())))
+    _log.info("client %s enrolled (labels: %s)", client, words or "none")
+
+
+def revoked(client: str) -> None:
+    _log.info("client %s removed", client)
+
+
+def run_created(run: str, rounds: int, model_sha256: str) -> None:
+    _log.info("run %s created: %d rounds from model %s", run, rounds, model_sha256[:12])
+
+
+def run_over(run: str, status: RunStatus, reason: str) -> None:
+    _log.info("run %s %s: %s", run, status.value, _shortened(reason))
+
+
+def round_opened(plan: RoundPlan, n_asked: int) -> None:
+    _log.info("run %s round %d attempt %d opened: %d asked", plan.run, plan.number, plan.attempt, n_asked)
+
+
+def round_ended(record: RoundRecord) -> None:
+    """An attempt is over. Of an abandoned one there is no model."""
+    lost = [client.client for client in record.clients if client.fate is Fate.LOST]
+    _log.info(
+        "run %s round %d attempt %d %s after %.1f s: %d of %d reported, %d in part; lost: %s; model %s (%s)",
+        record.run,
+        record.round,
+        record.attempt,
+        "committed" if record.committed else "abandoned",
+        record.wall_s,
+        record.reported,
+        record.selected,
+        record.partial,
+        _names(lost),
+        record.model_sha256[:12] if record.model_sha256 else "none",
+        _shortened(record.reason),
+    )
+
+
+def refused(scope: Scope, kind: str, detail: str) -> None:
+    """A request was refused. The client is named only if its signature was verified."""
+    client = scope.get("state", {}).get("client", "nobody verified")
+    where = f"{scope['method'][:20]} {_shortened(scope['path'])}"
+    _refusals.warning("refused %s from %s: %s: %s", where, client, kind, _shortened(detail))
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more if names else "none"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + "…"
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -1,0 +1,120 @@
+"""What an operator can read: every event in a line, no secret, nothing of a peer's that a terminal obeys."""
+
+import asyncio
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.server_device import Device, house, problem, run_file, small_state
+from umbel.server.journal import LineFormat, Throttle
+
+
+def record(message: str, created: float = 0.0, name: str = "umbel.server.journal.refusals") -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": name, "levelno": logging.WARNING, "levelname": "WARNING", "msg": message})
+    made.created = created
+    return made
+
+
+def test_a_round_from_the_first_enrolment_to_the_end_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> list[str]:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=1), small_state())
+            [token] = await it.tokens(1)
+            device = Device(it.http, "north")
+            await device.enrol(token, {"site": "north"})
+            await device.take_part(layout, torch.zeros(layout.n_values))
+            [ended] = await it.ended(1)
+            assert problem(await device.report("demo.9.9.north", b"")) == "unknown-assignment"
+            await it.http.delete("/v1/admin/clients/north", headers=it.admin)
+            return [token, it.admin["Authorization"].removeprefix("Bearer "), ended["model_sha256"]]
+
+    token, key, model = asyncio.run(scenario())
+    for line in (
+        r"started on .*; runs: 0",
+        r"run demo created: 1 rounds from model [0-9a-f]{12}",
+        r"made 1 enrolment token",
+        r"client north enrolled \(labels: site=north\)",
+        r"run demo round 1 attempt 1 opened: 1 asked",
+        rf"run demo round 1 attempt 1 committed after .* s: 1 of 1 reported, .* lost: none; model {model[:12]} ",
+        r"run demo finished: all 1 rounds are committed",
+        r"refused PUT /v1/assignments/demo.9.9.north/report from north: unknown-assignment: .*",
+        r"client north removed",
+        r"shut down",
+    ):
+        assert re.search(line, caplog.text), line
+    assert token not in caplog.text
+    assert key not in caplog.text
+
+
+def test_a_stopped_run_and_its_abandoned_round_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=1), small_state())
+            [device] = await it.devices(1)
+            await device.work(layout)
+            order = json.dumps({"reason": "enough"}).encode()
+            await it.http.post("/v1/admin/runs/demo/stop", content=order, headers=it.admin)
+
+    asyncio.run(scenario())
+    assert re.search(r"round 1 attempt 1 abandoned .* 0 of 1 reported.* model none \(.*enough", caplog.text)
+    assert "run demo stopped: enough" in caplog.text
+
+
+def test_who_is_refused_unverified_is_not_named_and_what_was_sent_is_not_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            guess = {"Authorization": "Bearer guessed-key"}
+            assert problem(await it.http.get("/v1/admin/runs", headers=guess)) == "admin-key-refused"
+            assert problem(await Device(it.http, "north").enrol("guessed-token")) == "unknown-token"
+            assert problem(await it.http.post("/v1/check-ins", content=b"x" * 70_000)) == "body-too-large"
+
+    asyncio.run(scenario())
+    lines = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["refused GET /v1/admin/runs from nobody verified", "admin-key-refused"],
+        ["refused POST /v1/enrolments from nobody verified", "unknown-token"],
+        ["refused POST /v1/check-ins from nobody verified", "body-too-large"],
+    ]
+    assert "guessed" not in caplog.text
+
+
+def test_a_line_begins_with_date_and_time_and_holds_no_control_character() -> None:
+    line = LineFormat().format(record("no \x1b[31mred\n2026-01-31T12:00:00+0000 INFO forged \ud800 ü"))
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} WARNING umbel\.server\.journal\.refusals: no ", line)
+    assert r"\x1b[31mred\n2026" in line
+    assert line.endswith(r"\ud800 ü")
+    assert "\n" not in line
+
+
+def test_a_traceback_cannot_pass_for_lines_of_the_log() -> None:
+    made = record("failed")
+    try:
+        raise RuntimeError("first\n2026-01-31T12:00:00+0000 INFO forged \x1b[2J")
+    except RuntimeError as error:
+        made.exc_info = (type(error), error, error.__traceback__)
+    first, *rest = LineFormat().format(made).split("\n")
+    assert first.endswith("failed")
+    assert all(line.startswith("  | ") for line in rest)
+    assert "\x1b" not in "".join(rest)
+
+
+def test_refusals_are_thinned_out_and_the_others_counted() -> None:
+    throttle = Throttle(lines_max=2, window_s=10.0)
+    assert [throttle.filter(record("refused", at)) for at in (100.0, 101.0, 102.0, 109.0)] == [True, True, False, False]
+    assert throttle.filter(record("a round", 109.0, name="umbel.server.journal"))
+    later = record("refused", 110.0)
+    assert throttle.filter(later)
+    assert later.getMessage() == "refused (and 2 left out before)"
+    assert throttle.filter(record("refused", 50.0)), "a clock that was set back starts a new window"
