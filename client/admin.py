@@ -18,7 +18,7 @@ from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.signatures import Target
 from umbel.aggregation.types import require_slug
 from umbel.client.errors import CoordinatorMisbehaved
-from umbel.client.transport import Transport, connect
+from umbel.client.transport import Transport, connect, warn_if_readable
 
 MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
@@ -55,6 +55,7 @@ class Operator:
             return bearer
 
         self._transport = Transport(connect(url, transport), authorize)
+        warn_if_readable(url, "the admin key and act with it")
 
     def __enter__(self) -> Self:
         return self

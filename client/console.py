@@ -76,7 +76,8 @@ def list_runs(operator: Operator, as_json: bool) -> None:
     table = Table("run", "status", "rounds", "model", "", box=None)
     for view in runs:
         rounds = f"{view.rounds_done} of {view.rounds_planned}"
-        table.add_row(view.name, view.status.value, rounds, view.model.sha256[:12], Text(printable(view.reason)))
+        cells = (view.name, view.status.value, rounds, view.model.sha256[:12], view.reason)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     screen().print(table)
 
 
@@ -104,7 +105,7 @@ def download_model(operator: Operator, run: str, out: Path, as_json: bool) -> No
     if as_json:
         print_json(newest)
     else:
-        typer.echo(f"{out}: version {newest.version}, sha256 {newest.sha256}")
+        typer.echo(f"{out}: version {newest.version}, sha256 {printable(newest.sha256)}")
 
 
 def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: bool) -> None:
@@ -112,7 +113,7 @@ def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: boo
     if as_json:
         print_json({"tokens": tokens})
     else:
-        typer.echo("\n".join(tokens))
+        typer.echo("\n".join(map(printable, tokens)))
 
 
 def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:
@@ -146,7 +147,7 @@ def one_sentence_errors() -> Generator[None]:
 
 
 def _exit_with(sentence: str, error: Exception) -> NoReturn:
-    typer.echo(f"umbel: {sentence}", err=True)
+    typer.echo(f"umbel: {printable(sentence)}", err=True)
     raise typer.Exit(1) from error
 
 
@@ -190,4 +191,4 @@ def _tell(view: RunView, as_json: bool) -> None:
         print_json(view)
     else:
         rounds = f"{view.rounds_done} of {view.rounds_planned} rounds"
-        typer.echo(f"{view.name}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())
+        typer.echo(f"{printable(view.name)}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())

@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -56,7 +55,7 @@ from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
 from umbel.client.send import Upload
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.store import PendingReport, Store, locked
-from umbel.client.transport import Patience, Transport, connect, patiently
+from umbel.client.transport import Patience, Transport, connect, patiently, warn_if_readable
 from umbel.client.watch import Watch
 from umbel.client.work import save_work, train
 
@@ -97,7 +96,7 @@ def run_client(
     """
     shutdown = shutdown or Shutdown()
     http = connect(server_url, transport)
-    _warn_if_readable(server_url)
+    warn_if_readable(server_url, "models and updates")
     with http, locked(state_dir), shutdown.on_signals():
         store = Store(state_dir, server_url)
         identity = identify(store, name, token)
@@ -259,9 +258,3 @@ class Participant:
 def _either(*askers: Callable[[], str | None]) -> Callable[[], str | None]:
     """The first reason that any of these gives."""
     return lambda: next((reason for ask in askers if (reason := ask()) is not None), None)
-
-
-def _warn_if_readable(server_url: str) -> None:
-    parts = urlsplit(server_url)
-    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
-        log.warning("http:// is not encrypted: others on the way can read models and updates; use https://")

@@ -149,6 +149,13 @@ def connect(server_url: str, transport: httpx.BaseTransport | None = None) -> ht
     return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
 
 
+def warn_if_readable(server_url: str, what: str) -> None:
+    """Say in the log that others can read `what`, if the way to this coordinator leaves the machine unencrypted."""
+    parts = urlsplit(server_url)
+    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        log.warning("http:// is not encrypted: others on the way can read %s; use https://", what)
+
+
 def patiently(step: Callable[[], T], patience: Patience) -> T:
     """Repeat `step` while it raises `TryAgain`, waiting in between; `OutOfTime` if the next wait would end too late."""
     failures = 0

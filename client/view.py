@@ -43,13 +43,15 @@ def render_run(run: RunView, ended: Sequence[RoundRecord], live: LiveRound | Non
 
 
 def _headline(run: RunView) -> Text:
-    line = Text.assemble((run.name, "bold"), f"  {run.rounds_done} of {run.rounds_planned} rounds  ", run.status.value)
+    line = Text.assemble(
+        (printable(run.name), "bold"), f"  {run.rounds_done} of {run.rounds_planned} rounds  ", run.status.value
+    )
     return line.append(f"  {printable(run.reason)}", "dim") if run.reason else line
 
 
 def _live_line(live: LiveRound) -> Text:
     left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
-    line = Text(f"round {live.round}{_attempt(live.attempt)}: {live.phase}{left}")
+    line = Text(f"round {live.round}{_attempt(live.attempt)}: {printable(live.phase)}{left}")
     return line.append(f"  {printable(live.why)}", "dim")
 
 
@@ -115,7 +117,9 @@ def _client_table(clients: Sequence[ClientRecord]) -> Table:
     for client in clients[:CLIENTS_SHOWN]:
         steps = f"{client.steps_done} of {client.steps_planned}" if client.steps_planned else ""
         state = Text(client.fate.value, _STYLES[client.fate])
-        table.add_row(client.client, state, steps, str(client.sample_count), Text(printable(client.reason)))
+        table.add_row(
+            Text(printable(client.client)), state, steps, str(client.sample_count), Text(printable(client.reason))
+        )
     if rest := Counter(client.fate.value for client in clients[CLIENTS_SHOWN:]):
         table.add_row("…", ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items())))
     return table
