@@ -6,6 +6,7 @@ harmless by `LineFormat`, whoever logs it; refusals, which any peer can cause, a
 
 import logging
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from types import TracebackType
 
 from starlette.types import Scope
@@ -73,6 +74,12 @@ class Throttle(logging.Filter):
 
 def started(data: object, n_runs: int) -> None:
     _log.info("started on %s; runs: %d", data, n_runs)
+
+
+def listening(host: str) -> None:
+    """Warn of a socket that others can reach: what is said on it can be read on the way."""
+    if not ip_address(host.partition("%")[0]).is_loopback:
+        _log.warning("plain HTTP on %s: others can read models, updates and the admin key; put TLS in front", host)
 
 
 def stopped() -> None:

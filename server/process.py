@@ -72,7 +72,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            url = self._url()
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            journal.listening(host)
+            url = usable_url(host, port)
             write_private(self._settings.endpoint_path, url + "\n")
             self._announce(f"umbel coordinator at {url}, admin key in {self._settings.admin_key_path}")
 
@@ -88,9 +90,11 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         self._settings.endpoint_path.unlink(missing_ok=True)
 
-    def _url(self) -> str:
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+def usable_url(host: str, port: int) -> str:
+    """Where this machine reaches a socket: nobody can connect to the address that stands for all of them."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # compared, not listened on
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.server_device import Device, house, problem, run_file, small_state
-from umbel.server.journal import LineFormat, Throttle
+from umbel.server.journal import LineFormat, Throttle, listening
 
 
 def record(message: str, created: float = 0.0, name: str = "umbel.server.journal.refusals") -> logging.LogRecord:
@@ -118,3 +118,13 @@ def test_refusals_are_thinned_out_and_the_others_counted() -> None:
     assert throttle.filter(later)
     assert later.getMessage() == "refused (and 2 left out before)"
     assert throttle.filter(record("refused", 50.0)), "a clock that was set back starts a new window"
+
+
+@pytest.mark.parametrize(
+    ("host", "warns"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True), ("fe80::1%lo", True)]
+)
+def test_plain_http_that_others_can_reach_is_warned_of(
+    host: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    listening(host)
+    assert ("put TLS in front" in caplog.text) == warns

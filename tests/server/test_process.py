@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.server_device import House, problem, run_file, small_state
+from umbel.server.process import usable_url
 from umbel.server.settings import Settings
 
 SERVE = "import typer\nfrom umbel.server.commands import serve\ntyper.run(serve)"
@@ -143,3 +144,9 @@ def test_a_peer_that_hangs_up_no_longer_waits(tmp_path: Path) -> None:
 
     with serving(tmp_path / "data", tmp_path / "log") as (_, url):
         asyncio.run(scenario(url))
+
+
+def test_the_address_that_is_told_can_be_used() -> None:
+    assert usable_url("0.0.0.0", 8750) == "http://127.0.0.1:8750"
+    assert usable_url("::", 8750) == "http://[::1]:8750"
+    assert usable_url("192.0.2.7", 80) == "http://192.0.2.7:80"
