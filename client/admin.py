@@ -1,14 +1,16 @@
 """The operator's side of the HTTP API: tokens, models, runs. Used by the command line and by scripts.
 
-Every call is one try: a person, or a script, decides whether to ask again.
+Every call is one try, for a person, or a script, decides whether to ask again; only `follow` can be told to be patient.
 """
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import TypeAdapter
@@ -17,8 +19,8 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.signatures import Target
 from umbel.aggregation.types import require_slug
-from umbel.client.errors import CoordinatorMisbehaved
-from umbel.client.transport import Transport, connect, warn_if_readable
+from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
+from umbel.client.transport import Patience, Transport, connect, patiently, warn_if_readable
 
 MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
@@ -27,6 +29,7 @@ _PIECE_BYTES = 1 << 20
 _RUN = TypeAdapter(RunView)
 _RUNS = TypeAdapter(list[RunView])
 _PROGRESS = TypeAdapter(RunProgress)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +112,27 @@ class Operator:
         answer = self._transport.ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
         return answer.parse(_PROGRESS)
 
-    def follow(self, name: str, wait_s: float) -> Iterator[RunProgress]:
-        """News of a run, page by page, until it has ended and all of it was told; each held open for up to `wait_s`."""
+    def follow(self, name: str, wait_s: float, patience_s: float = 0.0) -> Iterator[RunProgress]:
+        """News of a run, page by page, until it has ended and all of it was told; each held open for up to `wait_s`.
+
+        `patience_s`: once the run was found, for how long a coordinator that does not answer, for it is being restarted
+        perhaps, is asked again; none by default. Raises `OutOfTime` after that.
+        """
         progress = self.progress(name)
         yield progress
         while progress.ended or progress.run.status is RunStatus.RUNNING:
-            progress = self.progress(name, progress.next_after, wait_s)
+            progress = _asking_again(partial(self.progress, name, progress.next_after, wait_s), patience_s)
             yield progress
 
     def stop_run(self, name: str, reason: str) -> RunView:
         require_slug(name, "name")
         return self._transport.ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
 
-    def download_model(self, sha256: str, path: Path) -> None:
+    def download_model(self, sha256: str, path: Path | str) -> None:
         """Write a model to `path`, whole and checked, or not at all."""
-        digest, n_bytes = hashlib.sha256(), 0
+        path, digest, n_bytes = Path(path), hashlib.sha256(), 0
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to; make it first")
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
             part = Path(file.name)
             try:
@@ -140,6 +149,15 @@ class Operator:
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
+
+
+def _asking_again(step: Callable[[], T], patience_s: float) -> T:
+    if patience_s <= 0:
+        return step()
+    try:
+        return patiently(step, Patience(until=time.monotonic() + patience_s))
+    except OutOfTime as error:
+        raise OutOfTime(f"asked again for {patience_s:g} s in vain: {error.__cause__}") from error
 
 
 def _json(message: Mapping[str, object]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from umbel.client.view import render_run
 
 WATCH_WAIT_S = 10.0
 LIVE_WAIT_S = 1.0
+RESTART_PATIENCE_S = 300.0
 ENDED_KEPT = 100
 
 
@@ -96,6 +97,9 @@ def watch_run(operator: Operator, run: str, as_json: bool) -> None:
 
 
 def stop_run(operator: Operator, run: str, reason: str, as_json: bool) -> None:
+    before = operator.run(run)
+    if before.status is not RunStatus.RUNNING:
+        raise ValueError(f"{run} is over already ({before.status.value}: {printable(before.reason)}); nothing to stop")
     _tell(operator.stop_run(run, reason), as_json)
 
 
@@ -170,7 +174,7 @@ def _all_progress(operator: Operator, run: str) -> RunProgress:
 def _follow_live(operator: Operator, run: str) -> RunStatus:
     ended, status = list[RoundRecord](), RunStatus.RUNNING
     with Live(console=screen(), refresh_per_second=4) as live:
-        for progress in operator.follow(run, LIVE_WAIT_S):
+        for progress in operator.follow(run, LIVE_WAIT_S, RESTART_PATIENCE_S):
             ended = [*ended, *progress.ended][-ENDED_KEPT:]
             live.update(render_run(progress.run, ended, progress.live))
             status = progress.run.status
@@ -179,7 +183,7 @@ def _follow_live(operator: Operator, run: str) -> RunStatus:
 
 def _follow_json(operator: Operator, run: str) -> RunStatus:
     status = RunStatus.RUNNING
-    for progress in operator.follow(run, WATCH_WAIT_S):
+    for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
         for record in progress.ended:
             print_json(record)
         status = progress.run.status

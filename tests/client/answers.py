@@ -21,4 +21,4 @@ def operator_that_hears(answers: Mapping[str, Sequence[object] | object], asked:
             raise answer
         return httpx.Response(200, content=iter([TypeAdapter(type(answer)).dump_json(answer)]))
 
-    return Operator("http://coordinator.test", "secret", httpx.MockTransport(handle))
+    return Operator("https://coordinator.test", "secret", httpx.MockTransport(handle))
