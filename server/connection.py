@@ -162,7 +162,7 @@ class Connection(H11Protocol):
             return _Owed.NOTHING
         if self.conn.their_state is h11.SEND_BODY:
             return _Owed.BODY
-        if self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+        if self.conn.their_state is h11.IDLE and (not self.cycle or self.conn.trailing_data[0]):
             return _Owed.HEAD
         return _Owed.NOTHING
 
