@@ -168,7 +168,8 @@ class Participant:
             self._fail(offer, window_end, error)
 
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
-        log.error("round %d: %s", offer.round, error)
+        own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
+        log.error("round %d: %s", offer.round, error, exc_info=own_fault)
         self._store.forget_pending()
         self._decline(offer.id, str(error), Patience(within(offer.window_s), window_end))
         self._failures += 1

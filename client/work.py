@@ -35,8 +35,7 @@ def train(app: Client, start: Mapping[str, Tensor], plan: LocalPlan) -> Trained:
     try:
         return _call(app, plan)
     except Exception as error:
-        # The message may quote data, so the coordinator hears the type alone; the log stays on this machine.
-        log.exception("the site's own code failed")
+        # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
         raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
 
 
@@ -75,10 +74,12 @@ def _weight_change(app: Client, layout: Layout, start: Mapping[str, Tensor], off
     except LayoutError as error:
         raise WorkRefused(str(error)) from error
     except NonFiniteUpdate as error:
-        log.error("%s", error)
-        raise WorkRefused("the update is not finite: training diverged; a smaller learning rate may help") from error
+        raise WorkRefused(
+            "the update is not finite: training diverged, or the data hold a NaN or infinity; "
+            "check the data, then try a smaller learning rate"
+        ) from error
     except UpdateOutOfRange as error:
-        log.error("%s", error)
+        log.info("%s", error)  # names a value, so it stays here
         raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
     return change
 

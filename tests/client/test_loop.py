@@ -361,6 +361,21 @@ def test_an_error_in_the_sites_code_is_declined_without_its_message(tmp_path: Pa
     assert set(double.declined.values()) == {"the client's own code failed with KeyError; see its log"}
 
 
+@pytest.mark.parametrize(
+    ("app", "sentence"),
+    [(Diverging(), "the data hold a NaN or infinity; check the data"), (Huge(), "max_abs"), (Failing(), "KeyError")],
+)
+def test_a_failure_is_one_error_in_the_log(
+    tmp_path: Path, app: Client, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises((WorkRefused, TrainingFailed)):
+        take_part(tmp_path, Double(AddOne().model), app)
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 3
+    assert all(sentence in record.getMessage() for record in errors)
+    assert ("patient 4711" in caplog.text) == isinstance(app, Failing)
+
+
 def test_another_model_than_the_runs_is_declined_in_words(tmp_path: Path) -> None:
     double = Double(AddOne().model)
     with pytest.raises(WorkRefused, match="same version of the model's code"):
