@@ -27,7 +27,7 @@ def identify(store: Store, name: str | None, token: str | None) -> Identity:
             raise StateError(f"this state directory is enrolled as {known!r}, not {name!r}; use another --state")
         return store.identity(known)
     if not token:
-        raise StateError("this client is not enrolled yet; pass the one-time token its operator gave you (--token)")
+        raise StateError(_not_enrolled(store))
     if name is not None:
         require_slug(name, "name")
     return store.identity(name or _default_name(store))
@@ -47,6 +47,18 @@ def ensure_enrolled(
         log.warning(
             "this machine's clock is %+.0f s from the coordinator's; set it, or requests will be refused", ahead_s
         )
+
+
+def _not_enrolled(store: Store) -> str:
+    elsewhere = [known for known in store.enrolled_elsewhere() if known.server]
+    if not elsewhere:
+        return "this client is not enrolled yet; pass the one-time token its operator gave you (--token)"
+    known = " and ".join(f"{enrolled.client!r} with {enrolled.server}" for enrolled in elsewhere)
+    return (
+        f"this state directory is enrolled as {known}, not with {store.server_url}; "
+        f"if that is the same coordinator, pass --server {elsewhere[0].server}, "
+        "else pass a one-time token of this one (--token)"
+    )
 
 
 def _default_name(store: Store) -> str:

@@ -57,7 +57,7 @@ from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.store import PendingReport, Store, locked
 from umbel.client.transport import Patience, Transport, connect, patiently, warn_if_readable
 from umbel.client.watch import Watch
-from umbel.client.work import save_work, train
+from umbel.client.work import Trained, save_work, train
 
 FAILURES_MAX = 3
 _IDLE_PAUSE_S = 0.05
@@ -79,7 +79,7 @@ class RunEnd:
 def run_client(
     app: Client,
     server_url: str,
-    state_dir: Path,
+    state_dir: Path | str,
     run: str,
     token: str | None = None,
     name: str | None = None,
@@ -94,7 +94,7 @@ def run_client(
     host's name. `labels`: facts about this site, told at its enrolment, such as `{"tier": "hospital"}`. `transport`:
     for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
     """
-    shutdown = shutdown or Shutdown()
+    state_dir, shutdown = Path(state_dir), shutdown or Shutdown()
     http = connect(server_url, transport)
     warn_if_readable(server_url, "models and updates")
     with http, locked(state_dir), shutdown.on_signals():
@@ -184,6 +184,8 @@ class Participant:
         log.info("round %d: training, %.0f s left", offer.round, window_end - time.monotonic())
         with Watch(self._coordinator, offer.id, offer.window_s) as watch:
             done = train(self._app, start, self._local_plan(offer, window_end, watch))
+        if self._reports == 0:
+            _warn_if_too_slow(offer, done, time.monotonic() - window_end)
         if watch.closed is not None:
             log.info("round %d: told to stop, %s", offer.round, watch.closed)
             return
@@ -254,6 +256,28 @@ class Participant:
             patiently(lambda: self._coordinator.decline(assignment, reason), patience)
         except ClientError as error:
             log.debug("could not decline %s: %s", assignment, error)
+
+
+def _warn_if_too_slow(offer: Assignment, done: Trained, late_s: float) -> None:
+    """Without this word a site that can never be in time would only hear, round after round, that it should stop."""
+    if late_s <= 0:
+        return
+    help_for_it = (
+        f"one step is too long for it: ask for a window_s of at least {2 * (offer.window_s + late_s):.0f}, "
+        "or a smaller batch_size"
+        if done.result.steps_done <= 1
+        else "`train` must ask plan.should_stop() before every step, and return what it has"
+    )
+    log.warning(
+        "round %d: training ended %.1f s after the round's window of %g s, after %d of %d steps, which is too late to"
+        " count; %s",
+        offer.round,
+        late_s,
+        offer.window_s,
+        done.result.steps_done,
+        done.result.steps_planned,
+        help_for_it,
+    )
 
 
 def _either(*askers: Callable[[], str | None]) -> Callable[[], str | None]:

@@ -3,7 +3,7 @@
 ```
 <state>/lock                          one process at a time
 <state>/<coordinator>/key.pem         Ed25519, mode 0600
-<state>/<coordinator>/enrolment.json  the name this client is enrolled under
+<state>/<coordinator>/enrolment.json  the name this client is enrolled under, and the coordinator's address
 <state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it
 <state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
 ```
@@ -36,9 +36,10 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class EnrolledAs:
-    """The name this client is enrolled under, remembered."""
+    """The name this client is enrolled under, and the coordinator's address then, remembered."""
 
     client: str
+    server: str = ""
 
     def __post_init__(self) -> None:
         require_slug(self.client, "client")
@@ -79,6 +80,7 @@ class Store:
     """One client's files for one coordinator. Only for the holder of the state directory's lock."""
 
     def __init__(self, state_dir: Path, server_url: str) -> None:
+        self._state_dir, self.server_url = state_dir, server_url
         self._root = make_private(state_dir / _directory_name(server_url))
         self._models = make_private(self._root / "models")
         self._pending = make_private(self._root / "pending")
@@ -91,7 +93,12 @@ class Store:
         return _read_json(path, _ENROLMENT).client if path.exists() else None
 
     def remember_enrolment(self, name: str) -> None:
-        write_atomically(self._root / "enrolment.json", _ENROLMENT.dump_json(EnrolledAs(name)))
+        write_atomically(self._root / "enrolment.json", _ENROLMENT.dump_json(EnrolledAs(name, self.server_url)))
+
+    def enrolled_elsewhere(self) -> list[EnrolledAs]:
+        """The enrolments in this state directory with coordinators at other addresses."""
+        paths = sorted(self._state_dir.glob("*/enrolment.json"))
+        return [_read_json(path, _ENROLMENT) for path in paths if path.parent != self._root]
 
     def identity(self, name: str) -> Identity:
         return Identity(name, load_or_make_key(self._root / "key.pem"))

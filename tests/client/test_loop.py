@@ -93,6 +93,19 @@ def test_a_client_that_was_never_enrolled_needs_a_token(tmp_path: Path) -> None:
         take_part(tmp_path, Double(AddOne().model), token=None)
 
 
+def test_a_directory_that_is_enrolled_at_another_address_names_it(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    take_part(tmp_path, double)
+    with pytest.raises(StateError, match=f"enrolled as 'ward-7' with {URL}, .* pass --server {URL}, else .*--token"):
+        run_client(AddOne(), "https://elsewhere.test", tmp_path, "demo", transport=double.transport())
+
+
+def test_a_state_directory_may_be_given_as_text(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    end = run_client(AddOne(), URL, str(tmp_path / "state"), "demo", TOKEN, "ward-7", transport=double.transport())
+    assert (end.status, end.accepted) == ("finished", 1)
+
+
 def test_a_refused_token_ends_the_client_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(AccessRefused, match="unknown-token"):
         take_part(tmp_path, Double(AddOne().model), token="another")
@@ -374,6 +387,38 @@ def test_a_failure_is_one_error_in_the_log(
     assert len(errors) == 3
     assert all(sentence in record.getMessage() for record in errors)
     assert ("patient 4711" in caplog.text) == isinstance(app, Failing)
+
+
+class Slow(AddOne):
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        time.sleep(0.3)
+        return TrainResult(5, self.steps, 9)
+
+
+@pytest.mark.parametrize(("steps", "sentence"), [(1, "window_s of at least"), (9, "plan.should_stop()")])
+def test_a_window_that_is_too_short_for_a_site_is_said_with_by_how_much(
+    tmp_path: Path, steps: int, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    double = Double(AddOne().model, window_s=0.2)
+    shutdown = Shutdown()
+
+    def wrap(handle: Handler) -> Handler:
+        def closing(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "POST update":
+                double.close_round("the window is over")
+                shutdown.request("enough seen")
+            return handle(request)
+
+        return closing
+
+    take_part(tmp_path, double, Slow(steps), wrap, shutdown)
+    (warning,) = [message for message in caplog.messages if "window of 0.2 s" in message]
+    assert f"after {steps} of 9 steps" in warning
+    assert sentence in warning
 
 
 def test_another_model_than_the_runs_is_declined_in_words(tmp_path: Path) -> None:
