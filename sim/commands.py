@@ -28,7 +28,8 @@ def demo(
 ) -> None:
     """A coordinator and twelve clients in five processes train one model on real data, on this machine.
 
-    One client is killed in the middle of a round and comes back later, two are too slow and send partial work.
+    Two clients are slow. From --rounds 4 on, one of the others is killed in the middle of a round, and the slow ones'
+    partial work fills its place; some five rounds later it comes back (12 rounds are enough to see it).
     """
     from dataclasses import asdict
 

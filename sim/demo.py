@@ -97,7 +97,7 @@ def _play(stage: Stage) -> None:
         stage.sites.introduce(coordinator.url, dict(zip(names, tokens, strict=True)))
         _create_run(plan, operator)
         wait_until(lambda: stage.sites.all_ready, stage.children, START_LIMIT_S, "the client processes to be ready")
-        board.say_stage("enrolling")
+        board.say_stage(f"enrolling; a round begins with {plan.run_file.rounds.minimum} clients or more")
         stage.sites.go()
         _start_baselines(stage)
         _follow(stage, operator, coordinator)

@@ -90,6 +90,8 @@ class Board:
     def note_return(self, name: str) -> None:
         del self.down[name]
         self.tell(f"{name} is back, with the same key and without enrolling again")
+        target = self.plan.run_file.rounds.target
+        self.tell(f"with it, {target} fast ones fill the target: a round closes there and leaves the slow out")
 
     def lines(self) -> list[ClientLine]:
         """One line per client, from the round under way or else from the last one."""

@@ -113,6 +113,6 @@ def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
     if calm:
         section = RoundsSection(rounds, N_CLIENTS, N_CLIENTS, over_selection=1.0, window_s=60.0)
     else:
-        section = RoundsSection(rounds, target=10, minimum=6, over_selection=1.2, window_s=WINDOW_S)
+        section = RoundsSection(rounds, target=10, minimum=8, over_selection=1.2, window_s=WINDOW_S)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
     return RunFile(RUN, section, seed, training)

@@ -1,9 +1,9 @@
 """The demo in a terminal: one picture that `rich.live.Live` redraws, made from the board alone."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -12,7 +12,9 @@ from rich.text import Text
 from umbel.aggregation.records import RoundRecord
 from umbel.sim.demo_board import Board, ClientLine
 
-EVENTS_SHOWN = 7
+EVENTS_MAX = 16
+_EVENTLESS_LINES = 21  # header, clients and all frames
+_WIDE = 96  # columns; in fewer, what can be spared is left out
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "waiting": ("·", "dim"),
@@ -31,7 +33,7 @@ class View:
     def __init__(self, console: Console | None = None) -> None:
         self.board: Board | None = None
         self._console = console
-        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._events: deque[str] = deque(maxlen=EVENTS_MAX)
 
     def tell(self, event: str) -> None:
         """An event worth reading has happened."""
@@ -40,17 +42,21 @@ class View:
             line = f"{self.board.elapsed_s:5.1f} s  {event}"
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
-    def __rich__(self) -> RenderableType:
-        return Text("starting") if self.board is None else render(self.board, list(self._events))
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """The picture, for the terminal as it is at this moment: people change its size."""
+        height = options.height or options.size.height
+        yield "starting" if self.board is None else render(self.board, self._events, options.max_width, height)
 
 
-def render(board: Board, events: Sequence[str]) -> RenderableType:
-    """The whole picture: 33 lines high, good from 90 columns on."""
-    middle = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    middle.add_column(ratio=7)
-    middle.add_column(ratio=4)
-    middle.add_row(_clients(board.lines()), Group(_accuracy(board), _totals(board)))
-    return Group(_header(board), middle, _events(events))
+def render(board: Board, events: Iterable[str], width: int, height: int) -> RenderableType:
+    """The whole picture, at most `height` lines of `width` columns; good from 80 x 24 on."""
+    n_events = max(1, min(EVENTS_MAX, height - _EVENTLESS_LINES))
+    is_wide = width >= _WIDE
+    middle = Table.grid(expand=True, padding=(0, 1 if is_wide else 0, 0, 0))
+    middle.add_column(ratio=1)
+    middle.add_column(width=36 if is_wide else 28)
+    middle.add_row(_clients(board.lines(), is_wide), Group(_accuracy(board), _totals(board)))
+    return Group(_header(board), middle, _events(list(events)[-n_events:], n_events))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -92,16 +98,18 @@ def _phase(board: Board) -> Text:
     return text.append(f"  {live.why}", style="dim")
 
 
-def _clients(lines: Sequence[ClientLine]) -> Panel:
+def _clients(lines: Sequence[ClientLine], is_wide: bool) -> Panel:
     table = Table(box=None, expand=True, padding=(0, 1), header_style="dim")
-    table.add_column("client", no_wrap=True)
-    table.add_column("samples", justify="right")
+    table.add_column("client", no_wrap=True, min_width=9)
+    if is_wide:
+        table.add_column("samples", justify="right")
     table.add_column("state", no_wrap=True, min_width=14)
     table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
     for line in lines:
         sign, style = _STYLES[line.state]
         note = Text(line.note or line.kind, style="dim" if line.state != "lost" else "red")
-        table.add_row(line.name, str(line.sample_count), Text(f"{sign} {line.state}", style=style), note)
+        samples = [str(line.sample_count)] if is_wide else []
+        table.add_row(line.name, *samples, Text(f"{sign} {line.state}", style=style), note)
     return Panel(table, title="clients", title_align="left", border_style="dim")
 
 
@@ -114,7 +122,7 @@ def _accuracy(board: Board) -> Panel:
     known = board.baselines
     grid.add_row("pooled data", f"{known.pooled:.1%}" if known else "…")
     grid.add_row("each alone", f"{known.alone_mean:.1%}" if known and known.alone else "…")
-    spark = Text(sparkline(values, 30) or " ", style="green")
+    spark = Text(sparkline(values, 24) or " ", style="green")
     return Panel(Group(spark, grid), title="accuracy, held-out", title_align="left", border_style="dim")
 
 
@@ -137,7 +145,8 @@ def _sum(records: Sequence[RoundRecord], name: str) -> int:
     return sum(int(getattr(record, name)) for record in records)
 
 
-def _events(events: Sequence[str]) -> Panel:
-    padded = [*events, *[""] * (EVENTS_SHOWN - len(events))]
+def _events(events: Sequence[str], n_lines: int) -> Panel:
+    """The newest last; as high with few of them as with many, so that nothing jumps."""
+    padded = [*events, *[""] * (n_lines - len(events))]
     lines = [Text(event, no_wrap=True, overflow="ellipsis") for event in padded]
     return Panel(Group(*lines), title="what happened", title_align="left", border_style="dim")

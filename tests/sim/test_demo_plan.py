@@ -6,7 +6,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from umbel.aggregation.runfile import RunFile
-from umbel.sim.demo_plan import Role, make_plan, run_toml
+from umbel.sim.commands import demo
+from umbel.sim.demo_plan import KILL_IN_TRAINING, Role, make_plan, run_toml
 
 
 @pytest.mark.parametrize("calm", [True, False])
@@ -34,3 +35,8 @@ def test_a_calm_demo_kills_and_slows_nobody_and_waits_for_all() -> None:
     assert {client.role for client in plan.clients} == {Role.ORDINARY}
     assert plan.kill_in_training is None
     assert plan.run_file.rounds.target == plan.run_file.rounds.minimum == len(plan.clients)
+
+
+def test_the_help_tells_from_how_many_rounds_on_a_client_is_killed() -> None:
+    # It is killed in a certain training of its own, and may miss a round before.
+    assert f"From --rounds {KILL_IN_TRAINING + 1} on" in (demo.__doc__ or "")

@@ -1,16 +1,17 @@
 """The live picture can be drawn in every situation, at every width."""
 
 import io
+from collections.abc import Sequence
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from tests.sim.made_records import ended_round, live_round
 from umbel.aggregation.records import Fate
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import STATES, Board
 from umbel.sim.demo_plan import make_plan
-from umbel.sim.demo_view import View, render, si_bytes, sparkline
+from umbel.sim.demo_view import View, si_bytes, sparkline
 
 PLAN = make_plan(0, 24, calm=False)
 
@@ -19,10 +20,14 @@ def new_board(told: list[str]) -> Board:
     return Board(PLAN, {client.name: 100 for client in PLAN.clients}, told.append)
 
 
-def drawn(picture: RenderableType, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, height=40)
+def drawn(board: Board, events: Sequence[str] = (), width: int = 100, height: int = 40) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height)
+    view = View()
+    view.board = board
+    for event in events:
+        view.tell(event)
     with console.capture() as capture:
-        console.print(picture)
+        console.print(view)
     return capture.get()
 
 
@@ -32,17 +37,39 @@ def test_every_phase_is_drawn_within_forty_lines(phase: str, width: int) -> None
     board = new_board([])
     board.add(ended_round(PLAN, 1))
     board.live = live_round(PLAN, 2, phase)
-    text = drawn(render(board, ["something happened"]), width)
+    text = drawn(board, ["something happened"], width)
     assert phase in text
     assert "round 2 of 24" in text
     assert "clinic-12" in text
     assert len(text.splitlines()) <= 40
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (110, 45)])
+def test_the_picture_fits_the_terminal_and_its_newest_events_are_shown(width: int, height: int) -> None:
+    told: list[str] = []
+    board = new_board(told)
+    for number in range(1, 21):
+        board.add(ended_round(PLAN, number))
+    board.live = live_round(PLAN, 21, "training")
+    lines = drawn(board, told, width, height).splitlines()
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert "round 20/24" in lines[-2]
+    assert "round 18/24" in lines[-4]
+    assert any("clinic-11" in line and "7 of 28 steps" in line for line in lines)
+    assert any("clinic-10" in line and "will be killed" in line for line in lines)
+
+
+def test_few_events_leave_the_picture_as_high_as_many() -> None:
+    board = new_board([])
+    heights = {len(drawn(board, ["something happened"] * count, 80, 24).splitlines()) for count in (0, 1, 9)}
+    assert heights == {24}
+
+
 def test_before_the_first_round_the_stage_is_shown() -> None:
     board = new_board([])
     board.say_stage("starting a coordinator")
-    assert "starting a coordinator" in drawn(render(board, []))
+    assert "starting a coordinator" in drawn(board)
 
 
 def test_a_killed_client_is_shown_as_lost_until_it_is_back() -> None:
@@ -50,11 +77,12 @@ def test_a_killed_client_is_shown_as_lost_until_it_is_back() -> None:
     board = new_board(told)
     board.live = live_round(PLAN, 3, "training")
     board.note_kill("clinic-10")
-    assert "killed by the demo" in drawn(render(board, []))
+    assert "killed by the demo" in drawn(board)
     board.note_restart("clinic-10")
-    assert "starting again" in drawn(render(board, []))
+    assert "starting again" in drawn(board)
     board.note_return("clinic-10")
-    assert [text.split()[0] for text in told] == ["clinic-10"] * 3
+    assert [text.split()[0] for text in told[:3]] == ["clinic-10"] * 3
+    assert "leaves the slow out" in told[3]
     assert not board.down
 
 
@@ -73,9 +101,9 @@ def test_an_abandoned_attempt_is_told_with_its_reason() -> None:
 def test_the_baselines_appear_as_they_become_known() -> None:
     board = new_board([])
     board.baselines = Baselines(0.991, ())
-    assert "99.1%" in drawn(render(board, []))
+    assert "99.1%" in drawn(board)
     board.baselines = Baselines(0.991, (0.5, 0.7))
-    assert "60.0%" in drawn(render(board, []))
+    assert "60.0%" in drawn(board)
 
 
 def test_without_a_terminal_each_event_is_one_line() -> None:
