@@ -17,7 +17,8 @@ from umbel.client.errors import AppError
 def load_app(spec: str) -> Client:
     """The client that `spec` names. Raises `AppError` with a sentence that says what to do.
 
-    The current directory is importable, as with `python -m`. Errors inside the user's own module pass through.
+    The current directory is importable, as with `python -m`. A library that is missing is named; other errors
+    inside the user's own code pass through.
     """
     return _checked(_make(spec, Client), spec)
 
@@ -37,8 +38,13 @@ def _make(spec: str, kinds: type | tuple[type, ...]) -> object:
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
         raise AppError(f"--app must look like module:attribute, such as my_hospital:client, not {spec!r}")
-    found = _attribute(module_name, attribute)
-    return found if isinstance(found, kinds) else _call(found, spec)
+    try:
+        found = _attribute(module_name, attribute)
+        return found if isinstance(found, kinds) else _call(found, spec)
+    except ModuleNotFoundError as error:
+        raise AppError(
+            f"{module_name} imports {error.name!r}, which is not installed; install it here and try again"
+        ) from error
 
 
 def _attribute(module_name: str, attribute: str) -> object:
