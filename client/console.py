@@ -1,7 +1,6 @@
 """What the command line's verbs do and print; `commands.py` has their flags."""
 
 import os
-import tomllib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -17,13 +15,13 @@ from rich.text import Text
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord, RunProgress, RunView
-from umbel.aggregation.runfile import RunFile
 from umbel.client.admin import Operator
-from umbel.client.errors import ClientError, first_finding
+from umbel.client.errors import ClientError
 from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
 from umbel.client.output import log_to_stderr, print_json, screen
 from umbel.client.printable import printable
+from umbel.client.run_files import read_run_file
 from umbel.client.view import render_run
 
 WATCH_WAIT_S = 10.0
@@ -63,8 +61,8 @@ def _label(text: str) -> tuple[str, str]:
 
 def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> None:
     """Both files are checked here first, so that mistakes are named before anything is sent."""
-    text, weights = file.read_text(), model.read_bytes()
-    run_file = TypeAdapter(RunFile).validate_python(tomllib.loads(text))
+    text, run_file = read_run_file(file)
+    weights = model.read_bytes()
     decode_model(weights)
     _tell(operator.create_run(run_file.name, text, operator.upload_model(weights)), as_json)
 
@@ -144,8 +142,6 @@ def one_sentence_errors() -> Generator[None]:
     """Errors that a person can act on become one sentence and exit status 1; bugs keep their traceback."""
     try:
         yield
-    except ValidationError as error:
-        _exit_with(first_finding(error, "run file"), error)
     except (ClientError, ValueError, OSError) as error:
         _exit_with(str(error), error)
 
