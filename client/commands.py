@@ -8,7 +8,12 @@ from typing import Annotated
 
 import typer
 
-Server = Annotated[str, typer.Option("--server", envvar="UMBEL_SERVER", help="The coordinator, https://host[:port].")]
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server", envvar="UMBEL_SERVER", help="The coordinator's address, such as https://fl.example.org[:port]."
+    ),
+]
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
 KeyFile = Annotated[
     Path | None,

@@ -95,10 +95,10 @@ def watch_run(operator: Operator, run: str, as_json: bool) -> None:
 
 
 def stop_run(operator: Operator, run: str, reason: str, as_json: bool) -> None:
-    before = operator.run(run)
-    if before.status is not RunStatus.RUNNING:
-        raise ValueError(f"{run} is over already ({before.status.value}: {printable(before.reason)}); nothing to stop")
-    _tell(operator.stop_run(run, reason), as_json)
+    view = operator.run(run)
+    if view.status is not RunStatus.RUNNING and not as_json:
+        typer.echo(f"{run} is over already, nothing was stopped", err=True)
+    _tell(operator.stop_run(run, reason) if view.status is RunStatus.RUNNING else view, as_json)
 
 
 def download_model(operator: Operator, run: str, out: Path, as_json: bool) -> None:
