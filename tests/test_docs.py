@@ -117,3 +117,19 @@ def _written(default: object) -> str:
     if isinstance(default, bool | Weighting):
         return f'`"{default}"`' if isinstance(default, Weighting) else str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_the_operating_page_names_every_setting_with_its_default_and_flag() -> None:
+    import inspect
+
+    from umbel.server.commands import serve
+    from umbel.server.settings import Settings
+
+    page = (ROOT / "docs" / "operating.md").read_text()
+    table = re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \| (?:`(--[a-z-]+)`)? ?\|", page, re.MULTILINE)
+    rows = {name: (default.split(" (")[0], flag) for name, default, flag in table}
+    assert rows.keys() == Settings.model_fields.keys()
+    flags = inspect.signature(serve).parameters.keys()
+    for name, setting in Settings.model_fields.items():
+        told = "none" if setting.default is None else str(setting.default)
+        assert rows[name] == (told, f"--{name}" if name in flags else ""), name
