@@ -42,7 +42,7 @@ class View:
             line = f"{self.board.elapsed_s:5.1f} s  {event}"
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The picture, for the terminal as it is at this moment: people change its size."""
         height = options.height or options.size.height
         yield "starting" if self.board is None else render(self.board, self._events, options.max_width, height)
