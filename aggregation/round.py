@@ -343,7 +343,7 @@ def _settle(state: Training, now: float) -> Step:
     plan, n_clients = state.plan, len(state.accepted)
     is_over, is_enough = now >= state.closes_at, n_clients >= plan.minimum
     if state.n_reported >= plan.target and is_enough:
-        return _shut(state, now, Outcome.SURPLUS, f"the target of {plan.target} reports is in")
+        return _shut(state, now, Outcome.SURPLUS, f"the target of {plan.target} {plan.target_unit} is in")
     if is_enough and is_over:
         return _shut(state, now, Outcome.LATE, f"the window of {plan.window_s:g} s is over with {n_clients} reports")
     if is_enough and state.n_open == 0:

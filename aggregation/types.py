@@ -137,6 +137,11 @@ class RoundPlan:
         return math.ceil(round(self.target * self.over_selection, 9))  # rounded, or 10 * 1.1 would ask 12
 
     @property
+    def target_unit(self) -> str:
+        """What the target counts, in words: a client drawn twice under proportional weighting answers two draws."""
+        return "draws" if self.weighting is Weighting.PROPORTIONAL else "reports"
+
+    @property
     def patience_s(self) -> float:
         """How long to wait for a full cohort before starting with fewer: a tenth of the window, 0.2 s to 30 s."""
         return min(max(self.window_s / 10, 0.2), 30.0)

@@ -51,7 +51,7 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
         case Recruiting(plan=plan):
             return LiveRound(plan.number, plan.attempt, state.phase, state.why, waiting, plan.target, None)
         case Training(plan=plan):
-            why = f"{state.n_reported} of {plan.target} reports are in"
+            why = f"{state.n_reported} of {plan.target} {plan.target_unit} are in"
             closes_in_s = max(0.0, state.closes_at - now)
             clients = _clients(state, book, now)
             phase, target = state.phase, plan.target
