@@ -61,6 +61,7 @@ from umbel.client.work import Trained, save_work, train
 
 FAILURES_MAX = 3
 _IDLE_PAUSE_S = 0.05
+_OUT_OF_TIME_PAUSE_S = 1.0
 log = logging.getLogger("umbel.client")
 
 
@@ -162,6 +163,8 @@ class Participant:
         except (AssignmentClosed, OutOfTime) as error:
             log.info("round %d: not sent, %s", offer.round, error)
             self._store.forget_pending()
+            if isinstance(error, OutOfTime):  # a coordinator that offers no time would be asked again at once
+                self._pause(_OUT_OF_TIME_PAUSE_S)
         except (AccessRefused, StateError):
             raise
         except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved) as error:

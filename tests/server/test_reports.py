@@ -81,3 +81,18 @@ def test_a_round_whose_accepted_update_is_lost_from_disk_is_abandoned_and_tried_
             assert (record["committed"], record["attempt"]) == (True, 2)
 
     asyncio.run(scenario())
+
+
+def test_a_step_out_of_the_models_range_makes_no_model_and_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            text = run_file(target=1).replace("[aggregation]", "[aggregation]\nserver_learning_rate = 1e38")
+            layout = await it.begin(text, {"weight": torch.full((4,), 3e38)})
+            [device] = await it.devices(1)
+            await device.take_part(layout, torch.full((layout.n_values,), 8.0))
+            [record] = await it.ended(1)
+            assert not record["committed"]
+            assert record["reason"].startswith("no model can be made of the sum")
+            assert (await it.progress())["run"]["model"]["version"] == 0
+
+    asyncio.run(scenario())
