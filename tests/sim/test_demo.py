@@ -52,7 +52,9 @@ def test_two_calm_demos_with_the_same_seed_give_the_same_model(tmp_path: Path) -
 @pytest.mark.slow
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "umbel", "demo", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_hear_interrupts
+    ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if "enrolling" in line:
@@ -65,3 +67,8 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     while any(child.is_running() for child in children):
         assert time.monotonic() < deadline, "an orphan is left"
         time.sleep(0.05)
+
+
+def _hear_interrupts() -> None:
+    """A test run that was started in the background ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
