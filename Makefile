@@ -24,7 +24,7 @@ check: $(VENV)/.dev ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 fmt: $(VENV)/.dev ## format and sort
