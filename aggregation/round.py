@@ -183,7 +183,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """The sum can never be made: an accepted update has been lost or damaged where it was stored."""
+    """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range."""
 
     now: float
     reason: str
