@@ -1,7 +1,7 @@
 """Who is invited, and why now: a decision and its reason in words, from what is known at this moment."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from umbel.aggregation.types import ClientId, RoundPlan, derive_seed
 from umbel.aggregation.weighting import Candidate, draw
@@ -10,10 +10,19 @@ _DRAWS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """`cohort`: client -> draws, or None while the round should go on waiting; `why`: for log and API alike."""
+class Member:
+    """One client of a cohort: how many draws fell on it, and what it said of itself when it was drawn."""
 
-    cohort: Mapping[ClientId, int] | None
+    draws: int
+    sample_count: int
+    tier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`cohort`: None while the round should go on waiting; `why`: for log and API alike."""
+
+    cohort: Mapping[ClientId, Member] | None
     why: str
 
 
@@ -25,7 +34,7 @@ def choose(plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float) ->
     close, so it is drawn again. `waited_s`: how long the round has been recruiting.
     """
     able = [
-        Candidate(candidate.client, min(candidate.sample_count, plan.sample_count_max))
+        replace(candidate, sample_count=min(candidate.sample_count, plan.sample_count_max))
         for candidate in candidates
         if candidate.sample_count > 0
     ]
@@ -40,7 +49,12 @@ def choose(plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float) ->
     for cohort in _draws(plan, able):
         if len(cohort) >= plan.minimum:
             why = f"drew {len(cohort)} of {n_able} waiting clients, {wanted} wanted for {plan.target} reports"
-            return Choice(cohort, why)
+            known = {candidate.client: candidate for candidate in candidates}
+            members = {
+                client: Member(draws, known[client].sample_count, known[client].tier)
+                for client, draws in cohort.items()
+            }
+            return Choice(members, why)
     return Choice(
         None,
         f"{n_able} clients wait, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
-from umbel.aggregation.cohort import choose
+from umbel.aggregation.cohort import Member, choose
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, WorkDone
 from umbel.aggregation.weighting import Candidate, weight_of
@@ -56,10 +56,10 @@ class Recruiting:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The window is open. `cohort`: client -> draws. A client is in at most one of `accepted` and `declined`."""
+    """The window is open. A client is in at most one of `accepted` and `declined`."""
 
     plan: RoundPlan
-    cohort: Mapping[ClientId, int]
+    cohort: Mapping[ClientId, Member]
     opened_at: float
     accepted: Mapping[ClientId, Accepted] = field(default_factory=dict[ClientId, Accepted])
     declined: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
@@ -72,7 +72,7 @@ class Training:
     @property
     def n_reported(self) -> int:
         """Reports in, counted in draws."""
-        return sum(self.cohort[client] for client in self.accepted)
+        return sum(self.cohort[client].draws for client in self.accepted)
 
     @property
     def n_open(self) -> int:
@@ -85,7 +85,7 @@ class Closing:
     """No more reports; the new model is being made. `missing`: client -> why its work does not count."""
 
     plan: RoundPlan
-    cohort: Mapping[ClientId, int]
+    cohort: Mapping[ClientId, Member]
     accepted: Mapping[ClientId, Accepted]
     missing: Mapping[ClientId, str]
     late: Outcome
@@ -120,7 +120,7 @@ class Abandoned:
 
     plan: RoundPlan
     reason: str
-    cohort: Mapping[ClientId, int]
+    cohort: Mapping[ClientId, Member]
     accepted: Mapping[ClientId, Accepted]
     missing: Mapping[ClientId, str]
     closed_at: float
@@ -328,7 +328,7 @@ def _train(state: Training, event: Event) -> Step:
 
 def _accept(state: Training, event: Reported) -> Step:
     client, work = event.client, event.work
-    weight = weight_of(state.plan.weighting, state.cohort[client], work.sample_count)
+    weight = weight_of(state.plan.weighting, state.cohort[client].draws, work.sample_count)
     state = replace(
         state,
         accepted={**state.accepted, client: Accepted(weight, work)},

@@ -62,10 +62,11 @@ from umbel.aggregation.types import ClientId, Weighting
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A client that waits for work and holds `sample_count` samples."""
+    """A client that waits for work and holds `sample_count` samples. `tier`: its label of that name, or empty."""
 
     client: ClientId
     sample_count: int
+    tier: str = ""
 
 
 def draw(weighting: Weighting, candidates: Sequence[Candidate], n_draws: int, seed: int) -> Mapping[ClientId, int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
+from umbel.aggregation.cohort import Member
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
     Abandoned,
@@ -116,7 +117,7 @@ def test_a_round_by_sample_counts() -> None:
 def test_a_round_by_draws() -> None:
     """One client is drawn for both reports that are wanted: it trains once, weighs two and closes the round."""
     plan = replace(PLAN, weighting=Weighting.PROPORTIONAL)
-    state = Training(plan, {A: 2, B: 1}, opened_at=0.0)
+    state = Training(plan, {A: Member(2, 10), B: Member(1, 10)}, opened_at=0.0)
     closing, commands = advance(state, Reported(1.0, A, work(sample_count=999)))
     assert commands[0] == Fold(A, weight=2)
     assert isinstance(closing, Closing)
@@ -128,7 +129,9 @@ def test_a_round_by_draws() -> None:
 
 def test_the_target_in_draws_does_not_close_a_round_below_the_minimum_of_clients() -> None:
     plan = replace(PLAN, weighting=Weighting.PROPORTIONAL, minimum=2)
-    state, commands = advance(Training(plan, {A: 2, B: 1}, opened_at=0.0), Reported(1.0, A, work()))
+    state, commands = advance(
+        Training(plan, {A: Member(2, 10), B: Member(1, 10)}, opened_at=0.0), Reported(1.0, A, work())
+    )
     assert isinstance(state, Training)
     assert Commit() not in commands
     alone, _ = advance(state, Tick(60.0))

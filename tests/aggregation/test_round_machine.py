@@ -209,7 +209,7 @@ class RoundMachine(RuleBasedStateMachine):
         if not isinstance(before, Training) or isinstance(self.state, Training):
             return
         assert isinstance(self.state, Closing | Abandoned)
-        n_reported = sum(before.cohort[client] for client in self.folds)
+        n_reported = sum(before.cohort[client].draws for client in self.folds)
         heard = {*self.folds, *(c for c in before.declined), *([event.client] if isinstance(event, Declined) else [])}
         all_heard = set(before.cohort) <= heard
         is_over = event.now >= before.opened_at + self.plan.window_s
@@ -271,7 +271,7 @@ class RoundMachine(RuleBasedStateMachine):
     def weights_are_those_of_the_weighting(self) -> None:
         if isinstance(self.state, Training | Closing):
             for client, one in self.state.accepted.items():
-                n_draws = self.state.cohort[client]
+                n_draws = self.state.cohort[client].draws
                 assert one.weight == weight_of(self.plan.weighting, n_draws, one.work.sample_count)
 
     @invariant()
