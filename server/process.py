@@ -59,6 +59,7 @@ class _Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 log_level=log_level.lower(),
+                loop="asyncio",
                 http=partial(Connection, door=door),  # type: ignore[arg-type]  # called as the class would be
                 backlog=door.backlog,
                 log_config=None,  # as everyone logs
