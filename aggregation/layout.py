@@ -163,7 +163,7 @@ class Layout:
         change = torch.empty(self.n_values, dtype=torch.float32)
         for spec in self.owners():
             after, before = _values_of(spec, local, "the trained state"), _values_of(spec, start, "the start state")
-            change[spec.place] = _difference(spec, after, before).reshape(-1)
+            change[spec.place] = weight_change(spec, after, before).reshape(-1)
         return change
 
     def add_mean(self, master: State, total: GridAccumulator, learning_rate: float = 1.0) -> dict[str, Tensor]:
@@ -242,7 +242,11 @@ def _identity(tensor: Tensor, name: str) -> tuple[object, ...]:
     return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def _difference(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
+def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
+    """`Layout.subtract` for some values of one tensor, for whoever cannot hold the change beside the model.
+
+    Both of one shape, on one device. Raises `LayoutError` for an integer that changed by more than 2^24.
+    """
     if spec.torch_dtype in _FLOATS:
         wide = torch.float64 if spec.torch_dtype == torch.float64 else torch.float32
         return local.to(wide).sub(start.to(wide)).to(torch.float32)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from umbel.client.admin import Operator
-    from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
+    from umbel.client.app import Checkpoint, Client, Evaluation, LocalPlan, TrainResult
     from umbel.client.errors import ClientError, CoordinatorRefused
     from umbel.client.loop import RunEnd, run_client
     from umbel.client.trainer import TorchClient
 
 __all__ = [
+    "Checkpoint",
     "Client",
     "ClientError",
     "CoordinatorRefused",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpoint": "app",
     "Client": "app",
     "ClientError": "errors",
     "CoordinatorRefused": "errors",

@@ -7,12 +7,45 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 
 def _never() -> str | None:
     return None
+
+
+class Checkpoint:
+    """Where a training in progress is kept, so that a client that is killed goes on from there: `load` at the start,
+    and `save` between two steps whenever `is_due`. This one keeps nothing; the loop hands out one that does.
+
+    ```
+    kept = plan.checkpoint.load() or {"step": 0}
+    if kept["step"]:
+        model.load_state_dict(kept["model"]), optimizer.load_state_dict(kept["optimizer"])
+    for step in range(kept["step"], planned):
+        ...
+        if plan.checkpoint.is_due():
+            plan.checkpoint.save(
+                {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            )
+    ```
+    """
+
+    def is_due(self) -> bool:
+        """Whether it is time to save again: so seldom that saving takes at most a fortieth of the training's time."""
+        return False
+
+    def save(self, state: Mapping[str, object]) -> None:
+        """Replace what was saved. `state`: dicts, lists, tuples, tensors, numbers and texts in any nesting.
+
+        Never raises: a disk that is full costs a line in the log.
+        """
+
+    def load(self) -> dict[str, Any] | None:
+        """What an earlier process saved of this very assignment, its tensors on the CPU; None if training starts anew."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +55,7 @@ class LocalPlan:
     Either `epochs` or `steps` is set. `proximal_mu`: FedProx's mu, zero for plain averaging. `seed`: for batch order,
     dropout and the like; the same round and client give the same seed. `evaluate`: the model was, or will be, measured
     on the site's held-out data first. `deadline`: on `clock`, when training must end so that there is time to send.
+    `checkpoint`: where to keep a training that takes long; the ready trainer does so by itself.
     """
 
     epochs: int | None = None
@@ -32,6 +66,7 @@ class LocalPlan:
     seed: int = 0
     evaluate: bool = False
     deadline: float = float("inf")
+    checkpoint: Checkpoint = field(default_factory=Checkpoint, repr=False)
     told_to_stop: Callable[[], str | None] = field(default=_never, repr=False)
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 

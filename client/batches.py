@@ -1,11 +1,15 @@
 """A site's data as batches: in an order drawn from a seed, the same on every machine with the same torch."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sized
+from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from umbel.client.randomness import generators, set_generators
 
 Batch = tuple[Any, Any]
 
@@ -41,10 +45,50 @@ def shuffled_batches(data: "Dataset[Any] | DataLoader[Any]", batch_size: int, rn
     """
     if isinstance(data, DataLoader):
         yield from _reseeded(data, rng)
-        return
-    order = torch.randperm(n_samples(data), generator=rng)
-    for chosen in torch.split(order, split_sizes(len(order), batch_size)):
-        yield _take(data, chosen)
+    else:
+        yield from _drawn(data, batch_size, rng)
+
+
+class EndlessBatches:
+    """Pass after pass over a site's data, which knows where it is and can go on from there.
+
+    `place` says so: how many batches of this pass were taken, and the states of the generators at its start, from which
+    the same order is drawn again. That a `DataLoader` may draw from the process-wide ones too is why those belong to it.
+    """
+
+    def __init__(self, data: "Dataset[Any] | DataLoader[Any]", batch_size: int, seed: int, device: torch.device) -> None:
+        self._data, self._batch_size, self._device = data, batch_size, device
+        self._rng = torch.Generator().manual_seed(seed)
+        self._start: dict[str, Any] = {}
+        self._n_taken = 0
+        self._pass: Iterator[Batch] = iter(())
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            for batch in self._pass:
+                self._n_taken += 1
+                yield batch
+            self._start = {"order": self._rng.get_state(), "global": generators(self._device)}
+            self._n_taken = 0
+            self._pass = shuffled_batches(self._data, self._batch_size, self._rng)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        return {"n_taken": self._n_taken, **self._start}
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Go on after the batches taken there. A loader has to load them again, and the process-wide generators are left
+        where that takes them from their states at the pass's start.
+        """
+        self._start = {"order": place["order"], "global": place["global"]}
+        self._n_taken = place["n_taken"]
+        self._rng.set_state(place["order"])
+        set_generators(place["global"], self._device)
+        if isinstance(self._data, DataLoader):
+            self._pass = _reseeded(self._data, self._rng)
+            deque(islice(self._pass, self._n_taken), maxlen=0)
+        else:
+            self._pass = _drawn(self._data, self._batch_size, self._rng, self._n_taken)
 
 
 def ordered_batches(data: "Dataset[Any] | DataLoader[Any]", batch_size: int) -> Iterator[Batch]:
@@ -67,6 +111,13 @@ def to_device(part: Any, device: torch.device) -> Any:
             return [to_device(value, device) for value in cast(list[Any], part)]
         case _:
             return part
+
+
+def _drawn(data: Dataset[Any], batch_size: int, rng: torch.Generator, n_skipped: int = 0) -> Iterator[Batch]:
+    """One pass in an order drawn from `rng`, without its first batches."""
+    order = torch.randperm(n_samples(data), generator=rng)
+    for chosen in torch.split(order, split_sizes(len(order), batch_size))[n_skipped:]:
+        yield _take(data, chosen)
 
 
 def _take(data: Dataset[Any], chosen: Tensor) -> Batch:

@@ -1,8 +1,7 @@
 """Which device trains, in which precision: chosen automatically, or as told."""
 
 from collections import deque
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -31,14 +30,6 @@ def pick_precision(asked: Precision, device: torch.device) -> torch.dtype:
 def autocast(device: torch.device, precision: torch.dtype) -> AbstractContextManager[object]:
     """Mixed precision, or nothing for float32."""
     return nullcontext() if precision == torch.float32 else torch.autocast(device.type, dtype=precision)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Generator[None]:
-    """Seed torch's own generators (dropout draws from them) inside, and restore the CPU's and CUDA's after."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
-        torch.manual_seed(seed)
-        yield
 
 
 class Pace:

@@ -22,6 +22,14 @@ class Means:
             self._sums[name] = self._sums[name] + term if name in self._sums else term
             self._counts[name] = self._counts.get(name, 0) + n_samples
 
+    def state(self) -> dict[str, Any]:
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from what `state` returned."""
+        self._sums = {name: total.to(device) for name, total in state["sums"].items()}
+        self._counts = dict(state["counts"])
+
     def result(self) -> dict[str, float]:
         return {name: total.item() / self._counts[name] for name, total in self._sums.items()}
 

@@ -1,13 +1,14 @@
 """The ready trainer: any `nn.Module`, any loss, any map-style data set.
 
 It picks the device and the precision, adds FedProx's proximal term, draws batch order and dropout from the plan's seed,
-and when told to stop, or when the next step would not fit, returns the steps done so far: partial work.
+and when told to stop, or when the next step would not fit, returns the steps done so far: partial work. A long training
+is kept on disk from time to time; killed and started again, it goes on and ends in the same bits.
 
 It hides nothing: a loss that turns into NaN trains on, and the loop declines the update with the reason.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -16,10 +17,12 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
-from umbel.client.batches import Batch, n_batches, n_samples, ordered_batches, shuffled_batches, to_device
-from umbel.client.devices import Pace, Precision, autocast, pick_device, pick_precision, seeded
+from umbel.client.batches import Batch, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
+from umbel.client.devices import Pace, Precision, autocast, pick_device, pick_precision
 from umbel.client.metrics import Means, Metric, default_metrics
 from umbel.client.proximal import ProximalTerm
+from umbel.client.randomness import seeded
+from umbel.client.training import Training
 
 EVALUATION_BATCH_SIZE = 256
 Data = Dataset[Any] | DataLoader[Any]
@@ -88,23 +91,30 @@ class TorchClient(Client):
         return Evaluation(n_samples(self._holdout), means.result())
 
     def _run_steps(self, model: nn.Module, plan: LocalPlan, planned: int) -> tuple[int, Means]:
+        batches = EndlessBatches(self._train, plan.batch_size, plan.seed, self.device)
         step = _Step(model, self._optimizer, plan, self.device, self.precision)
-        means, pace, done, step_s = Means(), Pace(self.device), 0, 0.0
+        training = Training(model, step.optimizer, step.scaler, Means(), batches, self.device, self._terms(plan, planned))
+        done, step_s, pace = training.resume(plan.checkpoint), 0.0, Pace(self.device)
         started = time.perf_counter()
-        for batch in self._endless_batches(plan):
-            step.apply(self._forward(model, batch, means))
+        for batch in batches:
+            step.apply(self._forward(model, batch, training.means))
             pace.step_queued()
             done += 1
             now = time.perf_counter()
             started, step_s = now, now - started
-            if done == planned or plan.should_stop() or plan.seconds_left < step_s:
+            if done >= planned or plan.should_stop() or plan.seconds_left < step_s:
                 break
-        return done, means
+            if plan.checkpoint.is_due():
+                training.keep(plan.checkpoint, done)
+                started = time.perf_counter()
+        return done, training.means
 
-    def _endless_batches(self, plan: LocalPlan) -> Iterator[Batch]:
-        rng = torch.Generator().manual_seed(plan.seed)
-        while True:
-            yield from shuffled_batches(self._train, plan.batch_size, rng)
+    def _terms(self, plan: LocalPlan, planned: int) -> dict[str, object]:
+        """What must be the same for a training to go on from a checkpoint of another process."""
+        device, precision = self.device.type, str(self.precision)
+        batches = {"batch_size": plan.batch_size, "sample_count": self.sample_count, "steps": planned}
+        numbers = {"learning_rate": plan.learning_rate, "proximal_mu": plan.proximal_mu, "seed": plan.seed}
+        return {"torch": torch.__version__, "device": device, "precision": precision, **batches, **numbers}
 
     def _forward(self, model: nn.Module, batch: Batch, means: Means) -> Tensor:
         """The batch's loss; it and the metrics are added to `means`."""
@@ -133,20 +143,20 @@ class _Step:
         device: torch.device,
         precision: torch.dtype,
     ) -> None:
-        self._optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
+        self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
         self._proximal = ProximalTerm(model, plan.proximal_mu)
         # A model that is itself float16 cannot be unscaled; it trains as its author made it.
         is_half = any(p.dtype == torch.float16 for p in model.parameters())
         scales = precision == torch.float16 and device.type != "cpu" and not is_half
-        self._scaler = torch.amp.GradScaler(device.type, enabled=scales)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scales)
 
     def apply(self, loss: Tensor) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        self._scaler.scale(loss).backward()
-        self._scaler.unscale_(self._optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
         self._proximal.add_gradient()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
