@@ -1,9 +1,9 @@
 """Who is invited, and why now: a decision and its reason in words, from what is known at this moment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.types import ClientId, RoundPlan, derive_seed
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, derive_seed
 from umbel.aggregation.weighting import Candidate, draw
 
 _DRAWS_MAX = 64
@@ -19,51 +19,107 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Those who waited and were not drawn: how many, and how many samples they announced."""
+
+    clients: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """`cohort`: None while the round should go on waiting; `why`: for log and API alike."""
 
     cohort: Mapping[ClientId, Member] | None
     why: str
+    passed_over: PassedOver = PassedOver()
 
 
-def choose(plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float) -> Choice:
+def choose(
+    plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float, avoid: Collection[ClientId] = ()
+) -> Choice:
     """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum do.
 
     Candidates without samples are passed over, and no sample count is taken for more than the plan's maximum: it bounds
     what one client's word is worth, in the draw as in the mean. A cohort of fewer clients than the minimum could never
-    close, so it is drawn again. `waited_s`: how long the round has been recruiting.
+    close, so it is drawn again. Sites and tiers that the plan's coverage names are in the cohort if they wait, and are
+    waited for as a full cohort is: until patience runs out, or for ever if coverage is strict.
+    `waited_s`: how long the round has been recruiting. `avoid`: drawn only where there are too few others.
     """
     able = [
         replace(candidate, sample_count=min(candidate.sample_count, plan.sample_count_max))
         for candidate in candidates
         if candidate.sample_count > 0
     ]
-    n_able, wanted = len(able), plan.n_wanted
-    if n_able < wanted and waited_s < plan.patience_s:
-        return Choice(
-            None,
-            f"{n_able} of {wanted} clients wait; another {plan.patience_s - waited_s:.1f} s for the rest",
-        )
-    if n_able < plan.minimum:
-        return Choice(None, f"{n_able} clients wait, the round needs at least {plan.minimum}")
-    for cohort in _draws(plan, able):
+    if why := _why_wait(plan, able, waited_s):
+        return Choice(None, why)
+    for cohort in _draws(plan, able, avoid):
         if len(cohort) >= plan.minimum:
+            n_able, wanted = len(able), plan.n_wanted
             why = f"drew {len(cohort)} of {n_able} waiting clients, {wanted} wanted for {plan.target} reports"
-            known = {candidate.client: candidate for candidate in candidates}
-            members = {
-                client: Member(draws, known[client].sample_count, known[client].tier)
-                for client, draws in cohort.items()
-            }
-            return Choice(members, why)
+            return Choice(_members(cohort, candidates), why, _passed_over(cohort, able))
     return Choice(
         None,
-        f"{n_able} clients wait, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "
+        f"{len(able)} clients wait, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "
         "lower sample_count_max in the run file, or weight by samples",
     )
 
 
-def _draws(plan: RoundPlan, able: Sequence[Candidate]) -> Iterator[Mapping[ClientId, int]]:
+def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> str:
+    """Why no cohort is drawn yet; empty if one may be."""
+    n_able, wanted = len(able), plan.n_wanted
+    absent, left_s = _absent(plan.coverage, able), plan.patience_s - waited_s
+    if n_able < wanted and left_s > 0:
+        return f"{n_able} of {wanted} clients wait; another {left_s:.1f} s for the rest"
+    if n_able < plan.minimum:
+        return f"{n_able} clients wait, the round needs at least {plan.minimum}"
+    if absent and plan.coverage.strict:
+        return f"{n_able} clients wait, but strict coverage names {_words(absent)}, not among them"
+    if absent and left_s > 0:
+        return f"{n_able} clients wait; another {left_s:.1f} s for {_words(absent)}"
+    return ""
+
+
+def _absent(floor: CoverageFloor, able: Sequence[Candidate]) -> list[str]:
+    """What the floor names and nobody who waits stands for."""
+    clients = {candidate.client for candidate in able}
+    tiers = {candidate.tier for candidate in able}
+    sites = [f"site {site}" for site in floor.sites if site not in clients]
+    return sites + [f"tier {tier}" for tier in floor.tiers if tier not in tiers]
+
+
+def _words(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientId]) -> Iterator[Mapping[ClientId, int]]:
     """The round's draw and, for want of clients in it, the next: with replacement, all draws may fall on one client."""
     for repeat in range(_DRAWS_MAX):
         labels = ("cohort", plan.number, plan.attempt, *((repeat,) if repeat else ()))
-        yield draw(plan.weighting, able, plan.n_wanted, derive_seed(plan.seed, *labels))
+        seed = derive_seed(plan.seed, *labels)
+        required = _required(plan.coverage, able, avoid, seed)
+        yield draw(plan.weighting, able, plan.n_wanted, seed, required=required, last=avoid)
+
+
+def _required(
+    floor: CoverageFloor, able: Sequence[Candidate], avoid: Collection[ClientId], seed: int
+) -> frozenset[ClientId]:
+    """The named sites that wait, and one client of each named tier that has none among them, drawn evenly."""
+    clients = {candidate.client: candidate for candidate in able}
+    required = {site for site in floor.sites if site in clients}
+    for tier in floor.tiers:
+        of_tier = [client for client, candidate in clients.items() if candidate.tier == tier]
+        if of_tier and required.isdisjoint(of_tier):
+            required.add(min(of_tier, key=lambda c: (c in avoid, derive_seed(seed, "tier", c))))
+    return frozenset(required)
+
+
+def _members(cohort: Mapping[ClientId, int], candidates: Sequence[Candidate]) -> dict[ClientId, Member]:
+    known = {candidate.client: candidate for candidate in candidates}
+    return {client: Member(draws, known[client].sample_count, known[client].tier) for client, draws in cohort.items()}
+
+
+def _passed_over(cohort: Mapping[ClientId, int], able: Sequence[Candidate]) -> PassedOver:
+    rest = [candidate.sample_count for candidate in able if candidate.client not in cohort]
+    return PassedOver(len(rest), sum(rest))

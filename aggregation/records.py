@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.types import ModelRef
 
@@ -29,6 +30,7 @@ class ClientRecord:
     """One client in one round. `report_s`: seconds from the round's opening to its report, None without one.
 
     `silent_s`: seconds since the coordinator last heard of it. Bytes are those of model and update bodies.
+    `sample_count`: of its report, else what it announced. `tier`: its label of that name, or empty.
     """
 
     client: str
@@ -41,6 +43,7 @@ class ClientRecord:
     bytes_down: int = 0
     report_s: float | None = None
     silent_s: float = 0.0
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,13 @@ class RoundRecord:
 
     `selected`, `reported`, `partial`, `dropped` count clients: `dropped` are the selected that did not report in time
     (lost, declined or released). `evaluation` and `metrics`: means over clients, weighted by their sample counts.
+
+    How much data that was, in samples as announced when the cohort was drawn: `samples_selected` of the whole cohort,
+    `samples_in` of those that reported in time, `samples_left_out` of the others, `samples_share` in of selected;
+    `passed_over` clients with `samples_passed_over` waited and were not drawn. `uncovered`: what coverage in the run
+    file asks for and did not get. `open_s`: from the opening to the last moment at which a report counted. `window_s`,
+    `over_selection`: as they were for this attempt; `tuned`: why they are not the run file's, empty if they are.
+    `model_bytes`: of the model that was sent out.
     """
 
     run: str
@@ -70,6 +80,18 @@ class RoundRecord:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     clients: tuple[ClientRecord, ...] = ()
+    samples_selected: int = 0
+    samples_in: int = 0
+    samples_left_out: int = 0
+    samples_share: float = 0.0
+    passed_over: int = 0
+    samples_passed_over: int = 0
+    uncovered: tuple[Gap, ...] = ()
+    open_s: float = 0.0
+    window_s: float = 0.0
+    over_selection: float = 0.0
+    tuned: str = ""
+    model_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

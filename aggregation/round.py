@@ -5,8 +5,8 @@
               clients wait                        minimum in, or nobody left to wait for
   Recruiting ------------------> Training ------------------------------------------> Closing --Applied--> Committed
       |                             |                                                    |
-      | Stopped                     | window over below the minimum,                     | Spoiled (a stop does not
-      v                             v nobody left, Stopped                               v undo a round that has closed)
+      | Stopped                     | window over below the minimum, nobody              | Spoiled (a stop does not
+      v                             v left, strict coverage not met, Stopped             v undo a round that has closed)
   Abandoned                     Abandoned                                            Abandoned
 ```
 
@@ -18,7 +18,8 @@ Rules:
    unless the round was abandoned in between.
 5. The target counts *draws*: under proportional weighting a client drawn twice answers for two. The minimum counts
    *clients*: it is what keeps a model from being one client's update.
-6. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
+6. Coverage (`coverage.py`) holds a round open past its target, never past its window; strict, it abandons the round.
+7. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
 """
@@ -27,7 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
-from umbel.aggregation.cohort import Member, choose
+from umbel.aggregation.cohort import Member, PassedOver, choose
+from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, WorkDone
 from umbel.aggregation.weighting import Candidate, weight_of
@@ -46,11 +48,17 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Recruiting:
-    """Waiting for clients. `why`: what it is waiting for, in words."""
+    """Waiting for clients. `why`: what it is waiting for, in words.
+
+    After attempts that were abandoned (`retry.py`): nobody is drawn before `not_before` (0: at once), and those to
+    `avoid` only where there are too few others.
+    """
 
     plan: RoundPlan
     since: float
     why: str = "no client has checked in yet"
+    not_before: float = 0.0
+    avoid: tuple[ClientId, ...] = ()
     phase: Literal["recruiting"] = "recruiting"
 
 
@@ -63,6 +71,7 @@ class Training:
     opened_at: float
     accepted: Mapping[ClientId, Accepted] = field(default_factory=dict[ClientId, Accepted])
     declined: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    passed_over: PassedOver = field(default_factory=PassedOver)
     phase: Literal["training"] = "training"
 
     @property
@@ -92,6 +101,7 @@ class Closing:
     reason: str
     opened_at: float
     closed_at: float
+    passed_over: PassedOver = field(default_factory=PassedOver)
     phase: Literal["closing"] = "closing"
 
     @property
@@ -116,14 +126,19 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The round made no model. Nothing that was reported counts; the next attempt asks a fresh cohort."""
+    """The round made no model. Nothing that was reported counts; the next attempt asks a fresh cohort.
+
+    `opened_at`: when its window opened, or `closed_at` if it never did.
+    """
 
     plan: RoundPlan
     reason: str
     cohort: Mapping[ClientId, Member]
     accepted: Mapping[ClientId, Accepted]
     missing: Mapping[ClientId, str]
+    opened_at: float
     closed_at: float
+    passed_over: PassedOver = field(default_factory=PassedOver)
     phase: Literal["abandoned"] = "abandoned"
 
 
@@ -273,7 +288,7 @@ def next_deadline(state: RoundState) -> float | None:
     """When the next `Tick` (or, while recruiting, `Gathered`) is due, even if nothing else happens."""
     match state:
         case Recruiting():
-            return state.since + state.plan.patience_s
+            return state.not_before or state.since + state.plan.patience_s
         case Training():
             return state.closes_at
         case Closing() | Committed() | Abandoned():
@@ -284,14 +299,20 @@ def next_deadline(state: RoundState) -> float | None:
 
 def _recruit(state: Recruiting, event: Event) -> Step:
     match event:
+        case Gathered(now) if now < state.not_before:
+            return state, ()
+        case Gathered(now) if state.not_before:
+            return _recruit(replace(state, since=now, not_before=0.0), event)
         case Gathered(now, candidates):
-            choice = choose(state.plan, candidates, waited_s=now - state.since)
+            choice = choose(state.plan, candidates, now - state.since, frozenset(state.avoid))
             if choice.cohort is None:
                 return replace(state, why=choice.why), ()
             opened_at = max(now, state.since)
-            return Training(state.plan, choice.cohort, opened_at), (Invite(tuple(choice.cohort)),)
+            training = Training(state.plan, choice.cohort, opened_at, passed_over=choice.passed_over)
+            return training, (Invite(tuple(choice.cohort)),)
         case Stopped(now, reason):
-            return Abandoned(state.plan, reason, {}, {}, {}, max(now, state.since)), (Discard(reason),)
+            ended_at = max(now, state.since)
+            return Abandoned(state.plan, reason, {}, {}, {}, ended_at, ended_at), (Discard(reason),)
         case Reported(client=client):
             return state, (_uninvited(client),)
         case Tick() | Declined() | Applied() | Spoiled():
@@ -341,13 +362,11 @@ def _accept(state: Training, event: Reported) -> Step:
 def _settle(state: Training, now: float) -> Step:
     """Close, abandon, or go on: the one place that decides."""
     plan, n_clients = state.plan, len(state.accepted)
-    is_over, is_enough = now >= state.closes_at, n_clients >= plan.minimum
-    if state.n_reported >= plan.target and is_enough:
-        return _shut(state, now, Outcome.SURPLUS, f"the target of {plan.target} {plan.target_unit} is in")
-    if is_enough and is_over:
-        return _shut(state, now, Outcome.LATE, f"the window of {plan.window_s:g} s is over with {n_clients} reports")
-    if is_enough and state.n_open == 0:
-        return _shut(state, now, Outcome.LATE, f"{n_clients} reports are in and nobody is left to wait for")
+    is_over = now >= state.closes_at
+    if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
+        return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
+    if n_clients >= plan.minimum:
+        return _settle_enough(state, now, is_over=is_over)
     shortfall = f"{n_clients} of at least {plan.minimum} reports"
     if is_over:
         return _abandon(state, now, f"the window of {plan.window_s:g} s is over with {shortfall}")
@@ -356,23 +375,56 @@ def _settle(state: Training, now: float) -> Step:
     return state, ()
 
 
-def _shut(state: Training, now: float, late: Outcome, reason: str) -> Step:
+def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
+    """The minimum is in. What coverage asks for is waited for as long as it may still come."""
+    plan, n_clients = state.plan, len(state.accepted)
+    has_target = state.n_reported >= plan.target
+    if not (has_target or is_over or state.n_open == 0):
+        return state, ()
+    uncovered = _gaps(state)
+    if not (is_over or state.n_open == 0) and any(gap.may_close for gap in uncovered):
+        return state, ()
+    if uncovered and plan.coverage.strict:
+        return _abandon(state, now, f"strict coverage is not met at the window's end: {words(uncovered)}")
+    if has_target and not is_over:
+        reason = f"the target of {plan.target} {plan.target_unit} is in"
+    elif is_over:
+        reason = f"the window of {plan.window_s:g} s is over with {n_clients} reports"
+    else:
+        reason = f"{n_clients} reports are in and nobody is left to wait for"
+    return _shut(state, now, Outcome.SURPLUS if has_target and not is_over else Outcome.LATE, reason, uncovered)
+
+
+def _gaps(state: Training) -> tuple[Gap, ...]:
+    return gaps(Roll(state.plan, state.cohort, state.accepted, state.declined))
+
+
+def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple[Gap, ...]) -> Step:
+    reason = f"{why}; not covered: {names(uncovered)}" if uncovered else why
     closing = Closing(
         plan=state.plan,
         cohort=state.cohort,
         accepted=state.accepted,
-        missing=_missing(state, reason),
+        missing=_missing(state, why),
         late=late,
         reason=reason,
         opened_at=state.opened_at,
         closed_at=max(now, state.opened_at),
+        passed_over=state.passed_over,
     )
     return closing, (*_release(state, reason), Commit())
 
 
 def _abandon(state: Training, now: float, reason: str) -> Step:
     abandoned = Abandoned(
-        state.plan, reason, state.cohort, state.accepted, _missing(state, reason), max(now, state.opened_at)
+        plan=state.plan,
+        reason=reason,
+        cohort=state.cohort,
+        accepted=state.accepted,
+        missing=_missing(state, reason),
+        opened_at=state.opened_at,
+        closed_at=max(now, state.opened_at),
+        passed_over=state.passed_over,
     )
     return abandoned, (*_release(state, reason), Discard(reason))
 
@@ -384,8 +436,16 @@ def _close(state: Closing, event: Event) -> Step:
         case Reported():
             return state, _answer_after_the_end(state, event)
         case Spoiled(now, reason):
-            closed_at = max(now, state.closed_at)
-            spoiled = Abandoned(state.plan, reason, state.cohort, state.accepted, state.missing, closed_at)
+            spoiled = Abandoned(
+                plan=state.plan,
+                reason=reason,
+                cohort=state.cohort,
+                accepted=state.accepted,
+                missing=state.missing,
+                opened_at=state.opened_at,
+                closed_at=max(now, state.closed_at),
+                passed_over=state.passed_over,
+            )
             return spoiled, (Discard(reason),)
         case Gathered() | Tick() | Declined() | Stopped():
             return state, ()

@@ -11,6 +11,14 @@ minimum = 4             # reports a round needs at the window's end
 over_selection = 1.25   # ask ceil(target * over_selection) clients
 window_s = 600          # the one timeout
 weighting = "samples"   # or "proportional"
+self_tuning = false     # choose window and over-selection from measured report times; window_s is then the longest
+attempts_max = 5        # give up after so many abandoned attempts at one round; without it, never
+
+[coverage]              # what must be in before a round closes at its target
+samples = 0.8           # share of the samples that the cohort announced
+sites = ["north"]       # clients by name
+tiers = ["hospital"]    # values of the label "tier"
+strict = false          # at the window's end: close without what is missing and say so; strict: abandon the round
 
 [training]
 local_epochs = 1        # or local_steps
@@ -23,6 +31,12 @@ evaluate = false        # clients measure each model on their own held-out data
 server_learning_rate = 1.0
 max_abs = 64.0          # bound of one coordinate of a weight change
 sample_count_max = 1048576
+
+[[override]]            # other values of [rounds] and [training] for some rounds; of several, the last one counts
+first_round = 1
+last_round = 3
+window_s = 1200
+learning_rate = 0.01
 ```
 
 Plain dataclasses, so that the server, the operator's command line and the simulator read the same file with pydantic's
@@ -30,11 +44,13 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from umbel.aggregation.types import RoundPlan, RunId, TrainingPlan, Weighting, require_slug
+from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, TrainingPlan, Weighting, require_slug
 
 ROUNDS_MAX = 1_000_000
+OVERRIDES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +63,22 @@ class RoundsSection:
     over_selection: float = 1.3
     window_s: float = 600.0
     weighting: Weighting = Weighting.SAMPLES
+    self_tuning: bool = False
+    window_min_s: float = 0.0
+    attempts_max: int | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= ROUNDS_MAX:
             raise ValueError(f"count must lie between 1 and {ROUNDS_MAX}, not {self.count}")
+        if not 0 <= self.window_min_s <= self.window_s:
+            raise ValueError(f"window_min_s must lie between 0 and window_s = {self.window_s}, not {self.window_min_s}")
+        if self.self_tuning and self.weighting is not Weighting.SAMPLES:
+            raise ValueError(
+                'self_tuning counts clients, proportional weighting counts draws; use weighting = "samples"'
+            )
+        if self.attempts_max is not None and self.attempts_max < 1:
+            raise ValueError(f"attempts_max must be at least 1, not {self.attempts_max}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +96,116 @@ class AggregationSection:
 
 
 @dataclass(frozen=True, slots=True)
+class Override:
+    """Other values for the rounds `first_round` to `last_round` (None: to the end); None: as elsewhere in the file.
+
+    Steps take the place of epochs, and epochs of steps.
+    """
+
+    first_round: int
+    last_round: int | None = None
+    target: int | None = None
+    minimum: int | None = None
+    over_selection: float | None = None
+    window_s: float | None = None
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    proximal_mu: float | None = None
+    evaluate: bool | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if self.first_round < 1 or (self.last_round is not None and self.last_round < self.first_round):
+            raise ValueError(
+                f"an override is for rounds from 1 on, not for {self.first_round} to {self.last_round or 'the last'}"
+            )
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("set either local_epochs or local_steps in an override, not both")
+        if not (self.of(RoundsSection) or self.of(TrainingPlan)):
+            raise ValueError(
+                f"the override from round {self.first_round} on changes nothing; set a key or leave it out"
+            )
+
+    def covers(self, number: int) -> bool:
+        return self.first_round <= number and (self.last_round is None or number <= self.last_round)
+
+    def of(self, section: type[RoundsSection | TrainingPlan]) -> dict[str, Any]:
+        """What it sets of one section of the run file."""
+        values = {key.name: getattr(self, key.name) for key in fields(section) if hasattr(self, key.name)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class RunFile:
-    """A whole run file. Its constructor refuses what no round could be planned from."""
+    """A whole run file. Its constructor refuses one from which any of its rounds could not be planned."""
 
     name: str
     rounds: RoundsSection
     seed: int = 0
     training: TrainingPlan = field(default_factory=TrainingPlan)
     aggregation: AggregationSection = field(default_factory=AggregationSection)
+    coverage: CoverageFloor = field(default_factory=CoverageFloor)
+    override: tuple[Override, ...] = ()
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
         require_slug(self.name, "name")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed must lie between 0 and 2^63 - 1, not {self.seed}")
+        if len(self.override) > OVERRIDES_MAX:
+            raise ValueError(f"at most {OVERRIDES_MAX} overrides, not {len(self.override)}")
         self.round_plan(1, 1)
+        for number in self._rounds_of_change():
+            self._check_round(number)
+
+    def rounds_of(self, number: int) -> RoundsSection:
+        """The `rounds` section as it holds for one round."""
+        changes = [override.of(RoundsSection) for override in self.override if override.covers(number)]
+        return replace(self.rounds, **{key: value for change in changes for key, value in change.items()})
+
+    def training_plan(self, number: int) -> TrainingPlan:
+        """What clients are asked to do in one round."""
+        plan = self.training
+        for change in (override.of(TrainingPlan) for override in self.override if override.covers(number)):
+            if "local_steps" in change:
+                change = {"local_epochs": None, **change}
+            elif "local_epochs" in change:
+                change = {"local_steps": None, **change}
+            plan = replace(plan, **change)
+        return plan
 
     def round_plan(self, number: int, attempt: int) -> RoundPlan:
         """The plan of one attempt at one round, both counted from 1."""
+        rounds = self.rounds_of(number)
         return RoundPlan(
             run=RunId(self.name),
             number=number,
             attempt=attempt,
-            target=self.rounds.target,
-            minimum=self.rounds.minimum,
-            over_selection=self.rounds.over_selection,
-            window_s=self.rounds.window_s,
-            weighting=self.rounds.weighting,
+            target=rounds.target,
+            minimum=rounds.minimum,
+            over_selection=rounds.over_selection,
+            window_s=rounds.window_s,
+            weighting=rounds.weighting,
             sample_count_max=self.aggregation.sample_count_max,
             max_abs=self.aggregation.max_abs,
             seed=self.seed,
+            coverage=self.coverage,
         )
+
+    def _rounds_of_change(self) -> list[int]:
+        """The first round of each stretch for which the same overrides hold, round 1 aside."""
+        firsts = {override.first_round for override in self.override}
+        nexts = {override.last_round + 1 for override in self.override if override.last_round is not None}
+        return sorted((firsts | nexts) - {self.rounds.count + 1})
+
+    def _check_round(self, number: int) -> None:
+        """Raise `ValueError` for overrides that lie beyond the run or add up to a round that cannot be planned."""
+        if number > self.rounds.count:
+            raise ValueError(f"an override reaches beyond the last round, {self.rounds.count}")
+        try:
+            self.round_plan(number, 1)
+            self.training_plan(number)
+        except ValueError as error:
+            raise ValueError(f"with its overrides, round {number} cannot be planned: {error}") from error

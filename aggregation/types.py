@@ -94,6 +94,40 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class CoverageFloor:
+    """What must be in before a round may close early; `coverage.py` judges it, `cohort.py` draws for it.
+
+    `samples`: share (0 to 1) of the samples that the cohort announced, and of each named tier's; `sites`: clients by
+    name; `tiers`: values of the clients' label `tier`, one client of each at least. At the window's end a round closes
+    without what is missing and says so; a `strict` one is abandoned instead.
+    """
+
+    samples: float = 0.0
+    sites: tuple[ClientId, ...] = ()
+    tiers: tuple[str, ...] = ()
+    strict: bool = False
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.samples <= 1:  # also refuses a NaN
+            raise ValueError(f"samples must be a share between 0 and 1, not {self.samples}")
+        for names, what in ((self.sites, "a site"), (self.tiers, "a tier")):
+            for name in names:
+                require_slug(name, what)
+            if len(set(names)) < len(names):
+                raise ValueError(
+                    f"name {what} once; coverage repeats {sorted({n for n in names if names.count(n) > 1})}"
+                )
+        if self.strict and not self.is_set:
+            raise ValueError("strict coverage needs samples, sites or tiers to insist on")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it asks for anything."""
+        return bool(self.samples or self.sites or self.tiers)
+
+
+@dataclass(frozen=True, slots=True)
 class RoundPlan:
     """What is asked of one round.
 
@@ -101,7 +135,8 @@ class RoundPlan:
     seconds after it opened if at least `minimum` are in. Under proportional weighting the target counts draws; the
     minimum always counts clients.
     `sample_count_max` bounds one client's weight, `max_abs` one coordinate of its update: both enter the public grid.
-    `number` and `attempt` count from 1; a round that was abandoned is attempted again.
+    `number` and `attempt` count from 1; a round that was abandoned is attempted again. `coverage`: what must be in.
+    `tuned`: why window and over-selection are not those of the run file, in words; empty if they are (`tuning.py`).
     """
 
     run: RunId
@@ -115,6 +150,8 @@ class RoundPlan:
     sample_count_max: int
     max_abs: float
     seed: int
+    coverage: CoverageFloor = field(default_factory=CoverageFloor)
+    tuned: str = ""
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
@@ -128,6 +165,10 @@ class RoundPlan:
             raise ValueError(f"over_selection must lie between 1 and 10, not {self.over_selection}")
         if not (math.isfinite(self.window_s) and self.window_s > 0):
             raise ValueError(f"window_s must be positive, not {self.window_s}")
+        if (n_named := len(self.coverage.sites) + len(self.coverage.tiers)) > self.target:
+            raise ValueError(
+                f"coverage names {n_named} sites and tiers, more than the target of {self.target}; raise it"
+            )
         require_sample_count(self.sample_count_max, "sample_count_max")
         _ = self.grid  # refuses bounds that have no grid
 

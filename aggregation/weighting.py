@@ -46,14 +46,22 @@ Where a bias remains, whatever the weighting:
 - who is *waiting* when a cohort is drawn is not uniform over the fleet (time zones, charging);
 - closing at the target prefers the fast, so slow clients, often those with the most data, count too little;
 - whoever reports less often the more it holds counts too little, and over-selection does not mend it;
-- partial work: an update after fewer steps is a shorter move in the client's direction, weighted as if it were whole.
+- partial work: an update after fewer steps is a shorter move in the client's direction, weighted as if it were whole;
+- a coverage floor: a named site is in every cohort, an unnamed client of N in a share q < 1 of them, and neither is
+  weighted by the inverse of that. Under `samples` the expectation is then (to the same order) the mean weighted by
+  n_i pi_i with pi_i = 1 for the named and q for the others: the named count 1/q times too much, unless everybody who
+  waits is asked. Under `proportional` a named site that the draws missed takes the place of the last draw, so its
+  expected draws rise from K p_i to K p_i + (1 - p_i)^K: small beside K p_i for a site with much data, much for one with
+  little. A named tier does the same to a client drawn evenly from it, where no other client of it was drawn. Holding a
+  round open for a floor, in turn, takes away some of the preference for the fast;
+- a second attempt draws those who failed the first one last, so who fails often counts less.
 The round's record lists who was left out and why, so that these can be seen.
 """
 
 import hashlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -69,23 +77,51 @@ class Candidate:
     tier: str = ""
 
 
-def draw(weighting: Weighting, candidates: Sequence[Candidate], n_draws: int, seed: int) -> Mapping[ClientId, int]:
+def draw(
+    weighting: Weighting,
+    candidates: Sequence[Candidate],
+    n_draws: int,
+    seed: int,
+    *,
+    required: Collection[ClientId] = (),
+    last: Collection[ClientId] = (),
+) -> Mapping[ClientId, int]:
     """Draw a cohort: client -> how many draws fell on it, in the order of names.
 
     `samples`: min(n_draws, all) distinct clients, one draw each; `proportional`: exactly `n_draws` draws. The same seed
     and candidates, in any order, give the same cohort, in any language: the randomness is SHA-256. The draws of a
     smaller cohort are the first of a larger one's. Each candidate appears once and holds at least one sample.
+    `required`: candidates that must be in it, at most `n_draws`; `last`: those to draw only where there are too few
+    others.
     """
     ordered = sorted(candidates, key=lambda candidate: candidate.client)
     match weighting:
         case Weighting.SAMPLES:
-            drawn = sorted(ordered, key=lambda candidate: _hash(seed, candidate.client))[:n_draws]
-            counts = Counter(candidate.client for candidate in drawn)
+
+            def rank(client: ClientId) -> tuple[bool, bool, int]:
+                return client not in required, client in last, _hash(seed, client)
+
+            drawn = sorted((candidate.client for candidate in ordered), key=rank)[:n_draws]
         case Weighting.PROPORTIONAL:
-            cumulative = list(accumulate(candidate.sample_count for candidate in ordered))
-            tickets = (_hash(seed, str(j)) % cumulative[-1] for j in range(n_draws))
-            counts = Counter(ordered[bisect_right(cumulative, ticket)].client for ticket in tickets)
-    return dict(sorted(counts.items()))
+            others = [candidate for candidate in ordered if candidate.client not in last]
+            drawn = _tickets(others if len(others) >= n_draws else ordered, n_draws, seed)
+            drawn = _with_required(drawn, sorted(required))
+    return dict(sorted(Counter(drawn).items()))
+
+
+def _tickets(ordered: Sequence[Candidate], n_draws: int, seed: int) -> list[ClientId]:
+    """Independent draws with replacement, each candidate with a chance proportional to its samples."""
+    cumulative = list(accumulate(candidate.sample_count for candidate in ordered))
+    tickets = (_hash(seed, str(j)) % cumulative[-1] for j in range(n_draws))
+    return [ordered[bisect_right(cumulative, ticket)].client for ticket in tickets]
+
+
+def _with_required(drawn: list[ClientId], required: Sequence[ClientId]) -> list[ClientId]:
+    """As many draws as before: those that are required and were not drawn take the places of the last."""
+    n_kept, missing = len(drawn), list[ClientId]()
+    while len(missing) < (n_missing := len(lost := [c for c in required if c not in set(drawn[:n_kept])])):
+        missing, n_kept = lost, len(drawn) - n_missing
+    return [*drawn[:n_kept], *missing]
 
 
 def weight_of(weighting: Weighting, n_draws: int, sample_count: int) -> int:

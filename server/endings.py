@@ -1,14 +1,14 @@
 """How an attempt ends: all that is stored together when a round commits or is abandoned. Pure."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.types import ModelRef
 from umbel.server.ledger import Book, Ending, round_record
 from umbel.server.model_files import ModelFiles
-from umbel.server.stored import Answered, NewModel, RoundEnd, StoredRun
+from umbel.server.stored import NewModel, RoundEnd, StoredRun
 
 
 def committed(
@@ -21,28 +21,29 @@ def committed(
     if run.status is RunStatus.RUNNING and plan.number >= run.file.rounds.count:
         after = replace(after, status=RunStatus.FINISHED, reason=f"all {plan.number} rounds are committed")
     end = RoundEnd(
-        record=round_record(closing, book, Ending(plan.number, model.sha256, closing.reason, now)),
+        record=round_record(
+            closing, book, Ending(plan.number, model.sha256, closing.reason, now, run.model.size_bytes)
+        ),
         model=NewModel(model, files.master_sha256, run.model.sha256),
-        next_state=_next(after, plan.number + 1, 1, now),
+        next_state=_first_attempt(after, plan.number + 1, now),
         status=after.status,
         reason=after.reason,
     )
     return after, end
 
 
-def abandoned(run: StoredRun, state: Abandoned, answered: Iterable[Answered], book: Book, now: float) -> RoundEnd:
-    """What to store; the run stays as it is. `answered`: the report that ended the attempt, if one did."""
-    return RoundEnd(
-        record=round_record(state, book, Ending(run.model.version, None, state.reason, now)),
-        model=None,
-        next_state=_next(run, state.plan.number, state.plan.attempt + 1, now),
-        status=run.status,
-        reason=run.reason,
-        answered=tuple(answered),
-    )
+def abandoned(run: StoredRun, state: Abandoned, book: Book, now: float) -> RoundEnd:
+    """What to store: the next attempt, or the run's failure if the run file allows no more."""
+    record = round_record(state, book, Ending(run.model.version, None, state.reason, now, run.model.size_bytes))
+    if run.status is not RunStatus.RUNNING:
+        return RoundEnd(record, None, None, run.status, run.reason)
+    if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
+        return RoundEnd(record, None, None, RunStatus.FAILED, failure)
+    plan = run.file.round_plan(state.plan.number, state.plan.attempt + 1)
+    return RoundEnd(record, None, next_attempt(state, plan, now), run.status, run.reason)
 
 
-def _next(run: StoredRun, number: int, attempt: int, now: float) -> Recruiting | None:
+def _first_attempt(run: StoredRun, number: int, now: float) -> Recruiting | None:
     if run.status is not RunStatus.RUNNING:
         return None
-    return Recruiting(run.file.round_plan(number, attempt), since=now)
+    return Recruiting(run.file.round_plan(number, 1), since=now)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from umbel.aggregation.coverage import Roll, gaps, names
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
@@ -32,12 +33,16 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended: the model it left (its own, or the one it found) and why."""
+    """How an attempt ended: the model it left (its own, or the one it found) and why.
+
+    `model_bytes`: of the model that its clients were sent.
+    """
 
     model_version: int
     model_sha256: str | None
     reason: str
     ended_at: float
+    model_bytes: int
 
 
 def silence_max_s(plan: RoundPlan) -> float:
@@ -51,7 +56,7 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
         case Recruiting(plan=plan):
             return LiveRound(plan.number, plan.attempt, state.phase, state.why, waiting, plan.target, None)
         case Training(plan=plan):
-            why = f"{state.n_reported} of {plan.target} {plan.target_unit} are in"
+            why = _progress(state)
             closes_in_s = max(0.0, state.closes_at - now)
             clients = _clients(state, book, now)
             phase, target = state.phase, plan.target
@@ -67,6 +72,8 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
 def round_record(state: Closing | Abandoned, book: Book, end: Ending) -> RoundRecord:
     """The record of an ended attempt; `state` is the last one that knows the cohort."""
     clients = _clients(state, book, state.closed_at)
+    roll = Roll(state.plan, state.cohort, state.accepted, state.missing)
+    samples = roll.samples()
     work = [accepted.work for accepted in state.accepted.values()]
     return RoundRecord(
         run=state.plan.run,
@@ -88,7 +95,27 @@ def round_record(state: Closing | Abandoned, book: Book, end: Ending) -> RoundRe
         metrics=_means((done.metrics, done.sample_count) for done in work),
         evaluation=_means((done.evaluation, done.evaluation_sample_count) for done in work),
         clients=clients,
+        samples_selected=samples.selected,
+        samples_in=samples.reported,
+        samples_left_out=samples.left_out,
+        samples_share=samples.share,
+        passed_over=state.passed_over.clients,
+        samples_passed_over=state.passed_over.samples,
+        uncovered=gaps(roll),
+        open_s=max(0.0, state.closed_at - book.opened_at) if state.cohort else 0.0,
+        window_s=state.plan.window_s,
+        over_selection=state.plan.over_selection,
+        tuned=state.plan.tuned,
+        model_bytes=end.model_bytes,
     )
+
+
+def _progress(state: Training) -> str:
+    """What an open round waits for: reports up to its target, then what coverage asks for."""
+    plan = state.plan
+    in_words = f"{state.n_reported} of {plan.target} {plan.target_unit} are in"
+    awaited = [gap for gap in gaps(Roll(plan, state.cohort, state.accepted, state.declined)) if gap.may_close]
+    return f"{in_words}; coverage waits for {names(awaited)}" if awaited else in_words
 
 
 def _means(rows: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, float]:
@@ -122,6 +149,7 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
         bytes_down=member.bytes_down,
         report_s=None if member.reported_at is None else max(0.0, member.reported_at - book.opened_at),
         silent_s=silent_s,
+        tier=state.cohort[client].tier,
     )
 
 

@@ -91,13 +91,15 @@ def run_toml(run_file: RunFile) -> str:
     """The run file as its owner would write it."""
     top = {"name": run_file.name, "seed": run_file.seed}
     lines = _toml_lines(top)
-    for name in ("rounds", "training", "aggregation"):
+    for name in ("rounds", "training", "aggregation", "coverage"):
         lines += ["", f"[{name}]", *_toml_lines(asdict(getattr(run_file, name)))]
+    for override in run_file.override:
+        lines += ["", "[[override]]", *_toml_lines(asdict(override))]
     return "\n".join(lines) + "\n"
 
 
 def _toml_lines(values: Mapping[str, object]) -> list[str]:
-    """Strings, numbers and booleans are written alike in TOML and JSON; what is None is left out."""
+    """Strings, numbers, booleans and lists of them are alike in TOML and JSON; what is None is left out."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
 
 

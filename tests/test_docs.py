@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
-from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile import Override, RunFile
 from umbel.aggregation.types import Weighting
 
 ROOT = Path(__file__).parent.parent
@@ -90,12 +90,14 @@ def test_the_wire_page_names_endpoints_that_the_coordinator_has(tmp_path: Path) 
 def test_the_run_file_page_names_every_key_and_its_default() -> None:
     page = (ROOT / "docs" / "runs.md").read_text()
     rows = re.findall(r"^\| `([a-z_.]+)` \|(.*?)\|", page, re.MULTILINE)
-    assert {key: default.strip() for key, default in rows} == dict(_run_file_keys(RunFile))
+    keys = {key: default for key, default in _run_file_keys(RunFile) if key != "override"}
+    keys |= {f"override.{field.name}": "" for field in fields(Override)}  # an array of tables
+    assert {key: default.strip() for key, default in rows} == keys
 
 
 def test_the_run_files_of_the_documentation_are_accepted() -> None:
     examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
 
@@ -114,6 +116,8 @@ def _run_file_keys(section: type, prefix: str = "") -> Iterator[tuple[str, str]]
 def _written(default: object) -> str:
     if default is MISSING or default is None:
         return ""
+    if default == ():
+        return "`[]`"
     if isinstance(default, bool | Weighting):
         return f'`"{default}"`' if isinstance(default, Weighting) else str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -286,7 +286,7 @@ def test_who_declined_is_not_told_to_stop() -> None:
 
 def test_a_stop_ends_a_round_that_has_not_closed() -> None:
     state, commands = after(Recruiting(PLAN, 0.0), Stopped(5.0, "enough"))
-    assert (state, commands) == (Abandoned(PLAN, "enough", {}, {}, {}, 5.0), [Discard("enough")])
+    assert (state, commands) == (Abandoned(PLAN, "enough", {}, {}, {}, 5.0, 5.0), [Discard("enough")])
     state, _ = after(training(), Reported(101, A, work()), Stopped(102, "enough"))
     assert isinstance(state, Abandoned)
     assert (set(state.accepted), set(state.missing)) == ({A}, {B, C})

@@ -1,0 +1,46 @@
+"""What follows an abandoned attempt: the next one, later each time, with those who failed it asked last. Pure."""
+
+from umbel.aggregation.coverage import Roll, gaps
+from umbel.aggregation.round import Abandoned, Recruiting
+from umbel.aggregation.types import ClientId, RoundPlan
+
+AVOIDED_MAX = 1000  # names kept for the next attempt: 20 kB; in a larger cohort nobody was singled out by failing
+_DOUBLINGS_MAX = 30
+
+
+def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
+    """The state with which the round is tried again. `plan`: that of the next attempt."""
+    pause_s = retry_pause_s(plan)
+    why = "no client has checked in yet"
+    if pause_s:
+        why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last, which was abandoned: {failed.reason}"
+    not_before = now + pause_s if pause_s else 0.0
+    return Recruiting(plan, now + pause_s, why, not_before=not_before, avoid=_who_failed(failed))
+
+
+def retry_pause_s(plan: RoundPlan) -> float:
+    """How long to wait before this attempt: nothing before the second, then patience, doubling up to the window."""
+    if plan.attempt < 3:
+        return 0.0
+    return min(plan.patience_s * 2.0 ** min(plan.attempt - 3, _DOUBLINGS_MAX), plan.window_s)
+
+
+def gives_up(failed: Abandoned, attempts_max: int | None) -> str | None:
+    """Why the run fails instead of trying again, in a sentence; None while it may try."""
+    plan = failed.plan
+    if attempts_max is None or plan.attempt < attempts_max:
+        return None
+    times = "once" if plan.attempt == 1 else f"{plan.attempt} times"
+    return (
+        f"round {plan.number} was abandoned {times}, and the run file allows no more (rounds.attempts_max); "
+        f"the last time because {failed.reason}"
+    )
+
+
+def _who_failed(failed: Abandoned) -> tuple[ClientId, ...]:
+    """Who did not report in an attempt that failed for want of reports; nobody if a sum or an operator ended it."""
+    roll = Roll(failed.plan, failed.cohort, failed.accepted, failed.missing)
+    has_enough = len(failed.accepted) >= failed.plan.minimum
+    if has_enough and not (failed.plan.coverage.strict and gaps(roll)):
+        return ()
+    return tuple(sorted(failed.missing)) if len(failed.missing) <= AVOIDED_MAX else ()
