@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from umbel.server import journal, problems, routes_admin, routes_devices, routes_models, routes_uploads
 from umbel.server.auth import AdminKey
-from umbel.server.blobs import BlobStore
+from umbel.server.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.database import Database
 from umbel.server.http import State
@@ -65,7 +65,7 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     """Everything a coordinator consists of, from its first transaction to its last."""
     settings.data.mkdir(parents=True, exist_ok=True)
     database, worker = Database(settings.database), ThreadPoolExecutor(1, "umbel-worker")
-    blobs = BlobStore(settings.data / "blobs")
+    blobs = open_blobs(settings)
     services = Services(settings, clock, Registry(database), Store(database), blobs, Heard(clock), worker)
     try:
         await database.migrate()

@@ -1,16 +1,41 @@
-"""Files by their SHA-256, in a local directory: written once, never changed.
+"""Large files by name: models, updates, partial sums. One interface, over a local directory or an S3 bucket.
 
-A file appears under its name only when it is whole and on disk: written elsewhere, synced, renamed, directory synced.
+A blob appears under its key only when it is whole and durable. All calls block, for as long as a disk or a network
+takes: call them from worker threads. Keys are short paths: `models/<sha256>`, `updates/<assignment>/<offset>-<hex>`,
+`partials/<round id>/<replica>`. What stands under `models/` is named by its content and never changes.
+
+```
+OSError
+├── UnknownBlob         nothing has this key (a FileNotFoundError)
+└── BlobsUnavailable    the store cannot be reached, or refuses; says what to check
+```
 """
 
-import secrets
-from collections.abc import Generator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
+from typing import Protocol
 
 from umbel.aggregation.types import require_sha256
-from umbel.server.files import file_sha256, sync_file
+from umbel.server.settings import Settings
+
+KEY_CHARS_MAX = 512
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # no "..", nothing hidden, short enough for any file system
+_MODELS = "models/"
+
+
+class UnknownBlob(FileNotFoundError):
+    """No blob has this key."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"no blob is stored under {key}")
+
+
+class BlobsUnavailable(OSError):
+    """The store cannot be used now, or with these settings. One sentence that says what to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,41 +46,68 @@ class Blob:
     size_bytes: int
 
 
-class BlobStore:
-    """A directory of blobs and, beside them, of files in the making."""
-
-    def __init__(self, directory: Path) -> None:
-        self._blobs = directory
-        self._making = directory / "making"
+class BlobStore(Protocol):
+    """What every store of blobs does. Raises `ValueError` for what is no key, and as the module says."""
 
     def prepare(self) -> None:
-        """Make the directories, and drop what a crash left in the making."""
-        self._making.mkdir(parents=True, exist_ok=True)
-        for left in self._making.iterdir():
-            left.unlink()
+        """See that it can be written and read, and drop what a crash left behind."""
+        ...
 
-    def path(self, sha256: str) -> Path:
-        """Where a blob is, or would be."""
-        require_sha256(sha256, "a blob's name")
-        return self._blobs / sha256
+    def put(self, path: Path, key: str) -> None:
+        """Store a scratch file, durably, in place of what was there. The file is the store's then: it may move."""
+        ...
 
-    @contextmanager
-    def making(self) -> Generator[Path]:
-        """A path to write a new file to; hand it to `keep` within the block, or it is dropped."""
-        path = self._making / secrets.token_hex(16)
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+    def open(self, key: str, offset: int = 0, length: int | None = None) -> AbstractContextManager[RawIOBase]:
+        """Read from `offset` on, at most `length` bytes, as they come: never more than a few megabytes in memory."""
+        ...
 
-    def keep_as(self, path: Path, sha256: str) -> Blob | None:
-        """`keep`, but only if the file hashes to `sha256`; None otherwise."""
-        return self.keep(path) if file_sha256(path) == sha256 else None
+    def size(self, key: str) -> int | None:
+        """Bytes of a blob, None if there is none."""
+        ...
 
-    def keep(self, path: Path) -> Blob:
-        """Make a finished file a blob. Blocks for as long as the disk takes."""
-        blob = Blob(file_sha256(path), path.stat().st_size)
-        sync_file(path)
-        path.replace(self.path(blob.sha256))
-        sync_file(self._blobs)
-        return blob
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove blobs. One that is absent is fine, and so is one that is being read."""
+        ...
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """The keys below `prefix`, which is made of whole segments: `models`, `updates/demo.1.1.ward-7`."""
+        ...
+
+    def local(self, key: str) -> AbstractContextManager[Path]:
+        """A model as a local file, whole and verified, to read at any place. It stays for the length of the block."""
+        ...
+
+    def link(self, key: str, expires_s: float) -> str | None:
+        """A URL from which anyone can read this blob until it expires; None: the coordinator serves it itself."""
+        ...
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        """A path on a local disk for a file in the making; dropped at the end of the block if it was not `put`."""
+        ...
+
+
+def open_blobs(settings: Settings) -> BlobStore:
+    """The store that the settings name. Nothing is touched before `prepare`."""
+    from umbel.server.local_blobs import LocalBlobs
+
+    return LocalBlobs(settings.data / "blobs")
+
+
+def model_key(sha256: str) -> str:
+    """Where a model is stored."""
+    require_sha256(sha256, "a model's name")
+    return _MODELS + sha256
+
+
+def model_sha256(key: str) -> str:
+    """The hash that a model's key names. Raises `ValueError` for the key of anything else."""
+    if not key.startswith(_MODELS):
+        raise ValueError(f"{key!r} is not a model's key: only what is named by its content can be verified")
+    require_sha256(sha256 := key.removeprefix(_MODELS), "a model's name")
+    return sha256
+
+
+def require_key(key: str) -> None:
+    """Raise `ValueError` unless `key` is a path that can stand in a directory, a bucket and a log line as it is."""
+    if len(key) > KEY_CHARS_MAX or not all(_SEGMENT.fullmatch(part) for part in key.split("/")):
+        raise ValueError(f"not a blob's key: {key[:100]!r}")

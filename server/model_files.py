@@ -19,7 +19,8 @@ from umbel.aggregation.artifact import layout_of, metadata_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
 from umbel.aggregation.layout import Layout, TensorSpec, published, step
-from umbel.server.blobs import Blob, BlobStore
+from umbel.server.blobs import Blob, BlobStore, model_key
+from umbel.server.files import file_sha256
 from umbel.server.tensor_file import TensorFile, write_skeleton
 
 _MASTER_KEY = "umbel.master_of"
@@ -48,17 +49,24 @@ def inspect_model(path: Path) -> Layout:
     return layout
 
 
+def keep_model(blobs: BlobStore, path: Path) -> Blob:
+    """Store a finished model file under its hash. Blocks for as long as hashing and storing take."""
+    blob = Blob(file_sha256(path), path.stat().st_size)
+    blobs.put(path, model_key(blob.sha256))
+    return blob
+
+
 def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
     """The hash of the master copy of a run's first model, made if it is not the model file itself."""
     if layout.is_master_published:
         return model_sha256
-    with blobs.making() as path:
+    with blobs.local(model_key(model_sha256)) as given, blobs.scratch() as path:
         _begin(path, layout, is_master=True)
-        with TensorFile(blobs.path(model_sha256)) as start, TensorFile(path, is_writable=True) as master:
+        with TensorFile(given) as start, TensorFile(path, is_writable=True) as master:
             for spec, first, n_values in _pieces(layout):
                 values = start.read(spec.name, spec.torch_dtype, first, n_values)
                 master.write(spec.name, first, values.to(spec.master_dtype))
-        return blobs.keep(path).sha256
+        return keep_model(blobs, path).sha256
 
 
 def next_model(
@@ -68,18 +76,18 @@ def next_model(
 
     Raises `ModelOverflow` for a model that has diverged.
     """
-    with blobs.making() as master, blobs.making() as public:
+    with blobs.local(model_key(master_sha256)) as before, blobs.scratch() as master, blobs.scratch() as public:
         _begin(public, layout, is_master=False)
         if not layout.is_master_published:
             _begin(master, layout, is_master=True)
         with ExitStack() as files:
-            start = files.enter_context(TensorFile(blobs.path(master_sha256)))
+            start = files.enter_context(TensorFile(before))
             outputs = [files.enter_context(TensorFile(public, is_writable=True))]
             if not layout.is_master_published:
                 outputs.append(files.enter_context(TensorFile(master, is_writable=True)))
             _step_all(layout, start, outputs, total, learning_rate)
-        kept = blobs.keep(public)
-        return ModelFiles(kept, kept.sha256 if layout.is_master_published else blobs.keep(master).sha256)
+        kept = keep_model(blobs, public)
+        return ModelFiles(kept, kept.sha256 if layout.is_master_published else keep_model(blobs, master).sha256)
 
 
 def _step_all(

@@ -1,6 +1,7 @@
 """What operators ask, with the admin key: tokens, clients, models, runs."""
 
 import asyncio
+import hashlib
 import json
 import secrets
 import tomllib
@@ -15,6 +16,7 @@ from umbel.aggregation.messages import REASON_CHARS_MAX, WAIT_S_MAX
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef, RunId
+from umbel.server.blobs import model_key
 from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, parse_json, problems
 from umbel.server.model_files import inspect_model
@@ -93,20 +95,22 @@ async def delete_client(state: StateDep, client: str) -> Response:
 )
 async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
     """Upload a model to start runs from. The same again is the same."""
-    blobs = state.services.blobs
-    with blobs.making() as path:
+    blobs, digest, size_bytes = state.services.blobs, hashlib.sha256(), 0
+    with blobs.scratch() as path:
         with path.open("wb") as file:
             async for piece in request.stream():
                 file.write(piece)
+                digest.update(piece)
+                size_bytes += len(piece)
+        if digest.hexdigest() != sha256:
+            raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
         loop = asyncio.get_running_loop()
         try:
             layout = await loop.run_in_executor(state.services.worker, inspect_model, path)
         except LayoutError as error:
             raise Refused("malformed-request", str(error)) from error
-        blob = await loop.run_in_executor(state.services.worker, blobs.keep_as, path, sha256)
-    if blob is None:
-        raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
-    ref = ModelRef(0, blob.sha256, blob.size_bytes, layout.digest)
+        await loop.run_in_executor(state.services.worker, blobs.put, path, model_key(sha256))
+    ref = ModelRef(0, sha256, size_bytes, layout.digest)
     await state.services.store.add_model(ref, layout, state.services.clock.now())
     return ref
 

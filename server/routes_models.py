@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from umbel.aggregation.types import ClientId
+from umbel.server.blobs import model_key
 from umbel.server.downloads import MEDIA_TYPE, file_response
 from umbel.server.http import SIGNED, DeviceDep, State, StateDep, problems, require_no_body
 from umbel.server.problems import Refused
@@ -43,4 +44,5 @@ async def model_response(request: Request, state: State, sha256: str, client: Cl
             if client is not None and driver.open_round(client):
                 driver.note_traffic(client, Traffic(down=n_bytes))
 
-    return file_response(request, state.services.blobs.path(sha256), sha256, model.size_bytes, count)
+    with state.services.blobs.local(model_key(sha256)) as path:
+        return file_response(request, path, sha256, model.size_bytes, count)

@@ -9,8 +9,9 @@ from tests.server_device import small_state
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.grid import Grid, GridAccumulator
 from umbel.aggregation.layout import Layout
-from umbel.server.blobs import BlobStore
-from umbel.server.model_files import first_master, inspect_model, next_model
+from umbel.server.blobs import model_key
+from umbel.server.local_blobs import LocalBlobs
+from umbel.server.model_files import first_master, inspect_model, keep_model, next_model
 
 
 def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
@@ -23,12 +24,12 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
         "half.scalar": torch.tensor(1.5, dtype=torch.float16),
         "half.edge": torch.full((200,), torch.finfo(torch.float16).max, dtype=torch.float16),
     }
-    blobs = BlobStore(tmp_path)
+    blobs = LocalBlobs(tmp_path)
     blobs.prepare()
-    with blobs.making() as path:
+    with blobs.scratch() as path:
         path.write_bytes(encode_model(state))
         layout = inspect_model(path)
-        first = blobs.keep(path)
+        first = keep_model(blobs, path)
     assert layout == Layout.of_state(state)
     total = GridAccumulator(layout.n_values, Grid.finest(max_abs=64.0, total_weight_max=10))
     change = torch.randn(layout.n_values, generator=torch.Generator().manual_seed(2)).clamp(-4, 4)
@@ -38,10 +39,12 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
     files = next_model(blobs, layout, first_master(blobs, first.sha256, layout), total, 0.7)
     master = layout.add_mean(layout.master_of(state), total, 0.7)
     expected = layout.full_state(layout.published(master))
-    data = blobs.path(files.published.sha256).read_bytes()
+    with blobs.local(model_key(files.published.sha256)) as path:
+        data = path.read_bytes()
     assert decode_model(data)[0] == layout
     assert decode_model(data)[1]["half.edge"].isfinite().all()
     assert data == encode_model(expected)
-    stored = load_file(blobs.path(files.master_sha256))
+    with blobs.local(model_key(files.master_sha256)) as path:
+        stored = load_file(path)
     assert all(torch.equal(stored[name], tensor) for name, tensor in master.items())
     assert len(stored) == len(master)
