@@ -14,8 +14,7 @@ def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
     why = "no client has checked in yet"
     if pause_s:
         why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last, which was abandoned: {failed.reason}"
-    not_before = now + pause_s if pause_s else 0.0
-    return Recruiting(plan, now + pause_s, why, not_before=not_before, avoid=_who_failed(failed))
+    return Recruiting(plan, now + pause_s, why, not_before=now + pause_s, avoid=_who_failed(failed))
 
 
 def retry_pause_s(plan: RoundPlan) -> float:

@@ -24,6 +24,7 @@ Rules:
 The coordinator and the simulator both drive this machine, and so do its tests.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
@@ -50,8 +51,8 @@ class Accepted:
 class Recruiting:
     """Waiting for clients. `why`: what it is waiting for, in words.
 
-    After attempts that were abandoned (`retry.py`): nobody is drawn before `not_before` (0: at once), and those to
-    `avoid` only where there are too few others.
+    After attempts that were abandoned (`retry.py`): nobody is drawn before `not_before`, from which `since` counts too,
+    and those to `avoid` only where there are too few others.
     """
 
     plan: RoundPlan
@@ -284,11 +285,14 @@ def takes(state: RoundState, event: Reported) -> bool:
     )
 
 
-def next_deadline(state: RoundState) -> float | None:
-    """When the next `Tick` (or, while recruiting, `Gathered`) is due, even if nothing else happens."""
+def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
+    """When the next `Tick` (or, while recruiting, `Gathered`) is due, even if nothing else happens.
+
+    Recruiting after a pause has two such moments: its end, and the end of patience. `now`: leave out those before it.
+    """
     match state:
         case Recruiting():
-            return state.not_before or state.since + state.plan.patience_s
+            return state.not_before if now < state.not_before else state.since + state.plan.patience_s
         case Training():
             return state.closes_at
         case Closing() | Committed() | Abandoned():
@@ -301,8 +305,6 @@ def _recruit(state: Recruiting, event: Event) -> Step:
     match event:
         case Gathered(now) if now < state.not_before:
             return state, ()
-        case Gathered(now) if state.not_before:
-            return _recruit(replace(state, since=now, not_before=0.0), event)
         case Gathered(now, candidates):
             choice = choose(state.plan, candidates, now - state.since, frozenset(state.avoid))
             if choice.cohort is None:
