@@ -1,9 +1,8 @@
 """The coordinator as an ASGI application: `create_app(settings, clock)`. Nothing happens at import time."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -14,16 +13,18 @@ from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.database import Database
+from umbel.server.housekeeping import keep_house
 from umbel.server.http import State
 from umbel.server.limits import BodyLimits, caps_of
+from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
+from umbel.server.replicas import Replicas
+from umbel.server.round_store import RoundStore
 from umbel.server.services import Services
 from umbel.server.settings import Settings
-from umbel.server.store import Store
+from umbel.server.upload_store import UploadStore
+from umbel.server.waiter_store import WaiterStore
 from umbel.server.waiting import Heard
-
-_log = logging.getLogger(__name__)
-_NONCE_SWEEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +66,44 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     """Everything a coordinator consists of, from its first transaction to its last."""
     settings.data.mkdir(parents=True, exist_ok=True)
     database, worker = Database(settings.database), ThreadPoolExecutor(1, "umbel-worker")
-    blobs = open_blobs(settings)
-    services = Services(settings, clock, Registry(database), Store(database), blobs, Heard(clock), worker)
+    services = _services(settings, clock, database, worker)
     try:
+        await asyncio.to_thread(services.blobs.prepare)
         await database.migrate()
-        blobs.prepare()
-        services.uploads.mkdir(exist_ok=True)
+        await services.replicas.start()
         state = State(services, AdminKey.load(settings.admin_key_path))
         await state.coordinator.start()
         journal.started(settings.data, len(state.coordinator.drivers))
-        sweep = asyncio.create_task(_sweep_nonces(services))
+        house = asyncio.create_task(keep_house(services), name="housekeeping")
         try:
             yield state
         finally:
-            sweep.cancel()
+            house.cancel()
             with suppress(asyncio.CancelledError):
-                await sweep
+                await house
             await state.coordinator.close()
+            await services.replicas.close()
     finally:
         worker.shutdown()
         await database.close()
         journal.stopped()
 
 
-async def _sweep_nonces(services: Services) -> None:
-    never = asyncio.Event()
-    while True:
-        try:
-            await services.registry.forget_nonces(services.clock.now())
-        except Exception:
-            _log.exception("old nonces could not be dropped; trying again in %.0f s", _NONCE_SWEEP_S)
-        await services.clock.wait(never, _NONCE_SWEEP_S)
+def _services(settings: Settings, clock: Clock, database: Database, worker: Executor) -> Services:
+    replicas = Replicas(database, clock)
+    return Services(
+        settings=settings,
+        clock=clock,
+        replicas=replicas,
+        registry=Registry(database),
+        models=ModelStore(database),
+        rounds=RoundStore(database, replicas.id),
+        uploads=UploadStore(database),
+        waiters=WaiterStore(database),
+        blobs=open_blobs(settings),
+        heard=Heard(clock),
+        worker=worker,
+    )
 
 
 async def _health() -> Health:

@@ -87,10 +87,24 @@ class BlobStore(Protocol):
 
 
 def open_blobs(settings: Settings) -> BlobStore:
-    """The store that the settings name. Nothing is touched before `prepare`."""
+    """The store that the settings name. Nothing is touched before `prepare`. Raises `BlobsUnavailable`."""
     from umbel.server.local_blobs import LocalBlobs
 
-    return LocalBlobs(settings.data / "blobs")
+    if (directory := settings.blob_directory) is not None:
+        return LocalBlobs(directory)
+    try:
+        from umbel.server.bucket import Bucket
+        from umbel.server.model_cache import ModelCache
+        from umbel.server.s3_blobs import S3Blobs
+        from umbel.server.scratch import Scratch
+    except ModuleNotFoundError as error:
+        raise BlobsUnavailable(f"{error.name} is missing; install it with: pip install 'umbel[s3]'") from error
+    cache = ModelCache(settings.data / "cache", settings.model_cache_bytes_max)
+    return S3Blobs(Bucket(settings), Scratch(settings.data / "making"), cache)
+
+
+def is_model_key(key: str) -> bool:
+    return key.startswith(_MODELS)
 
 
 def model_key(sha256: str) -> str:
@@ -101,7 +115,7 @@ def model_key(sha256: str) -> str:
 
 def model_sha256(key: str) -> str:
     """The hash that a model's key names. Raises `ValueError` for the key of anything else."""
-    if not key.startswith(_MODELS):
+    if not is_model_key(key):
         raise ValueError(f"{key!r} is not a model's key: only what is named by its content can be verified")
     require_sha256(sha256 := key.removeprefix(_MODELS), "a model's name")
     return sha256

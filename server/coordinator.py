@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
-from umbel.aggregation.errors import ReportRefused, WrongLayout
+from sqlalchemy.exc import IntegrityError
+
+from umbel.aggregation.errors import WrongLayout
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import (
     AssignmentState,
@@ -24,21 +27,23 @@ from umbel.aggregation.round import (
     Reported,
     Training,
     advance,
-    takes,
 )
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, WorkDone, derive_seed
+from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
 from umbel.server import journal
-from umbel.server.driver import RunDriver
+from umbel.server.driver import Letter, PastAttempt, RunDriver
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused
 from umbel.server.services import Services
-from umbel.server.stored import StoredAssignment, StoredUpload
+from umbel.server.stored import StoredAssignment
 from umbel.server.waiting import Line
 
 _log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
+FLUSH_S = 1.0
+LOOK_S = 0.25
 _GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
 
 
@@ -50,30 +55,18 @@ class Place:
     client: ClientId
     assignment: AssignmentId
     past: StoredAssignment | None = None
-    round_id: int = 0
-
-    @property
-    def is_current(self) -> bool:
-        return self.driver.assignment_id(self.client) == self.assignment
 
     @property
     def training(self) -> Training | None:
         """The round under way, if it still waits for this assignment."""
-        return self.driver.open_round(self.client) if self.is_current else None
+        is_current = self.driver.assignment_id(self.client) == self.assignment
+        return self.driver.open_round(self.client) if is_current else None
 
     def require_open(self) -> Training:
         """Raise `Refused` unless the round still waits for this assignment."""
         if (training := self.training) is None:
             raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
         return training
-
-    @property
-    def upload(self) -> StoredUpload | None:
-        """The update on its way, or whole."""
-        if self.past is not None:
-            return self.past.upload
-        member = self.driver.members.get(self.client) if self.is_current else None
-        return member.upload if member else None
 
 
 class Coordinator:
@@ -83,20 +76,26 @@ class Coordinator:
         self.services = services
         self.drivers: dict[RunId, RunDriver] = {}
         self.is_closing = False
-        self._creating = asyncio.Lock()
+        self._opening = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Take up every stored run where it was, and drop updates that belong to no open round."""
-        await self._sweep_uploads()
-        for name in await self.services.store.run_names():
-            await self._drive(RunId(name))
+        for name in await self.services.rounds.revisions():
+            await self._open(name)
+        self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
 
     async def close(self) -> None:
         self.hang_up()
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking
         for driver in self.drivers.values():
             await driver.close()
+        await self.services.waiters.settle()
 
     def hang_up(self) -> None:
         """Answer every request that is held open: the coordinator is about to go."""
@@ -104,24 +103,29 @@ class Coordinator:
         for driver in self.drivers.values():
             driver.bells.ring_all()
 
-    def driver(self, run: RunId) -> RunDriver:
-        if (driver := self.drivers.get(run)) is None:
+    async def driver(self, run: RunId) -> RunDriver:
+        """The driver of a run, which may have been created at another replica a moment ago."""
+        if (driver := self.drivers.get(run)) is None and not self.services.replicas.is_alone:
+            driver = await self._open(run)
+        if driver is None:
             raise Refused("unknown-run", f"there is no run named {run!r}; ask the coordinator's operator for its name")
         return driver
 
     async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
         """The run of this file, and whether it is new. Raises `Refused` if another run has its name."""
-        async with self._creating:
-            if (known := self.drivers.get(RunId(file.name))) is not None:
-                if known.run.file != file or known.run.first_model_sha256 != model_sha256:
-                    raise Refused("run-exists", f"a run named {file.name!r} exists with another file or model")
-                return known, False
-            await self._add_run(file, model_sha256)
-            return await self._drive(RunId(file.name)), True
+        is_new = False
+        if (driver := await self._open(RunId(file.name))) is None:
+            is_new = await self._add_run(file, model_sha256)
+            driver = await self._open(RunId(file.name))
+        assert driver is not None, "it was just stored, and runs are never deleted"
+        if driver.run.file != file or driver.run.first_model_sha256 != model_sha256:
+            raise Refused("run-exists", f"a run named {file.name!r} exists with another file or model")
+        return driver, is_new
 
-    async def _add_run(self, file: RunFile, model_sha256: str) -> None:
+    async def _add_run(self, file: RunFile, model_sha256: str) -> bool:
+        """Store a new run; False if another request was faster."""
         services = self.services
-        model = await services.store.model(model_sha256)
+        model = await services.models.model(model_sha256)
         if model is None:
             raise Refused("unknown-model", "no such model here; upload it first, to /v1/admin/models/{sha256}")
         layout = await self._layout(model.layout_digest)
@@ -129,37 +133,59 @@ class Coordinator:
             services.worker, first_master, services.blobs, model_sha256, layout
         )
         now = services.clock.now()
-        await services.store.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
+        try:
+            await services.rounds.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
+        except IntegrityError:
+            return False
         journal.run_created(file.name, file.rounds.count, model_sha256)
+        return True
 
-    async def _drive(self, name: RunId) -> RunDriver:
-        store = self.services.store
-        run = await store.run(name)
-        assert run is not None, "it was just stored or listed"
-        layout = await self._layout(run.model.layout_digest)
-        driver = RunDriver(self.services, run, layout, await store.newest_round(name))
-        await driver.start()
-        self.drivers[name] = driver
-        return driver
+    async def _open(self, name: RunId) -> RunDriver | None:
+        """A run's driver, made if it is not there yet; None if no such run is stored."""
+        async with self._opening:
+            if (known := self.drivers.get(name)) is not None:
+                return known
+            live = await self.services.rounds.load(name)
+            if live is None:
+                return None
+            driver = RunDriver(self.services, live, await self._layout(live.run.model.layout_digest))
+            await driver.start()
+            self.drivers[name] = driver
+            return driver
 
     async def _layout(self, digest: str) -> Layout:
-        layout = await self.services.store.layout(digest)
+        layout = await self.services.models.layout(digest)
         assert layout is not None, "a model is stored with its layout"
         return layout
 
-    async def _sweep_uploads(self) -> None:
-        """A crash may have come between the end of a round and the removal of its updates."""
-        known = set(await self.services.store.upload_names())
-        for path in self.services.uploads.iterdir():
-            if path.name not in known:
-                path.unlink()
+    # --- what other replicas do ---------------------------------------------------------------------------------------
+
+    async def _keep_looking(self) -> None:
+        """See what other replicas have done, and store what has been counted here."""
+        while True:
+            try:
+                await self._look()
+            except Exception:
+                _log.exception("cannot see what other replicas do; trying again")
+            await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
+
+    async def _look(self) -> None:
+        if not self.services.replicas.is_alone:
+            for name, revision in (await self.services.rounds.revisions()).items():
+                driver = self.drivers.get(name) or await self._open(name)
+                if driver is not None and driver.live.revision != revision:
+                    await driver.catch_up()
+            for client in await self.services.registry.refresh(self.services.clock.now()):
+                await self.release(ClientId(client))
+        for driver in list(self.drivers.values()):
+            await driver.flush_traffic()
 
     # --- what devices ask ---------------------------------------------------------------------------------------------
 
     async def check_in(self, client: ClientId, message: CheckIn, line: Line) -> CheckedIn:
         """Wait for work. A client with an open assignment gets that one again, at once."""
         self.services.registry.refuse_revoked(client)
-        driver = self.driver(message.run)
+        driver = await self.driver(message.run)
         if message.layout_digest != driver.layout.digest:
             raise WrongLayout(await self._difference(driver.layout, message.layout_digest))
         if driver.open_round(client) is None and not driver.is_over:
@@ -179,22 +205,20 @@ class Coordinator:
     async def report(self, client: ClientId, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
         """Take a report. Answered when it is durable; the same report again gets the same answer."""
         place = await self.place(client, assignment)
-        async with place.driver.lock:
-            event = Reported(self.services.clock.now(), client, work)
-            if not place.is_current:
-                return await self._answer_past(client, assignment, event)
-            if takes(place.driver.state, event):
-                _check_report(place, work)
-            answer = await place.driver.handle_locked(event)
+        event = Reported(self.services.clock.now(), client, work)
+        try:
+            answer = await place.driver.submit(Letter(event, assignment))
+        except PastAttempt:
+            return await self._answer_past(client, assignment, event)
         assert answer is not None, "the machine answers every report"
         return answer
 
     async def decline(self, client: ClientId, assignment: AssignmentId, reason: str) -> None:
         """Note that a client will not report; too late is the same as nothing to note."""
         place = await self.place(client, assignment)
-        async with place.driver.lock:
-            if place.training:
-                await place.driver.handle_locked(Declined(self.services.clock.now(), client, reason))
+        if place.training:
+            with suppress(PastAttempt):
+                await place.driver.submit(Letter(Declined(self.services.clock.now(), client, reason), assignment))
         place.driver.wake()
 
     async def release(self, client: ClientId) -> None:
@@ -203,11 +227,11 @@ class Coordinator:
         What it has reported stays: it counted when it came.
         """
         for driver in self.drivers.values():
-            driver.waiting.remove((client,))
-            async with driver.lock:
-                if driver.open_round(client):
-                    reason = "the operator removed this client"
-                    await driver.handle_locked(Declined(self.services.clock.now(), client, reason))
+            await driver.waiting.expel(client)
+            if driver.open_round(client):
+                declined = Declined(self.services.clock.now(), client, "the operator removed this client")
+                with suppress(PastAttempt):
+                    await driver.submit(Letter(declined, driver.assignment_id(client)))
             driver.bells.ring((client,))
             driver.wake()
 
@@ -215,12 +239,17 @@ class Coordinator:
         """Where an assignment belongs. Raises `Refused` unless it is this client's."""
         self.services.registry.refuse_revoked(client)
         driver = self.drivers.get(RunId(assignment.partition(".")[0]))
-        if driver and client in driver.members and driver.assignment_id(client) == assignment:
+        if driver and driver.knows(client, assignment):
             return Place(driver, client, assignment)
-        found = await self.services.store.assignment(assignment)
-        if found is None or found[0].client != client or driver is None:
+        found = await self.services.rounds.assignment(assignment)
+        if found is None or found.client != client:
             raise Refused("unknown-assignment", "this client has no such assignment; check in for a new one")
-        return Place(driver, client, assignment, *found)
+        driver = await self.driver(RunId(assignment.partition(".")[0]))
+        if found.round_id >= driver.live.round_id:
+            await driver.catch_up()  # another replica has begun this attempt
+        if driver.knows(client, assignment):
+            return Place(driver, client, assignment)
+        return Place(driver, client, assignment, found)
 
     def refuse_if_closing(self) -> None:
         if self.is_closing:
@@ -228,7 +257,9 @@ class Coordinator:
 
     async def _wait_for_work(self, driver: RunDriver, client: ClientId, message: CheckIn, line: Line) -> None:
         clock, ends_at = self.services.clock, self.services.clock.now() + message.wait_s
-        waiter = driver.waiting.enter(client, message.sample_count)
+        known = await self.services.registry.client(client)
+        candidate = Candidate(client, message.sample_count, known.tier if known else "")
+        waiter = await driver.waiting.enter(candidate, message.wait_s + RETRY_AFTER_S + _GRACE_S)
         driver.wake()
         try:
             while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
@@ -239,7 +270,7 @@ class Coordinator:
                     await line.hold(clock, bell, left_s)
                 self.services.registry.refuse_revoked(client)
         finally:
-            driver.waiting.leave(waiter, 0.0 if line.is_gone else RETRY_AFTER_S + _GRACE_S)
+            driver.waiting.leave(waiter, still_waits=not line.is_gone and driver.open_round(client) is None)
             self._note_heard(client, line)
 
     async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
@@ -284,22 +315,23 @@ class Coordinator:
         )
 
     async def _difference(self, layout: Layout, digest: str) -> str:
-        other = await self.services.store.layout(digest)
+        other = await self.services.models.layout(digest)
         words = layout.difference(other) if other else f"its layout digest is {digest[:12]}…, not {layout.digest[:12]}…"
         return f"this client's model does not fit the run's: {words}; build the model that the run was created with"
 
     async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:
         """What a report is told after its attempt has ended: what it was told before, or what the machine says."""
-        place = await self.place(client, assignment)
-        if place.past is not None and place.past.answer is not None:
-            return place.past.answer
-        _, commands = advance(await self.services.store.round_state(place.round_id), event)
+        past = await self.services.rounds.assignment(assignment)
+        assert past is not None, "assignments are never deleted"
+        if past.answer is not None:
+            return past.answer
+        _, commands = advance(await self.services.rounds.round_state(past.round_id), event)
         answer = next(command for command in commands if isinstance(command, Answer))
         return ReportAnswer(answer.outcome, answer.reason)
 
     async def _why_closed(self, client: ClientId, assignment: AssignmentId) -> str:
         place = await self.place(client, assignment)
-        state = await self.services.store.round_state(place.round_id) if place.past else place.driver.state
+        state = await self.services.rounds.round_state(place.past.round_id) if place.past else place.driver.state
         match state:
             case Recruiting() | Training():
                 return "this client has reported or declined, or the window is over"
@@ -307,22 +339,3 @@ class Coordinator:
                 return state.reason
             case Committed():
                 return state.closing.reason
-
-
-def _check_report(place: Place, work: WorkDone) -> None:
-    """Refuse a report that makes no sense, or has no whole update."""
-    for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
-        if count > (count_max := place.driver.plan.sample_count_max):
-            raise ReportRefused(
-                f"{name}: {count} samples are over the run's sample_count_max {count_max}; "
-                "report at most that, or raise it in the run file"
-            )
-    if work.sample_count > (announced := place.driver.members[place.client].sample_count):
-        raise ReportRefused(
-            f"sample_count {work.sample_count} is over the {announced} of this client's check-in, by which it was "
-            "drawn; check in with all samples that training may use"
-        )
-    if place.upload is None or not place.upload.is_complete:
-        raise Refused("upload-incomplete", "upload the whole update before reporting it")
-    if place.upload.sha256 != work.update_sha256:
-        raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")

@@ -10,7 +10,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -19,6 +19,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 _log = logging.getLogger(__name__)
 _SLOW_S = 1.0
 _CONNECTIONS = 4  # transactions are short and SQLite writes one at a time; each connection costs a thread
+_POSTGRESQL_CONNECTIONS = 10
+_MIGRATION_LOCK = 0x756D62656C  # "umbel": of replicas that start together, one migrates while the others wait
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -26,16 +28,27 @@ class Database:
     """Named, short transactions. No network or file I/O belongs inside one."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_async_engine(url, pool_size=_CONNECTIONS, max_overflow=0)
+        self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
+        n_connections = _CONNECTIONS if self.is_sqlite else _POSTGRESQL_CONNECTIONS
+        self._engine = create_async_engine(
+            url, pool_size=n_connections, max_overflow=0, pool_pre_ping=not self.is_sqlite
+        )
         self._writer = self._engine.execution_options(writes=True)
-        self._one_writer = asyncio.Lock() if make_url(url).get_backend_name() == "sqlite" else None
+        self._one_writer = asyncio.Lock() if self.is_sqlite else None
         if self._one_writer:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether one process alone works on it: SQLite's file is in a directory that a coordinator locks."""
+        return self.is_sqlite
+
     async def migrate(self) -> None:
         """Bring the schema up to date."""
         async with self._engine.connect() as connection:
+            if not self.is_sqlite:
+                await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
             await connection.run_sync(upgrade)
             await connection.commit()
 

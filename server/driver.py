@@ -1,19 +1,19 @@
-"""One run under way: the page that drives `umbel.aggregation.round.advance`.
+"""One run, driven: events in, `umbel.aggregation.round.advance`, everything durable, then the commands carried out.
 
-`handle(event)`: advance the state, save it with all that goes with it in one transaction, then carry out the commands
-in order. The task that `start` begins supplies what no request does: the gathering of waiting clients, the end of the
-window, the commit, the next attempt. After a restart it finds the state where it was saved and goes on from there:
-an open window stays open, the sum is made again from the stored updates, a closing round commits the same bits.
+Requests and the run's own task put events into a mailbox; whatever has gathered there is one transaction
+(`RoundStore.step`), so that many reports share one write to disk. The task supplies what no request does: the gathering
+of waiting clients, the end of the window, the closing (`closing.py`), the next attempt. After a restart it finds the
+state where it was stored and goes on from there. Every replica has a driver for every run, and any of them may move it.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import LiveRound, RunView
@@ -41,41 +41,69 @@ from umbel.aggregation.round import (
     Training,
     advance,
     next_deadline,
+    takes,
 )
-from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, assignment_id
+from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
 from umbel.server import endings, journal
-from umbel.server.folding import Folding
+from umbel.server.closing import Closer, SumFailed
 from umbel.server.ledger import Book, Member, live_round
-from umbel.server.model_files import ModelFiles, next_model
+from umbel.server.model_files import ModelFiles
+from umbel.server.problems import Refused
+from umbel.server.reports import check_report
 from umbel.server.services import Services
-from umbel.server.store import StaleRound
-from umbel.server.stored import Answered, RoundEnd, StoredRound, StoredRun, Traffic
+from umbel.server.stored import (
+    Answered,
+    Change,
+    Ended,
+    LiveRun,
+    RoundEnd,
+    StoredAssignment,
+    StoredRun,
+    StoredUpload,
+    Traffic,
+)
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
 PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
-_SUM_TRIES = 3
+_GATHERING_SHARE = 5  # of its time, the task spends at most one part in so many, and one, on counting who waits
+
+
+class PastAttempt(Exception):
+    """The assignment is of an attempt that is over: what it is told is in the store."""
+
+
+@dataclass(slots=True, eq=False)
+class Letter:
+    """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
+
+    `status`: what the run becomes with it. `files`: the model that has been `Applied`.
+    """
+
+    event: Event
+    assignment: AssignmentId | None = None
+    status: tuple[RunStatus, str] | None = None
+    files: ModelFiles | None = None
+    told: ReportAnswer | None = None
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class RunDriver:
-    """A run's state in memory, always equal to what is stored. One task and any number of requests share it."""
+    """A run as this replica knows it. `live`: as it was stored when this replica last looked."""
 
-    def __init__(self, services: Services, run: StoredRun, layout: Layout, stored: StoredRound) -> None:
+    def __init__(self, services: Services, live: LiveRun, layout: Layout) -> None:
         self.services = services
-        self.run = run
+        self.live = live
         self.layout = layout
         self.bells = Bells()
-        self.waiting = WaitingRoom(services.clock)
-        self.lock = asyncio.Lock()
-        self.members: dict[ClientId, Member] = {}
-        self._stored = stored
+        self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
+        self._closer = Closer(services, layout)
+        self._mail: list[Letter] = []
+        self._stepping = asyncio.Lock()
+        self._stepper: asyncio.Task[None] | None = None
         self._traffic: dict[AssignmentId, Traffic] = {}
-        self._opened_at = services.clock.now()
-        self._folding = self._new_folding()
         self._trouble = ""
-        self._sums_failed = 0
-        self._removing: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -83,16 +111,20 @@ class RunDriver:
 
     @property
     def name(self) -> RunId:
-        return RunId(self.run.file.name)
+        return self.live.name
+
+    @property
+    def run(self) -> StoredRun:
+        return self.live.run
 
     @property
     def state(self) -> RoundState:
-        return self._stored.state
+        return self.live.state
 
     @property
     def plan(self) -> RoundPlan:
         """The plan of the newest attempt."""
-        return self.state.closing.plan if isinstance(self.state, Committed) else self.state.plan
+        return self.live.plan
 
     @property
     def is_over(self) -> bool:
@@ -101,7 +133,13 @@ class RunDriver:
 
     def assignment_id(self, client: ClientId) -> AssignmentId:
         """This client's assignment in the newest attempt, if it has one."""
-        return assignment_id(self.name, self.plan.number, self.plan.attempt, client)
+        return self.live.assignment_id(client)
+
+    def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
+        """Whether this is the client's assignment in the newest attempt."""
+        state = self.state.closing if isinstance(self.state, Committed) else self.state
+        is_member = not isinstance(state, Recruiting) and client in state.cohort
+        return is_member and self.assignment_id(client) == assignment
 
     def open_round(self, client: ClientId) -> Training | None:
         """The round under way, if it still waits for this client."""
@@ -116,69 +154,74 @@ class RunDriver:
         planned = run.file.rounds.count
         return RunView(run.file.name, run.status, run.reason, model.version, planned, run.created_at, model)
 
-    def live(self) -> LiveRound | None:
+    async def progress(self) -> LiveRound | None:
         """The round under way, with what is wrong with it, if anything is."""
-        live = live_round(self.state, self._book(), len(self.waiting.candidates()), self.services.clock.now())
-        return replace(live, why=f"{self._trouble}; {live.why}") if live and self._trouble else live
+        live = self.live
+        n_waiting = len(await self.waiting.candidates()) if isinstance(live.state, Recruiting) else 0
+        assignments = await self.services.rounds.assignments(live.round_id)
+        found = live_round(live.state, self.book(live.state, assignments), n_waiting, self.services.clock.now())
+        return replace(found, why=f"{self._trouble}; {found.why}") if found and self._trouble else found
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Take up the newest attempt as it was stored, and begin to drive."""
-        await self._resume()
+        await self._take_up()
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
     async def close(self) -> None:
         """Stop driving. What is stored stays as it is."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        if self._removing is not None:
-            await self._removing
-        await self._folding.discard()
+        for task in (self._task, self._stepper):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        _fail(self._mail, asyncio.CancelledError())
+        await self._closer.forget()
+        await self._closer.settle()
+        await self.flush_traffic()
 
     def wake(self) -> None:
         """Something has happened that no event tells: look again."""
         self._woken.set()
         self.bells.ring((PROGRESS_BELL,))
 
-    async def handle(self, event: Event) -> ReportAnswer | None:
-        """Let one event happen. Returns what to tell the client if it was a report."""
-        async with self.lock:
-            return await self.handle_locked(event)
+    async def submit(self, letter: Letter) -> ReportAnswer | None:
+        """Let one event happen; what to tell the client, if it was a report.
 
-    async def handle_locked(self, event: Event) -> ReportAnswer | None:
-        """`handle` for a caller that holds `lock` because it had something to check first."""
-        try:
-            commands = await self._advance(event)
-        except StaleRound:
-            _log.warning("run %s: another process has driven this round; taking up its state", self.name)
-            await self._resume()
-            commands = await self._advance(event)
-        return self._carry_out(commands)
+        Durable on return. Raises `Refused` or an `UpdateRefused` for a report that cannot count, `PastAttempt`.
+        """
+        self._mail.append(letter)
+        if self._stepper is None or self._stepper.done():
+            self._stepper = asyncio.create_task(self._step_mail(), name=f"mail of {self.name}")
+        await letter.done
+        return letter.told
+
+    async def catch_up(self) -> None:
+        """See what other replicas have done."""
+        async with self._stepping:
+            before, after = self.live, await self.services.rounds.refresh(self.live)
+            if after is not before:
+                self.live = after
+                await self._noticed(before, after)
 
     async def stop(self, reason: str) -> None:
         """End the run now: no further round, and an open one is abandoned."""
-        async with self.lock:
-            if self.run.status is not RunStatus.RUNNING:
-                return
-            if isinstance(self.state, Closing):
-                await self.services.store.set_run_status(self.name, RunStatus.STOPPED, reason)
-            self.run = replace(self.run, status=RunStatus.STOPPED, reason=reason)
-            await self.handle_locked(Stopped(self.services.clock.now(), reason))
+        if self.run.status is RunStatus.RUNNING:
+            event = Stopped(self.services.clock.now(), reason)
+            await self.submit(Letter(event, status=(RunStatus.STOPPED, reason)))
         self.wake()
-        self.bells.ring_all()
 
-    def note_traffic(self, client: ClientId, traffic: Traffic) -> None:
-        """Count bytes transferred for a client of the cohort; they are stored with whatever is stored next."""
-        if (member := self.members.get(client)) is None:
-            return
-        member.bytes_up += traffic.up
-        member.bytes_down += traffic.down
-        name = self.assignment_id(client)
-        known = self._traffic.get(name, Traffic())
-        self._traffic[name] = Traffic(known.up + traffic.up, known.down + traffic.down)
+    def note_download(self, client: ClientId, n_bytes: int) -> None:
+        """Count bytes that a client of the cohort has fetched; they are stored before long."""
+        if isinstance(self.state, Training) and client in self.state.cohort:
+            name = self.assignment_id(client)
+            self._traffic[name] = Traffic(down=self._traffic.get(name, Traffic()).down + n_bytes)
+
+    async def flush_traffic(self) -> None:
+        """Store what has been counted."""
+        traffic, self._traffic = self._traffic, {}
+        await self.services.rounds.add_traffic(self.name, traffic)
 
     # --- the page -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +230,7 @@ class RunDriver:
         retry_s = 1.0
         while not self.is_over:
             try:
-                await self._step()
+                await self._act()
                 self._trouble, retry_s = "", 1.0
             except Exception as error:
                 _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
@@ -196,203 +239,276 @@ class RunDriver:
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)
 
-    async def _step(self) -> None:
+    async def _act(self) -> None:
+        """Do what is due, then sleep until something may be."""
         self._woken.clear()
-        state, now = self.state, self.services.clock.now()
-        match state:
+        before, began = self.live, self.services.clock.now()
+        await self._adopt_orphans()
+        match self.state:
             case Recruiting():
-                await self.handle(Gathered(now, self.waiting.candidates()))
-            case Training() if now >= state.closes_at:
-                await self.handle(Tick(now))
+                await self.submit(Letter(Gathered(began, await self.waiting.candidates())))
+            case Training(closes_at=closes_at) if began >= closes_at:
+                await self.submit(Letter(Tick(began)))
             case Closing():
-                await self._commit(state)
+                await self._close_round()
             case Training() | Committed() | Abandoned():
                 pass
             case _:
-                assert_never(state)
-        if self.state.phase == state.phase and not self.is_over:
+                assert_never(self.state)
+        if self.state.phase == before.state.phase and self.live.round_id == before.round_id and not self.is_over:
+            if isinstance(self.state, Recruiting):
+                took_s = self.services.clock.now() - began
+                await asyncio.sleep(_GATHERING_SHARE * max(took_s, 0.0))
             await self.services.clock.wait(self._woken, self._pause_s())
 
     def _pause_s(self) -> float | None:
         """How long nothing can happen by itself; None: until woken."""
+        if isinstance(self.state, Closing):
+            return 0.1  # another replica is at it: see whether it still is
         due, now = next_deadline(self.state), self.services.clock.now()
-        if isinstance(self.state, Recruiting) and now - self.state.since >= self.plan.patience_s:
+        if due is None or (isinstance(self.state, Recruiting) and now >= due):
             return None  # patience is over: only another client changes anything
-        return None if due is None else max(0.001, due - now)
+        return max(0.001, due - now)
 
-    async def _advance(self, event: Event) -> tuple[Command, ...]:
-        """Advance and save. The new state is durable when this returns."""
-        before = self.state
-        after, commands = advance(before, event)
-        if isinstance(after, Abandoned) and not isinstance(before, Abandoned):
-            await self._end_abandoned(after, self._answered(commands, event))
-            return tuple(command for command in commands if not isinstance(command, Fold))  # that sum is gone
-        if isinstance(after, Recruiting):
-            self._stored = replace(self._stored, state=after)  # only `why` can have changed: not worth a transaction
-        elif after != before:
-            await self._save(after, commands, event)
-        return commands
+    async def _step_mail(self) -> None:
+        """Until the mailbox is empty: one transaction for all that is in it. A task of its own: requests may end."""
+        async with self._stepping:
+            while self._mail:
+                batch, self._mail = self._mail, []
+                try:
+                    self._mail = [*await self._step(batch), *self._mail]
+                except Exception as error:
+                    _fail(batch, error)
 
-    async def _save(self, after: RoundState, commands: tuple[Command, ...], event: Event) -> None:
-        invited = self._invited(commands, event)
-        answered = self._answered(commands, event)
-        declined = [self.assignment_id(event.client)] if isinstance(event, Declined) else []
-        traffic, self._traffic = self._traffic, {}
-        self._stored = await self.services.store.save_round(
-            replace(self._stored, state=after),
-            invited=[(self.assignment_id(client), client, member.sample_count) for client, member in invited.items()],
-            answered=answered,
-            declined=declined,
-            traffic=traffic,
-        )
-        self._note_saved(event, invited, answered)
+    async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
+        """One transaction, then its commands; the letters that are left for the next."""
+        transition, before = _Batch(letters, self), self.live
+        after, ended = await self.services.rounds.step(before, transition)
+        self.live = transition.shown(after)
+        await self._noticed(before, transition.found)
+        await self._carry_out(transition, ended)
+        return transition.left()
 
-    def _note_saved(self, event: Event, invited: dict[ClientId, Member], answered: list[Answered]) -> None:
-        if invited:
-            self.members, self._opened_at = invited, event.now
-            journal.round_opened(self.plan, len(invited))
-        if isinstance(event, Declined):
-            self.members[event.client].is_declined = True
-        if isinstance(event, Reported) and answered:
-            self.members[event.client].reported_at = event.now
-        self.bells.ring((PROGRESS_BELL,))
+    async def _noticed(self, before: LiveRun, after: LiveRun) -> None:
+        """Other replicas have moved the run: wake whom it concerns, let go of a sum that is over."""
+        if after is before:
+            return
+        if after.round_id != before.round_id:
+            await self._closer.forget()
+            self.bells.ring_all()
+        elif after.state.phase != before.state.phase and not isinstance(after.state, Recruiting):
+            cohort = after.state.closing.cohort if isinstance(after.state, Committed) else after.state.cohort
+            self.bells.ring(cohort)
+        self.wake()
+        if after.run.status is not before.run.status:
+            self.bells.ring_all()
 
-    def _invited(self, commands: Iterable[Command], event: Event) -> dict[ClientId, Member]:
-        if not isinstance(event, Gathered):
-            return {}
-        counts = {candidate.client: candidate.sample_count for candidate in event.candidates}
-        invites = (command for command in commands if isinstance(command, Invite))
-        return {client: Member(counts[client]) for invite in invites for client in invite.clients}
-
-    def _answered(self, commands: Iterable[Command], event: Event) -> list[Answered]:
-        """The report that this event made count, if it did."""
-        if not isinstance(event, Reported):
-            return []
-        folds = [command.client for command in commands if isinstance(command, Fold)]
-        return [
-            Answered(self.assignment_id(told.client), ReportAnswer(told.outcome, told.reason), event.work, event.now)
-            for told in commands
-            if isinstance(told, Answer) and told.client in folds
-        ]
-
-    def _carry_out(self, commands: Iterable[Command]) -> ReportAnswer | None:
+    async def _carry_out(self, transition: "_Batch", ended: Ended | None) -> None:
         """Do what the machine commands. All of it can be done again after a crash, from what is stored."""
-        told: ReportAnswer | None = None
-        for command in commands:
-            match command:
-                case Invite(clients=clients):
-                    self.waiting.remove(clients)
-                    self.bells.ring(clients)
-                case Fold(client=client, weight=weight):
-                    self._folding.add(self.services.upload_path(self.assignment_id(client)), weight)
-                case Answer(outcome=outcome, reason=reason):
-                    told = ReportAnswer(outcome, reason)
-                case Release(clients=clients):
-                    self.bells.ring(clients)
-                case Commit() | Discard():
-                    self._woken.set()
-                case _:
-                    assert_never(command)
-        return told
+        if transition.opened:
+            journal.round_opened(self.plan, transition.opened)
+        for command in transition.commands:
+            await self.carry_out(command, transition)
+        if ended is not None:
+            await self._ended(transition.found, ended)
+        if transition.commands:
+            self.bells.ring((PROGRESS_BELL,))
+        transition.settle()
+
+    async def carry_out(self, command: Command, transition: "_Batch") -> None:
+        """Carry out one command; its event is durable."""
+        match command:
+            case Invite(clients=clients) | Release(clients=clients):
+                self.bells.ring(clients)
+            case Fold(client=client, weight=weight):
+                if not transition.is_abandoned:
+                    upload = transition.uploads[transition.found.assignment_id(client)]
+                    self._closer.fold(transition.found, client, upload.chunks, weight)
+            case Answer():
+                pass  # `transition.settle` tells it, when all the others are carried out
+            case Commit() | Discard():
+                self._woken.set()
+            case _:
+                assert_never(command)
 
     # --- how an attempt ends ------------------------------------------------------------------------------------------
 
-    async def _commit(self, closing: Closing) -> None:
-        """Make the next model from the sum, store it, and begin what comes next."""
+    async def _close_round(self) -> None:
+        """Make the next model from the sum, unless another replica is at it."""
+        live, now = self.live, self.services.clock.now
         try:
-            total = await self._folding.total()
-            assert total.total_weight == closing.aggregate.total_weight, "the sum is not of the accepted reports"
-        except Exception as error:
-            await self._retry_sum(error)
+            files = await self._closer.close(live)
+        except SumFailed as failed:
+            await self.submit(Letter(Spoiled(now(), str(failed))))
             return
-        blobs, rate = self.services.blobs, self.run.file.aggregation.server_learning_rate
-        try:
-            files: ModelFiles = await asyncio.get_running_loop().run_in_executor(
-                self.services.worker, next_model, blobs, self.layout, self.run.master_sha256, total, rate
-            )
-        except ValueError as error:  # the same sum would fail again; a full disk is an OSError, and passes
-            await self.handle(Spoiled(self.services.clock.now(), f"no model can be made of the sum: {error}"))
-            return
-        del total
-        async with self.lock:
-            await self._end_committed(closing, files)
+        if files is not None and self.live.round_id == live.round_id:
+            await self.flush_traffic()
+            await self.submit(Letter(Applied(now(), files.published.sha256), files=files))
 
-    async def _retry_sum(self, error: Exception) -> None:
-        """After a fold that failed the sum is undefined: make it again from what is stored, but not for ever."""
-        self._sums_failed += 1
-        if self._sums_failed < _SUM_TRIES:
-            await self._refold()
-            raise error
-        _log.error("run %s: the sum of round %d cannot be made", self.name, self.plan.number, exc_info=error)
-        reason = f"an accepted update could not be read again ({type(error).__name__})"
-        await self.handle(Spoiled(self.services.clock.now(), reason))
-
-    async def _end_committed(self, closing: Closing, files: ModelFiles) -> None:
-        now = self.services.clock.now()
-        after, _ = advance(closing, Applied(now, files.published.sha256))
-        run, end = endings.committed(self.run, closing, files, self._book(), now)
-        await self._end(after, end, run, closing.cohort)
-
-    async def _end_abandoned(self, after: Abandoned, answered: list[Answered]) -> None:
-        end = endings.abandoned(self.run, after, answered, self._book(), self.services.clock.now())
-        await self._end(after, end, self.run, after.cohort)
-
-    async def _end(self, after: RoundState, end: RoundEnd, run: StoredRun, cohort: Iterable[ClientId]) -> None:
-        """Save an attempt's end, then forget its sum and its updates."""
-        used = [self.services.upload_path(self.assignment_id(client)) for client in cohort]
-        traffic, self._traffic = self._traffic, {}
-        now = self.services.clock.now()
-        ended = replace(self._stored, state=after)
-        begun = await self.services.store.end_round(ended, end, now, traffic)
-        journal.round_ended(end.record)
-        if run.status is not RunStatus.RUNNING:
-            journal.run_over(run.file.name, run.status, run.reason)
-        folding, self._folding = self._folding, self._new_folding()
-        self.run, self._stored, self.members = run, begun or ended, {}
-        self._sums_failed = 0
+    async def _ended(self, live: LiveRun, ended: Ended) -> None:
+        """An attempt has ended here: tell it, and forget its sum and its updates."""
+        journal.round_ended(ended.end.record)
+        if self.run.status is not RunStatus.RUNNING:
+            journal.run_over(self.name, self.run.status, self.run.reason)
         self._woken.set()
         self.bells.ring_all()
-        await folding.discard()
-        self._removing = asyncio.create_task(asyncio.to_thread(_remove, used), name=f"updates of {self.name}")
+        await self._closer.end(live, ended.keys)
 
-    # --- what is held in memory only ----------------------------------------------------------------------------------
+    async def _adopt_orphans(self) -> None:
+        """Fold what replicas that have died were to fold."""
+        live, replicas = self.live, self.services.replicas
+        if not isinstance(live.state, Training | Closing):
+            return
+        dead = {replica for replica in live.folded_by.values() if not replicas.is_alive(replica)}
+        if not dead:
+            return
+        async with self._stepping:
+            self.live = await self.services.rounds.adopt(self.live, dead)
+            await self._noticed(live, self.live)
+            await self._take_up()
 
-    async def _resume(self) -> None:
-        """Take up the newest attempt from the store: its state, its members, and the sum of what has been accepted."""
-        stored = await self.services.store.newest_round(self.name)
-        run = await self.services.store.run(self.name)
-        assert run is not None, "runs are never deleted"
-        self.run, self._stored = run, stored
-        self.members = {
-            one.client: Member(
-                one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down, one.upload
-            )
-            for one in await self.services.store.assignments(stored.id)
+    async def _take_up(self) -> None:
+        """Fold what this replica answers for and has not folded yet."""
+        live = self.live
+        if isinstance(live.state, Training | Closing):
+            await self._closer.take_up(live, live.state.accepted)
+
+    # --- the record ---------------------------------------------------------------------------------------------------
+
+    def end_of(self, letter: Letter, run: StoredRun, state: Abandoned | Committed, book: Book) -> RoundEnd:
+        """How the attempt ends that this letter has ended."""
+        now = self.services.clock.now()
+        if isinstance(state, Abandoned):
+            return endings.abandoned(run, state, book, now)
+        assert letter.files is not None, "only a model that is stored is applied"
+        return endings.committed(run, state.closing, letter.files, book, now)
+
+    def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
+        """What is known of the clients of a round, which is, or was until now, in this state."""
+        members = {
+            one.client: Member(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
+            for one in assignments
         }
-        if isinstance(stored.state, Training | Closing):
-            self._opened_at = stored.state.opened_at
-        await self._refold()
+        heard = {one.client: one.heard_at for one in assignments}
+        return Book(members, _opened_at(state), lambda client: self._heard_at(client, heard[client]))
 
-    async def _refold(self) -> None:
-        await self._folding.discard()
-        self._folding = self._new_folding()
-        if isinstance(self.state, Training | Closing):
-            for client, accepted in self.state.accepted.items():
-                self._folding.add(self.services.upload_path(self.assignment_id(client)), accepted.weight)
-
-    def _new_folding(self) -> Folding:
-        return Folding(self.layout.n_values, self.plan.grid, self.services.worker)
-
-    def _book(self) -> Book:
-        opened_at = self.state.since if isinstance(self.state, Recruiting) else self._opened_at
-        return Book(self.members, opened_at, self._heard_at)
-
-    def _heard_at(self, client: ClientId) -> float:
+    def _heard_at(self, client: ClientId, stored: float) -> float:
         """A client whose request is held open is heard of at this moment."""
-        return self.services.clock.now() if self.bells.is_heard(client) else self.services.heard.at(client)
+        if self.bells.is_heard(client):
+            return self.services.clock.now()
+        return max(stored, self.services.heard.at(client))
 
 
-def _remove(paths: Iterable[Path]) -> None:
-    """Removing files may take the disk a while. What a crash leaves is swept at the next start."""
-    for path in paths:
-        path.unlink(missing_ok=True)
+class _Batch:
+    """The letters of one transaction: decided one after the other on the state that is stored, answered when it is."""
+
+    def __init__(self, letters: Sequence[Letter], driver: RunDriver) -> None:
+        self.commands: list[Command] = []
+        self.opened = 0
+        self.is_abandoned = False
+        self.found = driver.live
+        self.uploads: Mapping[AssignmentId, StoredUpload] = {}
+        self._letters = letters
+        self._driver = driver
+        self._n_decided = 0
+        self._failed: dict[int, Exception] = {}
+        self._recruiting: Recruiting | None = None
+
+    @property
+    def uploads_of(self) -> Sequence[AssignmentId]:
+        return [one.assignment for one in self._letters if isinstance(one.event, Reported) and one.assignment]
+
+    def decide(self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload]) -> Change:
+        self.found, self.uploads = live, uploads
+        state, status = live.state, None
+        answered: list[Answered] = []
+        for letter in self._letters:
+            self._n_decided += 1
+            try:
+                before, (state, commands) = state, self._decide_one(live, state, letter)
+            except (Refused, UpdateRefused, PastAttempt) as refusal:
+                self._failed[self._n_decided - 1] = refusal
+                continue
+            status = letter.status or status
+            self.commands += commands
+            answered += _answered(live, commands, letter)
+            if isinstance(state, Abandoned | Committed) and type(state) is not type(before):
+                self.is_abandoned = isinstance(state, Abandoned)
+                break
+        if isinstance(state, Recruiting) and isinstance(live.state, Recruiting):
+            self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
+        if isinstance(state, Training) and isinstance(live.state, Recruiting):
+            self.opened = len(state.cohort)
+        return Change(state, tuple(answered), status)
+
+    def _decide_one(self, live: LiveRun, state: RoundState, letter: Letter) -> tuple[RoundState, tuple[Command, ...]]:
+        event = letter.event
+        if letter.assignment is not None:
+            assert isinstance(event, Reported | Declined)
+            if live.assignment_id(event.client) != letter.assignment:
+                raise PastAttempt
+            if isinstance(event, Reported) and takes(state, event):
+                check_report(state, event, self.uploads.get(letter.assignment))
+        if isinstance(event, Applied | Spoiled) and not isinstance(state, Closing):
+            return state, ()  # another replica was faster
+        return advance(state, event)
+
+    def end(self, run: StoredRun, state: Abandoned | Committed, assignments: Sequence[StoredAssignment]) -> RoundEnd:
+        book = self._driver.book(self.found.state, assignments)
+        return self._driver.end_of(self._letters[self._n_decided - 1], run, state, book)
+
+    def shown(self, live: LiveRun) -> LiveRun:
+        """The run as this replica shows it: while recruiting, with what it waits for."""
+        if self._recruiting is not None and live.state is self.found.state:
+            return replace(live, state=self._recruiting)
+        return live
+
+    def settle(self) -> None:
+        """Answer the letters that were decided."""
+        for index, letter in enumerate(self._letters[: self._n_decided]):
+            if letter.done.done():
+                continue  # its request was cancelled
+            if (refusal := self._failed.get(index)) is not None:
+                letter.done.set_exception(refusal)
+            else:
+                letter.done.set_result(None)
+
+    def left(self) -> list[Letter]:
+        """The letters that came after the attempt had ended: they are for the next."""
+        return list(self._letters[self._n_decided :])
+
+
+def _answered(live: LiveRun, commands: Sequence[Command], letter: Letter) -> list[Answered]:
+    """Note what a report is told; the one that this event made count, if it did."""
+    counted: list[Answered] = []
+    for command in commands:
+        if isinstance(command, Answer):
+            letter.told = ReportAnswer(command.outcome, command.reason)
+        if isinstance(command, Fold):
+            told = next(one for one in commands if isinstance(one, Answer) and one.client == command.client)
+            answer = ReportAnswer(told.outcome, told.reason)
+            name = live.assignment_id(command.client)
+            counted.append(Answered(command.client, name, answer, letter.event.now))
+    return counted
+
+
+def _fail(letters: Sequence[Letter], error: BaseException) -> None:
+    """The transaction has failed, so nothing has happened; every one of them may come again."""
+    for letter in letters:
+        if not letter.done.done():
+            letter.done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            letter.done.exception()  # it need not be looked at: the request may be gone
+
+
+def _opened_at(state: RoundState) -> float:
+    match state:
+        case Recruiting(since=since):
+            return since
+        case Training(opened_at=opened_at) | Closing(opened_at=opened_at):
+            return opened_at
+        case Committed(closing=closing):
+            return closing.opened_at
+        case Abandoned(closed_at=closed_at):  # of a run that is over: nobody asks
+            return closed_at
+        case _:
+            assert_never(state)

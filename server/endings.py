@@ -11,16 +11,14 @@ from umbel.server.model_files import ModelFiles
 from umbel.server.stored import NewModel, RoundEnd, StoredRun
 
 
-def committed(
-    run: StoredRun, closing: Closing, files: ModelFiles, book: Book, now: float
-) -> tuple[StoredRun, RoundEnd]:
-    """The run with its new model, finished if this was its last round; and what to store."""
+def committed(run: StoredRun, closing: Closing, files: ModelFiles, book: Book, now: float) -> RoundEnd:
+    """What to store: the new model and the next round; the run is finished if this was its last."""
     plan, published = closing.plan, files.published
     model = ModelRef(plan.number, published.sha256, published.size_bytes, run.model.layout_digest)
     after = replace(run, model=model, master_sha256=files.master_sha256)
     if run.status is RunStatus.RUNNING and plan.number >= run.file.rounds.count:
         after = replace(after, status=RunStatus.FINISHED, reason=f"all {plan.number} rounds are committed")
-    end = RoundEnd(
+    return RoundEnd(
         record=round_record(
             closing, book, Ending(plan.number, model.sha256, closing.reason, now, run.model.size_bytes)
         ),
@@ -29,7 +27,6 @@ def committed(
         status=after.status,
         reason=after.reason,
     )
-    return after, end
 
 
 def abandoned(run: StoredRun, state: Abandoned, book: Book, now: float) -> RoundEnd:

@@ -1,35 +1,63 @@
-"""The sum of the round under way, fed from stored updates in a worker thread, one at a time.
+"""This replica's share of the sum of the round under way, fed from stored updates in a worker thread, one at a time.
 
 The stored updates are the truth; this is a sum that can always be made again from them, to the same bits.
 """
 
 import asyncio
+import hashlib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from umbel.aggregation.grid import Grid, GridAccumulator
-from umbel.server.updates import checked_values
+import torch
+from torch import Tensor
+
+from umbel.aggregation.grid import CHUNK_VALUES, Grid, GridAccumulator
+from umbel.aggregation.types import ClientId
+from umbel.server.blobs import BlobStore
+from umbel.server.stored import Chunk, PartialSum
+from umbel.server.updates import checked_values, fill
 
 
 class Folding:
-    """One round's accumulator and the folds that are on their way into it."""
+    """One round's accumulator and the folds that are on their way into it. `clients`: those that were added."""
 
-    def __init__(self, n_values: int, grid: Grid, worker: Executor) -> None:
+    def __init__(self, n_values: int, grid: Grid, blobs: BlobStore, worker: Executor) -> None:
+        self.clients: set[ClientId] = set()
         self._n_values = n_values
         self._grid = grid
+        self._blobs = blobs
         self._worker = worker
         self._total: GridAccumulator | None = None
         self._pending: list[asyncio.Future[None]] = []
 
-    def add(self, path: Path, weight: int) -> None:
+    def add(self, client: ClientId, chunks: Sequence[Chunk], weight: int) -> None:
         """Fold a stored update after those added before."""
-        self._pending.append(asyncio.get_running_loop().run_in_executor(self._worker, self._fold, path, weight))
+        assert client not in self.clients, "an update enters the sum once"
+        self.clients.add(client)
+        loop = asyncio.get_running_loop()
+        self._pending.append(loop.run_in_executor(self._worker, self._fold, chunks, weight))
 
     async def total(self) -> GridAccumulator:
-        """The sum once every fold is in. Raises what a fold raised: then build a new `Folding` from what is stored."""
+        """The sum once every fold is in; zero if there was none.
+
+        Raises what a fold raised: then build a new `Folding` from what is stored.
+        """
         await asyncio.gather(*self._pending)
-        assert self._total is not None, "a round closes with at least one report"
-        return self._total
+        return self._accumulator()
+
+    async def merge(self, partial: PartialSum) -> None:
+        """Add what another replica has folded, a piece at a time. Raises `DamagedSum`."""
+        loop = asyncio.get_running_loop()
+        self._pending.append(loop.run_in_executor(self._worker, self._merge, partial))
+        await self._pending[-1]
+        self.clients |= set(partial.clients)
+
+    async def write(self, path: Path) -> tuple[str, int]:
+        """Write the sum to a file, for another replica to merge: its SHA-256 and its total weight."""
+        total = await self.total()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, _write, total.sums, path), total.total_weight
 
     async def discard(self) -> None:
         """Stop folding and let go of the sum."""
@@ -37,9 +65,43 @@ class Folding:
             fold.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
         self._pending.clear()
+        self.clients = set()
         self._total = None
 
-    def _fold(self, path: Path, weight: int) -> None:
-        if self._total is None:  # allocated with the first fold, in the thread: int64, twice the model
+    def _accumulator(self) -> GridAccumulator:
+        """Allocated when first needed: int64, twice the model."""
+        if self._total is None:
             self._total = GridAccumulator(self._n_values, self._grid)
-        self._total.fold(checked_values(path, self._grid), weight)
+        return self._total
+
+    def _fold(self, chunks: Sequence[Chunk], weight: int) -> None:
+        self._accumulator().fold(checked_values(self._blobs, chunks, self._grid), weight)
+
+    def _merge(self, partial: PartialSum) -> None:
+        sha = hashlib.sha256()
+        self._accumulator().merge_sums(_read(self._blobs, partial.key, sha), partial.total_weight, len(partial.clients))
+        if sha.hexdigest() != partial.sha256:
+            raise DamagedSum(f"the partial sum {partial.key} is not what replica {partial.replica} has written")
+
+
+class DamagedSum(OSError):
+    """A partial sum was changed in store. The sum it went into is undefined: fold the updates again."""
+
+
+def _write(sums: Tensor, path: Path) -> str:
+    sha = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in torch.split(sums, CHUNK_VALUES):
+            data = piece.numpy().astype("<i8", copy=False).data
+            sha.update(data)
+            file.write(data)
+    return sha.hexdigest()
+
+
+def _read(blobs: BlobStore, key: str, sha: "hashlib._Hash") -> Iterator[Tensor]:
+    """The integers of a partial sum, in pieces. Each piece is overwritten by the next."""
+    buffer = memoryview(bytearray(8 * CHUNK_VALUES))
+    with blobs.open(key) as file:
+        while n_bytes := fill(file, buffer):
+            sha.update(buffer[:n_bytes])
+            yield torch.frombuffer(buffer[:n_bytes], dtype=torch.int64)

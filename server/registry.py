@@ -18,14 +18,16 @@ from umbel.server.database import Database
 from umbel.server.problems import Refused
 
 _KNOWN_MAX = 100_000
+_LOOK_BACK_S = 600.0  # revocations are looked for so far back, however the replicas' clocks differ
 
 
 @dataclass(frozen=True, slots=True)
 class KnownClient:
-    """A client that may speak."""
+    """A client that may speak. `tier`: its label of that name, or empty."""
 
     id: str
     public_key: bytes
+    tier: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,17 @@ class Registry:
             return None
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-        return self._known.setdefault(name, KnownClient(row.id, row.public_key))
+        return self._known.setdefault(name, KnownClient(row.id, row.public_key, json.loads(row.labels).get("tier", "")))
+
+    async def refresh(self, now: float) -> tuple[str, ...]:
+        """The clients that were revoked at other replicas since the last look."""
+        recently = select(tables.Client.id).where(tables.Client.revoked_at > now - _LOOK_BACK_S)
+        async with self._db.reading() as tx:
+            names = set((await tx.scalars(recently)).all()) - self._revoked
+        self._revoked |= names
+        for name in names:
+            self._known.pop(name, None)
+        return tuple(sorted(names))
 
     def refuse_revoked(self, name: str) -> None:
         """Raise `Refused` if this client was revoked while its request, which had passed `client`, was under way."""
@@ -191,7 +203,7 @@ async def _remember(tx: AsyncSession, claims: Claims) -> None:
 
 
 def _nonce_row(claims: Claims) -> dict[str, object]:
-    return {"client": claims.key_id, "nonce": claims.nonce, "expires_at": claims.created + CLOCK_SKEW_S + 1.0}
+    return {"client": claims.key_id, "nonce": claims.nonce, "expires_at": int(claims.created + CLOCK_SKEW_S + 1)}
 
 
 def _replayed() -> ReplayedNonce:

@@ -111,7 +111,7 @@ async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
             raise Refused("malformed-request", str(error)) from error
         await loop.run_in_executor(state.services.worker, blobs.put, path, model_key(sha256))
     ref = ModelRef(0, sha256, size_bytes, layout.digest)
-    await state.services.store.add_model(ref, layout, state.services.clock.now())
+    await state.services.models.add_model(ref, layout, state.services.clock.now())
     return ref
 
 
@@ -150,7 +150,7 @@ async def get_runs(state: StateDep) -> tuple[RunView, ...]:
 @router.get("/runs/{name}", responses=problems("unknown-run"))
 async def get_run(state: StateDep, name: str) -> RunView:
     """One run at a glance."""
-    return state.coordinator.driver(RunId(name)).view()
+    return (await state.coordinator.driver(RunId(name))).view()
 
 
 @router.get("/runs/{name}/progress", responses=problems("unknown-run", "shutting-down"))
@@ -162,7 +162,7 @@ async def get_progress(
     wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
 ) -> RunProgress:
     """Ended attempts from the `after`-th on, and the round under way; held open until something changes."""
-    driver = state.coordinator.driver(RunId(name))
+    driver = await state.coordinator.driver(RunId(name))
     with driver.bells.listen(PROGRESS_BELL) as bell:
         progress = await _progress(state, driver, after)
         if progress.ended or driver.is_over or wait_s == 0:
@@ -177,7 +177,7 @@ async def get_progress(
 async def post_stop(request: Request, state: StateDep, name: str) -> RunView:
     """End a run now. A round that has closed still commits; an open one is abandoned and its clients released."""
     order = parse_json(await request.body() or b"{}", _STOP_ORDER)
-    driver = state.coordinator.driver(RunId(name))
+    driver = await state.coordinator.driver(RunId(name))
     await driver.stop(order.reason)
     return driver.view()
 
@@ -194,5 +194,5 @@ def _run_file(body: bytes) -> RunFile:
 
 async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
     view = driver.view()  # before the records: whoever is told that the run is over can have its last round
-    ended = await state.services.store.ended(driver.name, after, ENDED_MAX)
-    return RunProgress(view, ended, after + len(ended), driver.live())
+    ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
+    return RunProgress(view, ended, after + len(ended), await driver.progress())

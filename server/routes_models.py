@@ -9,7 +9,6 @@ from umbel.server.blobs import model_key
 from umbel.server.downloads import MEDIA_TYPE, file_response
 from umbel.server.http import SIGNED, DeviceDep, State, StateDep, problems, require_no_body
 from umbel.server.problems import Refused
-from umbel.server.stored import Traffic
 
 router = APIRouter(prefix="/v1", tags=["models"])
 MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -35,14 +34,14 @@ async def get_model(request: Request, device: DeviceDep, state: StateDep, sha256
 async def model_response(request: Request, state: State, sha256: str, client: ClientId | None) -> Response:
     """Answer with a model file; what goes to a client that trains from it is counted."""
     drivers = [one for one in state.coordinator.drivers.values() if one.run.model.sha256 == sha256]
-    model = drivers[0].run.model if drivers else await state.services.store.model(sha256)
+    model = drivers[0].run.model if drivers else await state.services.models.model(sha256)
     if model is None:
         raise Refused("unknown-model", "no such model here; take the hash from your assignment")
 
     def count(n_bytes: int) -> None:
         for driver in drivers:
             if client is not None and driver.open_round(client):
-                driver.note_traffic(client, Traffic(down=n_bytes))
+                driver.note_download(client, n_bytes)
 
     with state.services.blobs.local(model_key(sha256)) as path:
         return file_response(request, path, sha256, model.size_bytes, count)

@@ -11,7 +11,7 @@ from umbel.server.auth import Device, checked_pieces
 from umbel.server.http import SIGNED, DeviceDep, StateDep, binary_body, problems, require_no_body
 from umbel.server.problems import Refused
 from umbel.server.stored import StoredUpload
-from umbel.server.uploads import Chunk
+from umbel.server.uploads import Incoming
 
 router = APIRouter(prefix="/v1/assignments/{assignment}/update", tags=["uploads"])
 PARTIAL_UPLOAD = "application/partial-upload"
@@ -64,11 +64,11 @@ async def delete_update(request: Request, device: DeviceDep, state: StateDep, as
     return Response(status_code=204)
 
 
-def _chunk(request: Request, device: Device, offset: int) -> Chunk:
+def _chunk(request: Request, device: Device, offset: int) -> Incoming:
     is_last = request.headers.get("upload-complete")
     if is_last not in ("?0", "?1"):
         raise Refused("malformed-request", "Upload-Complete: must be ?1 for the last chunk and ?0 before")
-    return Chunk(offset, is_last == "?1", checked_pieces(request, device.body_sha256))
+    return Incoming(offset, is_last == "?1", checked_pieces(request, device.body_sha256))
 
 
 def _number(request: Request, name: str) -> int:

@@ -2,14 +2,16 @@
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
-from umbel.aggregation.types import AssignmentId
 from umbel.server.blobs import BlobStore
 from umbel.server.clock import Clock
+from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
+from umbel.server.replicas import Replicas
+from umbel.server.round_store import RoundStore
 from umbel.server.settings import Settings
-from umbel.server.store import Store
+from umbel.server.upload_store import UploadStore
+from umbel.server.waiter_store import WaiterStore
 from umbel.server.waiting import Heard
 
 
@@ -19,16 +21,12 @@ class Services:
 
     settings: Settings
     clock: Clock
+    replicas: Replicas
     registry: Registry
-    store: Store
+    models: ModelStore
+    rounds: RoundStore
+    uploads: UploadStore
+    waiters: WaiterStore
     blobs: BlobStore
     heard: Heard
     worker: Executor
-
-    @property
-    def uploads(self) -> Path:
-        return self.settings.data / "uploads"
-
-    def upload_path(self, assignment: AssignmentId) -> Path:
-        """Where an assignment's update is stored. An assignment's id can stand in a file name."""
-        return self.uploads / assignment

@@ -1,11 +1,13 @@
 """What a coordinator can be told: by flag, by environment (`UMBEL_*`), in a TOML file; the first to speak counts."""
 
+import re
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9][A-Za-z0-9._-]*)*/?")
 
 
 class Settings(BaseSettings):
@@ -20,6 +22,32 @@ class Settings(BaseSettings):
     json_bytes_max: int = Field(default=64 * KIB, ge=KIB, description="cap of a control message")
     chunk_bytes_max: int = Field(default=16 * MIB, ge=KIB, description="cap of one chunk of an upload")
     model_bytes_max: int = Field(default=4 * GIB, ge=KIB, description="cap of a model file")
+
+    blobs: str | None = Field(
+        default=None, description="s3://bucket/prefix, or a directory, for models and updates; by default, in data"
+    )
+    s3_endpoint: str | None = Field(default=None, description="URL of a store that is not Amazon's")
+    s3_public_endpoint: str | None = Field(default=None, description="the same store's URL as clients reach it")
+    s3_region: str | None = Field(default=None, description="the bucket's region; else AWS_REGION, else us-east-1")
+    s3_access_key_id: str | None = Field(default=None, description="else AWS_ACCESS_KEY_ID, or the machine's own role")
+    s3_secret_access_key: SecretStr | None = Field(default=None, description="else AWS_SECRET_ACCESS_KEY")
+    s3_allow_http: bool = Field(default=False, description="take endpoints that are not encrypted")
+    download_links: bool = Field(default=True, description="send clients to the bucket for models")
+    model_cache_bytes_max: int = Field(default=16 * GIB, ge=0, description="copies of a bucket's models on local disk")
+
+    @field_validator("blobs")
+    @classmethod
+    def _require_bucket(cls, blobs: str | None) -> str | None:
+        if blobs and "://" in blobs and not _BUCKET.fullmatch(blobs):
+            raise ValueError(f"must be a directory or look like s3://bucket/prefix, not {blobs[:100]!r}")
+        return blobs
+
+    @property
+    def blob_directory(self) -> Path | None:
+        """Where blobs are kept, None if that is in a bucket."""
+        if self.blobs and "://" in self.blobs:
+            return None
+        return Path(self.blobs) if self.blobs else self.data / "blobs"
 
     @property
     def database(self) -> str:

@@ -1,12 +1,20 @@
-"""What a coordinator remembers of runs, rounds and uploads, as `store.py` takes and gives it. No database here."""
+"""What a coordinator remembers of runs, rounds and uploads, as the stores take and give it. No database here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.round import Recruiting, RoundState
+from umbel.aggregation.round import Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, WorkDone
+from umbel.aggregation.types import (
+    AssignmentId,
+    ClientId,
+    ModelRef,
+    RoundPlan,
+    RunId,
+    assignment_id,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +31,60 @@ class StoredRun:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRound:
-    """One attempt at a round as it was last saved."""
+class LiveRun:
+    """A run and its newest attempt as they were stored at `revision`.
 
-    id: int
-    revision: int
+    `folded_by`: whose partial sum each accepted update is in.
+    """
+
+    run: StoredRun
+    round_id: int
     state: RoundState
+    folded_by: Mapping[ClientId, str]
+    revision: int
+
+    @property
+    def name(self) -> RunId:
+        return RunId(self.run.file.name)
+
+    @property
+    def plan(self) -> RoundPlan:
+        """The plan of the newest attempt."""
+        return self.state.closing.plan if isinstance(self.state, Committed) else self.state.plan
+
+    def assignment_id(self, client: ClientId) -> AssignmentId:
+        """This client's assignment in the newest attempt, if it has one."""
+        return assignment_id(self.name, self.plan.number, self.plan.attempt, client)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of an update: `length` bytes in the blob store."""
+
+    key: str
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoredUpload:
-    """An update on its way, or whole. `sha256`: what the whole hashes to."""
+    """An update on its way, or whole. `sha256`: what the whole hashes to; `offset`: how many bytes are in."""
 
     length: int
     offset: int
     sha256: str
     is_complete: bool
+    chunks: tuple[Chunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAssignment:
-    """One client in one attempt. `answer`: what its report was told, None before that."""
+    """One client in one attempt. `answer`: what its report was told, None before that.
+
+    `heard_at`: when a request of this client was last noted, by any replica.
+    """
 
     id: AssignmentId
+    round_id: int
     client: ClientId
     sample_count: int
     is_declined: bool
@@ -53,7 +92,19 @@ class StoredAssignment:
     reported_at: float | None
     bytes_up: int
     bytes_down: int
-    upload: StoredUpload | None
+    heard_at: float
+    upload: StoredUpload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSum:
+    """What one replica has folded of a closed round: int64, little-endian, in the blob store under `key`."""
+
+    replica: str
+    key: str
+    sha256: str
+    clients: tuple[ClientId, ...]
+    total_weight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +118,11 @@ class NewModel:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What one report was told, and what it said."""
+    """A report that counts, and what it was told."""
 
+    client: ClientId
     assignment: AssignmentId
     answer: ReportAnswer
-    work: WorkDone
     at: float
 
 
@@ -84,15 +135,28 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """What ends an attempt: its record, and what comes next (None: the run is over).
+class Change:
+    """What an event makes of a run: to be stored at once. `status`: the run's, where it changes."""
 
-    `answered`: the report that ended it, if one did.
-    """
+    state: RoundState
+    answered: tuple[Answered, ...] = ()
+    status: tuple[RunStatus, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """What ends an attempt: its record, and what comes next (None: the run is over)."""
 
     record: RoundRecord
     model: NewModel | None
     next_state: Recruiting | None
     status: RunStatus
     reason: str
-    answered: tuple[Answered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that has ended, and the blobs that nothing refers to any more."""
+
+    end: RoundEnd
+    keys: tuple[str, ...]

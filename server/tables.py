@@ -1,19 +1,22 @@
-"""The database's tables. Tensors are files (`blobs.py`); their names stand here.
+"""The database's tables. Tensors are blobs (`blobs.py`); their keys stand here.
 
 ```
-clients   tokens   nonces                       who may speak
-layouts <- models <- model_versions -> runs     what was made
-runs <- rounds <- assignments <- uploads        how it was made
+clients   tokens   nonces                                       who may speak
+waiters                                                         who waits for work
+layouts <- models <- model_versions -> runs                     what was made
+runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
+replicas   leases   partial_sums                                which coordinator does what
 ```
 
-A round's state is the JSON of its state machine; `revision` grows by one with every save, so that two writers of
-the same round cannot both succeed. Times are Unix seconds.
+A run's row is the lock of everything that happens to the run: whoever changes its status or a round of it locks that
+row first. `revision` grows by one with every such change, on the row and on each assignment that it touched, so that
+another replica reads only what it has not seen. Times are Unix seconds.
 """
 
-from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Table, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-_SLUG, _SHA256, _ASSIGNMENT = String(63), String(64), String(160)
+_SLUG, _SHA256, _ASSIGNMENT, _REPLICA = String(63), String(64), String(160), String(32)
 
 
 class Base(DeclarativeBase):
@@ -29,7 +32,7 @@ class Client(Base):
     labels: Mapped[str] = mapped_column(Text)
     enrolled_at: Mapped[float]
     last_heard_at: Mapped[float]
-    revoked_at: Mapped[float | None]
+    revoked_at: Mapped[float | None] = mapped_column(index=True)
 
 
 class Token(Base):
@@ -43,12 +46,30 @@ class Token(Base):
 
 
 class Nonce(Base):
-    """A nonce seen from a client, until a request that carries it would be stale anyway."""
+    """A nonce seen from a client, until a request that carries it would be stale anyway.
+
+    A replay carries the same signed time, so it has the same key; and a key that begins with the time grows at one end
+    of its index, and is swept at the other.
+    """
 
     __tablename__ = "nonces"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 - SQLAlchemy's own form
+    expires_at: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     client: Mapped[str] = mapped_column(_SLUG, primary_key=True)
     nonce: Mapped[str] = mapped_column(String(43), primary_key=True)
-    expires_at: Mapped[float] = mapped_column(index=True)
+
+
+class Waiter(Base):
+    """A client that has checked in for a run. Until `until` it counts as waiting for work."""
+
+    __tablename__ = "waiters"
+    __table_args__ = (Index("ix_waiters_run_until", "run", "until"), Index("ix_waiters_run_seen_at", "run", "seen_at"))
+    run: Mapped[str] = mapped_column(_SLUG, primary_key=True)
+    client: Mapped[str] = mapped_column(_SLUG, primary_key=True)
+    sample_count: Mapped[int] = mapped_column(BigInteger)
+    tier: Mapped[str] = mapped_column(_SLUG)
+    seen_at: Mapped[float]
+    until: Mapped[float]
 
 
 class LayoutText(Base):
@@ -68,7 +89,7 @@ class Model(Base):
 
 
 class Run(Base):
-    """`run_file`: canonical JSON; `status`: of `messages.RunStatus`."""
+    """`run_file`: canonical JSON; `status`: of `messages.RunStatus`; `round_id`: its newest attempt at a round."""
 
     __tablename__ = "runs"
     name: Mapped[str] = mapped_column(_SLUG, primary_key=True)
@@ -77,6 +98,8 @@ class Run(Base):
     status: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float]
+    round_id: Mapped[int]
+    revision: Mapped[int] = mapped_column(BigInteger)
 
 
 class ModelVersion(Base):
@@ -89,7 +112,10 @@ class ModelVersion(Base):
 
 
 class Round(Base):
-    """One attempt at a round. `record`: the JSON of its `RoundRecord` once it has ended."""
+    """One attempt at a round. `head`: its state as JSON, without what the assignments' rows hold of it.
+
+    `record`: the JSON of its `RoundRecord` once it has ended.
+    """
 
     __tablename__ = "rounds"
     __table_args__ = (UniqueConstraint("run", "number", "attempt"),)
@@ -97,25 +123,34 @@ class Round(Base):
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"))
     number: Mapped[int]
     attempt: Mapped[int]
-    state: Mapped[str] = mapped_column(Text)
-    revision: Mapped[int]
+    head: Mapped[str] = mapped_column(Text)
     record: Mapped[str | None] = mapped_column(Text)
 
 
 class Assignment(Base):
-    """One client in one attempt. `outcome`, `reason`: what its report was told; `report`: its `WorkDone` as JSON."""
+    """One client in one attempt.
+
+    `draws`, `sample_count`, `tier`: the cohort's member; `weight`, `work`: its accepted report (`WorkDone` as JSON);
+    `declined`, `missing`: why it does not count; `replica`: whose partial sum its update is in.
+    """
 
     __tablename__ = "assignments"
-    __table_args__ = (Index("ix_assignments_round_id", "round_id"),)
+    __table_args__ = (Index("ix_assignments_round_revision", "round_id", "revision"),)
     id: Mapped[str] = mapped_column(_ASSIGNMENT, primary_key=True)
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"))
     client: Mapped[str] = mapped_column(ForeignKey("clients.id"))
+    draws: Mapped[int]
     sample_count: Mapped[int] = mapped_column(BigInteger)
-    is_declined: Mapped[bool]
+    tier: Mapped[str] = mapped_column(_SLUG)
+    revision: Mapped[int] = mapped_column(BigInteger)
+    weight: Mapped[int | None] = mapped_column(BigInteger)
+    work: Mapped[str | None] = mapped_column(Text)
+    replica: Mapped[str | None] = mapped_column(_REPLICA)
     outcome: Mapped[str | None] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(Text)
-    report: Mapped[str | None] = mapped_column(Text)
     reported_at: Mapped[float | None]
+    declined: Mapped[str | None] = mapped_column(Text)
+    missing: Mapped[str | None] = mapped_column(Text)
     bytes_up: Mapped[int] = mapped_column(BigInteger)
     bytes_down: Mapped[int] = mapped_column(BigInteger)
 
@@ -129,3 +164,49 @@ class Upload(Base):
     offset: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(_SHA256)
     is_complete: Mapped[bool]
+
+
+class UploadChunk(Base):
+    """A part of an update, in the blob store under `key`."""
+
+    __tablename__ = "upload_chunks"
+    assignment: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
+    offset: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    length: Mapped[int] = mapped_column(BigInteger)
+    key: Mapped[str] = mapped_column(String(255))
+
+
+class Replica(Base):
+    """A coordinator process. `beat` grows while it lives; the others watch it stand still, each by its own clock."""
+
+    __tablename__ = "replicas"
+    id: Mapped[str] = mapped_column(_REPLICA, primary_key=True)
+    beat: Mapped[int] = mapped_column(BigInteger)
+    started_at: Mapped[float]
+
+
+class Lease(Base):
+    """A job that one replica does, for as long as it lives."""
+
+    __tablename__ = "leases"
+    job: Mapped[str] = mapped_column(String(128), primary_key=True)
+    replica: Mapped[str] = mapped_column(_REPLICA)
+
+
+class PartialSum(Base):
+    """What one replica has folded of a closed round, in the blob store under `key`. `clients`: JSON list of names."""
+
+    __tablename__ = "partial_sums"
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    replica: Mapped[str] = mapped_column(_REPLICA, primary_key=True)
+    key: Mapped[str] = mapped_column(String(255))
+    sha256: Mapped[str] = mapped_column(_SHA256)
+    clients: Mapped[str] = mapped_column(Text)
+    total_weight: Mapped[int] = mapped_column(BigInteger)
+
+
+def table_of(entity: type[Base]) -> Table:
+    """The table behind a class, for statements that build no objects."""
+    table = entity.__table__
+    assert isinstance(table, Table)
+    return table

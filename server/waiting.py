@@ -1,4 +1,4 @@
-"""Who waits for what: bells that wake held-open requests, and the clients that wait for work. Held in memory only.
+"""Who waits for what: bells that wake held-open requests, and the clients that wait for work.
 
 Nothing here polls: a request listens for its bell, and whoever changes something rings it.
 """
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.types import ClientId, RunId
 from umbel.aggregation.weighting import Candidate
 from umbel.server.clock import Clock
+from umbel.server.waiter_store import WaiterStore, Waiting
 
 HELD_MAX = 4
 
@@ -51,51 +52,62 @@ class Bells:
 
 @dataclass(slots=True)
 class Waiter:
-    """One client in the waiting room. `held`: how many of its check-ins are held open."""
+    """One client in the waiting room. `held`: how many of its check-ins are held open here."""
 
     client: ClientId
-    sample_count: int
-    held: int
-    until: float
+    seen_at: float
+    held: int = 0
 
 
 class WaitingRoom:
-    """The clients that wait for work in one run.
+    """The clients that wait for work in one run, wherever they have checked in.
 
     A client waits while its check-in is held open and, after an answer without work, for as long as it was told to stay
-    away, and a little. One that hangs up leaves at once.
+    away, and a little. One that hangs up leaves at once. The list is stored, for all replicas to draw from; here is
+    only what this replica must know to keep it.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, run: RunId, waiters: WaiterStore, clock: Clock) -> None:
+        self._run = run
+        self._store = waiters
         self._clock = clock
-        self._waiters: dict[ClientId, Waiter] = {}
+        self._here: dict[ClientId, Waiter] = {}
 
-    def enter(self, client: ClientId, sample_count: int) -> Waiter:
-        """A check-in of this client is held open from now on."""
-        waiter = self._waiters.setdefault(client, Waiter(client, sample_count, 0, 0.0))
-        waiter.sample_count = sample_count
+    async def enter(self, candidate: Candidate, stays_s: float) -> Waiter:
+        """A check-in of this client is held open from now on; it counts as waiting for `stays_s`. Stored on return."""
+        now = self._clock.now()
+        waiter = self._here.setdefault(candidate.client, Waiter(candidate.client, now))
+        waiter.seen_at = now
         waiter.held += 1
+        await self._store.note(self._row(candidate, now, now + stays_s))
         return waiter
 
-    def leave(self, waiter: Waiter, grace_s: float) -> None:
-        """That check-in has ended; the client still counts as waiting for `grace_s`."""
-        waiter.held -= 1
-        waiter.until = self._clock.now() + grace_s
-        self._sweep()
-
-    def remove(self, clients: Iterable[ClientId]) -> None:
-        """These have work now."""
-        for client in clients:
-            self._waiters.pop(client, None)
-
-    def candidates(self) -> tuple[Candidate, ...]:
-        self._sweep()
-        return tuple(Candidate(client, waiter.sample_count) for client, waiter in self._waiters.items())
-
-    def _sweep(self) -> None:
+    async def pass_by(self, candidate: Candidate) -> None:
+        """This client was here, and was told to come back later."""
         now = self._clock.now()
-        gone = [client for client, waiter in self._waiters.items() if waiter.held <= 0 and waiter.until <= now]
-        self.remove(gone)
+        await self._store.note(self._row(candidate, now, now))
+
+    def leave(self, waiter: Waiter, still_waits: bool) -> None:
+        """That check-in has ended. A client with another one here, or one at another replica since, goes on waiting."""
+        waiter.held -= 1
+        if waiter.held <= 0 and self._here.get(waiter.client) is waiter:
+            del self._here[waiter.client]
+            if not still_waits:
+                self._store.note(Waiting(self._run, waiter.client, 0, "", waiter.seen_at, 0.0))
+
+    async def expel(self, client: ClientId) -> None:
+        """This client may not wait any more."""
+        await self._store.note(Waiting(self._run, client, 0, "", self._clock.now(), 0.0))
+
+    async def candidates(self) -> tuple[Candidate, ...]:
+        return await self._store.candidates(self._run, self._clock.now())
+
+    async def population(self) -> int:
+        """How many clients were here within a day."""
+        return await self._store.population(self._run, self._clock.now())
+
+    def _row(self, candidate: Candidate, now: float, until: float) -> Waiting:
+        return Waiting(self._run, candidate.client, candidate.sample_count, candidate.tier, now, until)
 
 
 class Heard:

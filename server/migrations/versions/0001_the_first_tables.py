@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0001"
+revision: str = "1"
 down_revision: str | None = None
 branch_labels: str | None = None
 depends_on: str | None = None
@@ -21,6 +21,9 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
+    with op.batch_alter_table("clients", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_clients_revoked_at"), ["revoked_at"], unique=False)
+
     op.create_table(
         "layouts",
         sa.Column("digest", sa.String(length=64), nullable=False),
@@ -28,15 +31,26 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("digest"),
     )
     op.create_table(
+        "leases",
+        sa.Column("job", sa.String(length=128), nullable=False),
+        sa.Column("replica", sa.String(length=32), nullable=False),
+        sa.PrimaryKeyConstraint("job"),
+    )
+    op.create_table(
         "nonces",
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
         sa.Column("client", sa.String(length=63), nullable=False),
         sa.Column("nonce", sa.String(length=43), nullable=False),
-        sa.Column("expires_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("client", "nonce"),
+        sa.PrimaryKeyConstraint("expires_at", "client", "nonce"),
+        sqlite_with_rowid=False,
     )
-    with op.batch_alter_table("nonces", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_nonces_expires_at"), ["expires_at"], unique=False)
-
+    op.create_table(
+        "replicas",
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("beat", sa.BigInteger(), nullable=False),
+        sa.Column("started_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
     op.create_table(
         "tokens",
         sa.Column("sha256", sa.String(length=64), nullable=False),
@@ -45,6 +59,20 @@ def upgrade() -> None:
         sa.Column("used_by", sa.String(length=63), nullable=True),
         sa.PrimaryKeyConstraint("sha256"),
     )
+    op.create_table(
+        "waiters",
+        sa.Column("run", sa.String(length=63), nullable=False),
+        sa.Column("client", sa.String(length=63), nullable=False),
+        sa.Column("sample_count", sa.BigInteger(), nullable=False),
+        sa.Column("tier", sa.String(length=63), nullable=False),
+        sa.Column("seen_at", sa.Double(), nullable=False),
+        sa.Column("until", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("run", "client"),
+    )
+    with op.batch_alter_table("waiters", schema=None) as batch_op:
+        batch_op.create_index("ix_waiters_run_seen_at", ["run", "seen_at"], unique=False)
+        batch_op.create_index("ix_waiters_run_until", ["run", "until"], unique=False)
+
     op.create_table(
         "models",
         sa.Column("sha256", sa.String(length=64), nullable=False),
@@ -65,6 +93,8 @@ def upgrade() -> None:
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("round_id", sa.Integer(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["model_sha256"],
             ["models.sha256"],
@@ -94,8 +124,7 @@ def upgrade() -> None:
         sa.Column("run", sa.String(length=63), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("revision", sa.Integer(), nullable=False),
+        sa.Column("head", sa.Text(), nullable=False),
         sa.Column("record", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["run"],
@@ -109,12 +138,18 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=160), nullable=False),
         sa.Column("round_id", sa.Integer(), nullable=False),
         sa.Column("client", sa.String(length=63), nullable=False),
+        sa.Column("draws", sa.Integer(), nullable=False),
         sa.Column("sample_count", sa.BigInteger(), nullable=False),
-        sa.Column("is_declined", sa.Boolean(), nullable=False),
+        sa.Column("tier", sa.String(length=63), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("weight", sa.BigInteger(), nullable=True),
+        sa.Column("work", sa.Text(), nullable=True),
+        sa.Column("replica", sa.String(length=32), nullable=True),
         sa.Column("outcome", sa.String(length=16), nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),
-        sa.Column("report", sa.Text(), nullable=True),
         sa.Column("reported_at", sa.Double(), nullable=True),
+        sa.Column("declined", sa.Text(), nullable=True),
+        sa.Column("missing", sa.Text(), nullable=True),
         sa.Column("bytes_up", sa.BigInteger(), nullable=False),
         sa.Column("bytes_down", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
@@ -128,8 +163,34 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     with op.batch_alter_table("assignments", schema=None) as batch_op:
-        batch_op.create_index("ix_assignments_round_id", ["round_id"], unique=False)
+        batch_op.create_index("ix_assignments_round_revision", ["round_id", "revision"], unique=False)
 
+    op.create_table(
+        "partial_sums",
+        sa.Column("round_id", sa.Integer(), nullable=False),
+        sa.Column("replica", sa.String(length=32), nullable=False),
+        sa.Column("key", sa.String(length=255), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("clients", sa.Text(), nullable=False),
+        sa.Column("total_weight", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["round_id"],
+            ["rounds.id"],
+        ),
+        sa.PrimaryKeyConstraint("round_id", "replica"),
+    )
+    op.create_table(
+        "upload_chunks",
+        sa.Column("assignment", sa.String(length=160), nullable=False),
+        sa.Column("offset", sa.BigInteger(), nullable=False),
+        sa.Column("length", sa.BigInteger(), nullable=False),
+        sa.Column("key", sa.String(length=255), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["assignment"],
+            ["assignments.id"],
+        ),
+        sa.PrimaryKeyConstraint("assignment", "offset"),
+    )
     op.create_table(
         "uploads",
         sa.Column("assignment", sa.String(length=160), nullable=False),
@@ -143,25 +204,4 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("assignment"),
     )
-    # ### end Alembic commands ###
-
-
-def downgrade() -> None:
-    # ### commands auto generated by Alembic - please adjust! ###
-    op.drop_table("uploads")
-    with op.batch_alter_table("assignments", schema=None) as batch_op:
-        batch_op.drop_index("ix_assignments_round_id")
-
-    op.drop_table("assignments")
-    op.drop_table("rounds")
-    op.drop_table("model_versions")
-    op.drop_table("runs")
-    op.drop_table("models")
-    op.drop_table("tokens")
-    with op.batch_alter_table("nonces", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_nonces_expires_at"))
-
-    op.drop_table("nonces")
-    op.drop_table("layouts")
-    op.drop_table("clients")
     # ### end Alembic commands ###

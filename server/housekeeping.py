@@ -1,0 +1,47 @@
+"""What nobody asks for and must happen all the same: expired nonces, forgotten waiters, blobs that a crash left behind.
+
+Every replica does all of it: what is swept twice is swept once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from umbel.server.services import Services
+
+_log = logging.getLogger(__name__)
+_NONCES_S = 60.0
+_REST_S = 3600.0
+
+
+async def keep_house(services: Services) -> None:
+    """For ever. The blobs first: a crash may have come between the end of a round and the removal of its updates."""
+    await asyncio.gather(
+        _repeat("expired nonces", _NONCES_S, lambda: services.registry.forget_nonces(services.clock.now())),
+        _repeat("blobs of ended rounds", _REST_S, lambda: sweep_blobs(services)),
+        _repeat("clients that are long gone", _REST_S, lambda: services.waiters.sweep(services.clock.now())),
+    )
+
+
+async def sweep_blobs(services: Services) -> None:
+    """Remove updates and partial sums of rounds that are over.
+
+    First the keys, then which rounds are open: what a round that opens in between stores is not among the keys.
+    """
+    updates = await asyncio.to_thread(lambda: list(services.blobs.keys("updates")))
+    partials = await asyncio.to_thread(lambda: list(services.blobs.keys("partials")))
+    assignments, rounds = await services.rounds.open_names()
+    left = [key for key in updates if key.split("/")[1] not in assignments]
+    left += [key for key in partials if key.split("/")[1] not in rounds]
+    if left:
+        await asyncio.to_thread(services.blobs.delete, left)
+        _log.info("removed %d blobs of rounds that are over", len(left))
+
+
+async def _repeat(what: str, pause_s: float, sweep: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await sweep()
+        except Exception:
+            _log.exception("%s could not be swept; trying again in %.0f s", what, pause_s)
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,409 @@
+"""Runs under way, as they are stored: read, caught up with, and changed under the lock of the run's row.
+
+`step` is the one way in which a round moves on. In one transaction it locks the run, reads what other replicas have
+changed since, lets `Transition.decide` say what happens now, and stores that. Two replicas can therefore never decide
+on different states, and what has been answered is what is stored.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
+from sqlalchemy import Row, bindparam, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from umbel.aggregation.cohort import Member
+from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
+from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.round import Abandoned, Committed, Recruiting, RoundState
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
+from umbel.server import tables
+from umbel.server.database import Database
+from umbel.server.round_rows import ClientRow, accepted_of, changed_columns, head_of, state_of, with_head, with_rows
+from umbel.server.stored import (
+    Change,
+    Ended,
+    LiveRun,
+    NewModel,
+    PartialSum,
+    RoundEnd,
+    StoredAssignment,
+    StoredRun,
+    StoredUpload,
+    Traffic,
+)
+from umbel.server.tables import table_of
+from umbel.server.upload_store import uploads_of
+
+_RECORD = TypeAdapter(RoundRecord)
+_RUN_FILE = TypeAdapter(RunFile)
+_RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
+_UPLOAD, _CHUNK = table_of(tables.Upload), table_of(tables.UploadChunk)
+_MODEL, _VERSION, _PARTIAL = table_of(tables.Model), table_of(tables.ModelVersion), table_of(tables.PartialSum)
+_CLIENT = table_of(tables.Client)
+_WITH_HEARD = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
+
+
+class Transition(Protocol):
+    """What `step` asks, inside its transaction: nothing here may wait for anything."""
+
+    @property
+    def uploads_of(self) -> Sequence[AssignmentId]:
+        """The assignments whose uploads `decide` must see."""
+        ...
+
+    def decide(self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload]) -> Change:
+        """What happens now. `live` is what is stored at this moment."""
+        ...
+
+    def end(self, run: StoredRun, state: Abandoned | Committed, assignments: Sequence[StoredAssignment]) -> RoundEnd:
+        """How the attempt ends that `decide` has just ended, and what comes next."""
+        ...
+
+
+class RoundStore:
+    """The stored side of every run's newest attempt. `replica`: the name of this process among the coordinators."""
+
+    def __init__(self, database: Database, replica: str) -> None:
+        self._db = database
+        self._replica = replica
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def add_run(self, file: RunFile, model: ModelRef, master_sha256: str, state: Recruiting, now: float) -> None:
+        """Create a run with version 0 of its model and its first round."""
+        async with self._db.writing("add_run") as tx:
+            run = {
+                "name": file.name,
+                "run_file": _RUN_FILE.dump_json(file).decode(),
+                "model_sha256": model.sha256,
+                "status": RunStatus.RUNNING.value,
+                "reason": "",
+                "created_at": now,
+                "round_id": 0,
+                "revision": 1,
+            }
+            await tx.execute(insert(_RUN).values(run))
+            version = {"run": file.name, "version": 0, "sha256": model.sha256, "master_sha256": master_sha256}
+            await tx.execute(insert(_VERSION).values(version))
+            round_id = await _add_round(tx, state)
+            await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id))
+
+    async def revisions(self) -> Mapping[RunId, int]:
+        """Every run, in the order of their creation, and how often it has changed."""
+        query = select(_RUN.c.name, _RUN.c.revision).order_by(_RUN.c.created_at, _RUN.c.name)
+        async with self._db.reading() as tx:
+            return {RunId(row.name): row.revision for row in await tx.execute(query)}
+
+    async def load(self, name: RunId) -> LiveRun | None:
+        """A run as it is stored now."""
+        async with self._db.reading() as tx:
+            row = (await tx.execute(select(_RUN).where(_RUN.c.name == name))).one_or_none()
+            return None if row is None else await _caught_up(tx, row, None)
+
+    async def refresh(self, known: LiveRun) -> LiveRun:
+        """The run as it is stored now; `known` itself if nothing has changed."""
+        async with self._db.reading() as tx:
+            row = (await tx.execute(select(_RUN).where(_RUN.c.name == known.name))).one()
+            return await _caught_up(tx, row, known)
+
+    async def step(self, known: LiveRun, transition: Transition) -> tuple[LiveRun, Ended | None]:
+        """Move a run on; how the attempt ended, if this has ended it. All of it is durable on return."""
+        async with self._db.writing("step") as tx:
+            live = await self._locked(tx, known)
+            uploads = await uploads_of(tx, transition.uploads_of, for_update=True)
+            change = transition.decide(live, uploads)
+            if change.state is live.state and change.status is None:
+                return live, None
+            revision = live.revision + 1
+            await self._save(tx, live, change, revision)
+            run = live.run
+            if change.status is not None:
+                run = replace(run, status=change.status[0], reason=change.status[1])
+            live = replace(live, run=run, state=change.state, folded_by=self._folded(live, change), revision=revision)
+            is_ended = isinstance(change.state, Committed | Abandoned)
+            if not is_ended:
+                await _save_run(tx, live, revision)
+                return live, None
+            assert isinstance(change.state, Committed | Abandoned)
+            end = transition.end(run, change.state, await _assignments(tx, live.round_id))
+            return await self._end(tx, live, end)
+
+    async def _locked(self, tx: AsyncSession, known: LiveRun) -> LiveRun:
+        query = select(_RUN).where(_RUN.c.name == known.name).with_for_update()
+        return await _caught_up(tx, (await tx.execute(query)).one(), known)
+
+    async def _save(self, tx: AsyncSession, live: LiveRun, change: Change, revision: int) -> None:
+        """The attempt's new state: its head, and the rows of the clients that it changes."""
+        await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(head=head_of(change.state)))
+        changed = changed_columns(live.state, change.state)
+        if isinstance(live.state, Recruiting):
+            fresh = {"round_id": live.round_id, "revision": revision, "bytes_up": 0, "bytes_down": 0}
+            rows = [
+                {"id": live.assignment_id(client), "client": client, **columns, **fresh}
+                for client, columns in changed.items()
+            ]
+            if rows:
+                await tx.execute(insert(_ASSIGNMENT), rows)
+        else:
+            await _update_assignments(
+                tx, {live.assignment_id(client): {**new, "revision": revision} for client, new in changed.items()}
+            )
+        told = {
+            one.assignment: {
+                "outcome": one.answer.outcome.value,
+                "reason": one.answer.reason,
+                "reported_at": one.at,
+                "replica": self._replica,
+            }
+            for one in change.answered
+        }
+        await _update_assignments(tx, told)
+
+    def _folded(self, live: LiveRun, change: Change) -> Mapping[ClientId, str]:
+        if not change.answered:
+            return live.folded_by
+        return {**live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
+
+    async def _end(self, tx: AsyncSession, live: LiveRun, end: RoundEnd) -> tuple[LiveRun, Ended]:
+        record = _RECORD.dump_json(end.record).decode()
+        await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(record=record))
+        mine = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.round_id == live.round_id)
+        keys = [
+            *await tx.scalars(select(_CHUNK.c.key).where(_CHUNK.c.assignment.in_(mine))),
+            *await tx.scalars(select(_PARTIAL.c.key).where(_PARTIAL.c.round_id == live.round_id)),
+        ]
+        await tx.execute(delete(_CHUNK).where(_CHUNK.c.assignment.in_(mine)))
+        await tx.execute(delete(_UPLOAD).where(_UPLOAD.c.assignment.in_(mine)))
+        await tx.execute(delete(_PARTIAL).where(_PARTIAL.c.round_id == live.round_id))
+        run = replace(live.run, status=end.status, reason=end.reason)
+        if end.model is not None:
+            await _add_version(tx, live.name, end.model, end.record.opened_at + end.record.wall_s)
+            run = replace(run, model=end.model.ref, master_sha256=end.model.master_sha256)
+        after = replace(live, run=run)
+        if end.next_state is not None:
+            round_id = await _add_round(tx, end.next_state)
+            after = replace(after, round_id=round_id, state=end.next_state, folded_by={})
+        await _save_run(tx, after, after.revision)
+        return after, Ended(end, tuple(keys))
+
+    # --- who folds what -----------------------------------------------------------------------------------------------
+
+    async def adopt(self, known: LiveRun, dead: Iterable[str]) -> LiveRun:
+        """Take over what replicas that have died were to fold, unless their partial sum is in the blob store."""
+        async with self._db.writing("adopt") as tx:
+            live = await self._locked(tx, known)
+            posted = select(_PARTIAL.c.replica).where(_PARTIAL.c.round_id == live.round_id)
+            orphaned = set(dead) - set((await tx.scalars(posted)).all())
+            orphans = [client for client, replica in live.folded_by.items() if replica in orphaned]
+            if not orphans or live.round_id != known.round_id:
+                return live
+            revision = live.revision + 1
+            adopted = {"replica": self._replica, "revision": revision}
+            await _update_assignments(tx, {live.assignment_id(client): adopted for client in sorted(orphans)})
+            folded_by = {**live.folded_by, **dict.fromkeys(orphans, self._replica)}
+            live = replace(live, folded_by=folded_by, revision=revision)
+            await _save_run(tx, live, revision)
+            return live
+
+    async def post_partial_sum(self, known: LiveRun, partial: PartialSum) -> bool:
+        """Offer this replica's sum to whoever closes the round; False if it is no longer what this replica answers for.
+
+        Once it is posted, nobody adopts what is in it.
+        """
+        async with self._db.writing("post_partial_sum") as tx:
+            live = await self._locked(tx, known)
+            mine = {client for client, replica in live.folded_by.items() if replica == self._replica}
+            if live.round_id != known.round_id or mine != set(partial.clients):
+                return False
+            row = {
+                "round_id": live.round_id,
+                "replica": self._replica,
+                "key": partial.key,
+                "sha256": partial.sha256,
+                "clients": json.dumps(partial.clients),
+                "total_weight": partial.total_weight,
+            }
+            await tx.execute(insert(_PARTIAL).values(row))
+            return True
+
+    async def partial_sums(self, round_id: int) -> tuple[PartialSum, ...]:
+        async with self._db.reading() as tx:
+            rows = (await tx.execute(select(_PARTIAL).where(_PARTIAL.c.round_id == round_id))).all()
+        return tuple(
+            PartialSum(row.replica, row.key, row.sha256, tuple(json.loads(row.clients)), row.total_weight)
+            for row in rows
+        )
+
+    # --- rounds and assignments ---------------------------------------------------------------------------------------
+
+    async def round_state(self, round_id: int) -> RoundState:
+        """Any attempt's state, whole."""
+        async with self._db.reading() as tx:
+            head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == round_id))).scalar_one()
+            return state_of(head, [_client_row(row) for row in await _rows(tx, round_id, 0)])
+
+    async def open_names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The assignments and the ids of every attempt that has not ended."""
+        is_open = _ROUND.c.record.is_(None)
+        assignments = select(_ASSIGNMENT.c.id).join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id).where(is_open)
+        async with self._db.reading() as tx:
+            names = frozenset((await tx.scalars(assignments)).all())
+            rounds = frozenset(str(one) for one in await tx.scalars(select(_ROUND.c.id).where(is_open)))
+        return names, rounds
+
+    async def ended(self, name: RunId, after: int, limit: int) -> tuple[RoundRecord, ...]:
+        """The records of ended attempts from the `after`-th on, oldest first."""
+        query = select(_ROUND.c.record).where(_ROUND.c.run == name, _ROUND.c.record.is_not(None))
+        async with self._db.reading() as tx:
+            rows = (await tx.scalars(query.order_by(_ROUND.c.id).offset(after).limit(limit))).all()
+        return tuple(_RECORD.validate_json(row) for row in rows)
+
+    async def assignments(self, round_id: int) -> tuple[StoredAssignment, ...]:
+        """Every client of an attempt."""
+        async with self._db.reading() as tx:
+            return await _assignments(tx, round_id)
+
+    async def assignment(self, assignment: AssignmentId) -> StoredAssignment | None:
+        """One assignment with its upload."""
+        async with self._db.reading() as tx:
+            row = (await tx.execute(_WITH_HEARD.where(_ASSIGNMENT.c.id == assignment))).one_or_none()
+            if row is None:
+                return None
+            uploads = await uploads_of(tx, [assignment])
+        return replace(_assignment(row), upload=uploads.get(assignment))
+
+    async def add_traffic(self, name: RunId, traffic: Mapping[AssignmentId, Traffic]) -> None:
+        """Add to the bytes transferred for each assignment of a run, under its lock: it touches many rows."""
+        rows = [{"id_": name, "up": bytes_.up, "down": bytes_.down} for name, bytes_ in traffic.items()]
+        if not rows:
+            return
+        sums = {
+            "bytes_up": _ASSIGNMENT.c.bytes_up + bindparam("up"),
+            "bytes_down": _ASSIGNMENT.c.bytes_down + bindparam("down"),
+        }
+        async with self._db.writing("add_traffic") as tx:
+            await tx.execute(select(_RUN.c.name).where(_RUN.c.name == name).with_for_update())
+            await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(sums), rows)
+
+
+async def _caught_up(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> LiveRun:
+    """The run as `row` has it: `known`, with what has changed since."""
+    if known is not None and row.revision == known.revision:
+        return known
+    if known is None or row.round_id != known.round_id:
+        return await _loaded(tx, row, known)
+    head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
+    changed = await _rows(tx, row.round_id, known.revision)
+    state = with_rows(with_head(head, known.state), [_client_row(one) for one in changed])
+    run = replace(known.run, status=RunStatus(row.status), reason=row.reason)
+    return LiveRun(run, row.round_id, state, {**known.folded_by, **_folded_by(changed)}, row.revision)
+
+
+async def _loaded(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> LiveRun:
+    version = (
+        await tx.execute(
+            select(_VERSION, _MODEL.c.size_bytes, _MODEL.c.layout_digest)
+            .join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
+            .where(_VERSION.c.run == row.name)
+            .order_by(_VERSION.c.version.desc())
+            .limit(1)
+        )
+    ).one()
+    run = StoredRun(
+        file=known.run.file if known else _RUN_FILE.validate_json(row.run_file),
+        status=RunStatus(row.status),
+        reason=row.reason,
+        created_at=row.created_at,
+        model=ModelRef(version.version, version.sha256, version.size_bytes, version.layout_digest),
+        master_sha256=version.master_sha256,
+        first_model_sha256=row.model_sha256,
+    )
+    head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
+    rows = await _rows(tx, row.round_id, 0)
+    state = state_of(head, [_client_row(one) for one in rows])
+    return LiveRun(run, row.round_id, state, _folded_by(rows), row.revision)
+
+
+async def _rows(tx: AsyncSession, round_id: int, after: int) -> Sequence[Row[Any]]:
+    """The rows of an attempt that have changed after a revision, in the order of names."""
+    changed = select(_ASSIGNMENT).where(_ASSIGNMENT.c.round_id == round_id, _ASSIGNMENT.c.revision > after)
+    return (await tx.execute(changed.order_by(_ASSIGNMENT.c.client))).all()
+
+
+def _client_row(row: Row[Any]) -> ClientRow:
+    member = Member(row.draws, row.sample_count, row.tier)
+    return ClientRow(ClientId(row.client), member, accepted_of(row.weight, row.work), row.declined, row.missing)
+
+
+def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:
+    return {ClientId(row.client): row.replica for row in rows if row.replica is not None}
+
+
+async def _assignments(tx: AsyncSession, round_id: int) -> tuple[StoredAssignment, ...]:
+    query = _WITH_HEARD.where(_ASSIGNMENT.c.round_id == round_id).order_by(_ASSIGNMENT.c.client)
+    return tuple(_assignment(row) for row in await tx.execute(query))
+
+
+def _assignment(row: Row[Any]) -> StoredAssignment:
+    return StoredAssignment(
+        id=AssignmentId(row.id),
+        round_id=row.round_id,
+        client=ClientId(row.client),
+        sample_count=row.sample_count,
+        is_declined=row.declined is not None,
+        answer=None if row.outcome is None else ReportAnswer(Outcome(row.outcome), row.reason or ""),
+        reported_at=row.reported_at,
+        bytes_up=row.bytes_up,
+        bytes_down=row.bytes_down,
+        heard_at=row.last_heard_at,
+    )
+
+
+async def _update_assignments(tx: AsyncSession, columns: Mapping[AssignmentId, Mapping[str, object]]) -> None:
+    """Write these columns, the same for each; as parameters of one statement."""
+    if not columns:
+        return
+    names = next(iter(columns.values()))
+    rows = [{"id_": name, **{f"{key}_": value for key, value in new.items()}} for name, new in columns.items()]
+    values: dict[str, Any] = {name: bindparam(f"{name}_") for name in names}
+    await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(values), rows)
+
+
+async def _save_run(tx: AsyncSession, live: LiveRun, revision: int) -> None:
+    columns = {
+        "status": live.run.status.value,
+        "reason": live.run.reason,
+        "round_id": live.round_id,
+        "revision": revision,
+    }
+    await tx.execute(update(_RUN).where(_RUN.c.name == live.name).values(columns))
+
+
+async def _add_round(tx: AsyncSession, state: Recruiting) -> int:
+    plan = state.plan
+    row = {"run": plan.run, "number": plan.number, "attempt": plan.attempt, "head": head_of(state)}
+    return int((await tx.execute(insert(_ROUND).values(row).returning(_ROUND.c.id))).scalar_one())
+
+
+async def _add_version(tx: AsyncSession, run: RunId, new: NewModel, now: float) -> None:
+    known = select(_MODEL.c.sha256).where(_MODEL.c.sha256 == new.ref.sha256)
+    if (await tx.execute(known)).one_or_none() is None:
+        row = {
+            "sha256": new.ref.sha256,
+            "size_bytes": new.ref.size_bytes,
+            "layout_digest": new.ref.layout_digest,
+            "created_at": now,
+        }
+        await tx.execute(insert(_MODEL).values(row))
+    version = {
+        "run": run,
+        "version": new.ref.version,
+        "sha256": new.ref.sha256,
+        "master_sha256": new.master_sha256,
+        "parent_sha256": new.parent_sha256,
+    }
+    await tx.execute(insert(_VERSION).values(version))
