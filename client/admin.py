@@ -1,6 +1,7 @@
 """The operator's side of the HTTP API: tokens, models, runs. Used by the command line and by scripts.
 
-Every call is one try, for a person, or a script, decides whether to ask again; only `follow` can be told to be patient.
+Every call is one try (at each of the coordinator's addresses, until one answers), for a person, or a script, decides
+whether to ask again; only `follow` can be told to be patient.
 """
 
 import hashlib
@@ -19,8 +20,9 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.signatures import Target
 from umbel.aggregation.types import require_slug
+from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
-from umbel.client.transport import Patience, Transport, connect, patiently, warn_if_readable
+from umbel.client.transport import Answer, Patience, Transport, at_any_address, connect, patiently
 
 MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
@@ -51,14 +53,14 @@ class EnrolledClient:
 class Operator:
     """A coordinator as its operator sees it. Close it, or use it in a `with` statement."""
 
-    def __init__(self, url: str, admin_key: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, server: str, admin_key: str, transport: httpx.BaseTransport | None = None) -> None:
         bearer = {"Authorization": f"Bearer {admin_key}"}
 
         def authorize(_target: Target, _body_sha256: bytes) -> Mapping[str, str]:
             return bearer
 
-        self._transport = Transport(connect(url, transport), authorize)
-        warn_if_readable(url, "the admin key and act with it")
+        self._transport = Transport(connect(server, transport), authorize)
+        warn_if_readable(addresses_in(server), "the admin key and act with it")
 
     def __enter__(self) -> Self:
         return self
@@ -69,26 +71,29 @@ class Operator:
     def close(self) -> None:
         self._transport.close()
 
+    def _ask(self, method: str, path: str, **more: Any) -> Answer:
+        return at_any_address(lambda: self._transport.ask(method, path, **more))
+
     def create_tokens(self, count: int = 1, ttl_s: float = 7 * 86400.0) -> list[str]:
         """One-time enrolment tokens. Repeating this makes more."""
-        answer = self._transport.ask("POST", "/v1/admin/tokens", **_json({"count": count, "ttl_s": ttl_s}))
+        answer = self._ask("POST", "/v1/admin/tokens", **_json({"count": count, "ttl_s": ttl_s}))
         return answer.parse(TypeAdapter(_Tokens)).tokens
 
     def clients(self) -> list[EnrolledClient]:
         """Who has enrolled, those that were removed included."""
-        answer = self._transport.ask("GET", "/v1/admin/clients", bytes_max=CLIENTS_BYTES_MAX)
+        answer = self._ask("GET", "/v1/admin/clients", bytes_max=CLIENTS_BYTES_MAX)
         return answer.parse(TypeAdapter(list[EnrolledClient]))
 
     def remove_client(self, client: str) -> None:
         """Refuse this client from now on."""
         require_slug(client, "client")
-        self._transport.ask("DELETE", f"/v1/admin/clients/{client}")
+        self._ask("DELETE", f"/v1/admin/clients/{client}")
 
     def upload_model(self, model: bytes) -> str:
         """Store a safetensors model; its SHA-256."""
         sha256 = hashlib.sha256(model).hexdigest()
         headers = {"Content-Type": "application/octet-stream"}
-        self._transport.ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers)
+        self._ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers)
         return sha256
 
     def create_run(self, name: str, run_file: str, model_sha256: str) -> RunView:
@@ -96,20 +101,20 @@ class Operator:
         require_slug(name, "name")
         headers = {"Content-Type": "application/toml"}
         path, query = f"/v1/admin/runs/{name}", f"model={model_sha256}"
-        return self._transport.ask("PUT", path, query=query, body=run_file.encode(), headers=headers).parse(_RUN)
+        return self._ask("PUT", path, query=query, body=run_file.encode(), headers=headers).parse(_RUN)
 
     def runs(self) -> list[RunView]:
-        return self._transport.ask("GET", "/v1/admin/runs").parse(_RUNS)
+        return self._ask("GET", "/v1/admin/runs").parse(_RUNS)
 
     def run(self, name: str) -> RunView:
         require_slug(name, "name")
-        return self._transport.ask("GET", f"/v1/admin/runs/{name}").parse(_RUN)
+        return self._ask("GET", f"/v1/admin/runs/{name}").parse(_RUN)
 
     def progress(self, name: str, after: int = 0, wait_s: float = 0.0) -> RunProgress:
         """What has ended since `after` and what is under way; held open for up to `wait_s` seconds for news."""
         require_slug(name, "name")
         path, query = f"/v1/admin/runs/{name}/progress", f"after={after}&wait_s={wait_s:g}"
-        answer = self._transport.ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
+        answer = self._ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
         return answer.parse(_PROGRESS)
 
     def follow(self, name: str, wait_s: float, patience_s: float = 0.0) -> Iterator[RunProgress]:
@@ -126,7 +131,7 @@ class Operator:
 
     def stop_run(self, name: str, reason: str) -> RunView:
         require_slug(name, "name")
-        return self._transport.ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
+        return self._ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
 
     def download_model(self, sha256: str, path: Path | str) -> None:
         """Write a model to `path`, whole and checked, or not at all."""

@@ -44,7 +44,7 @@ class Checkpoint:
         """
 
     def load(self) -> dict[str, Any] | None:
-        """What an earlier process saved of this very assignment, its tensors on the CPU; None if training starts anew."""
+        """What an earlier process saved of this very assignment, tensors on the CPU; None if training starts anew."""
         return None
 
 

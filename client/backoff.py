@@ -7,7 +7,8 @@ coordinator at the same moment better than equal or decorrelated jitter, and nee
 
 from dataclasses import dataclass
 
-RETRY_AFTER_MAX_S = 300.0
+# A coordinator that steers the pace of a large fleet sends clients away for hours; fleets breathe with the day.
+RETRY_AFTER_MAX_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Backoff:
     """`first_s`: bound of the first wait; it doubles with every try up to `longest_s`."""
 
     first_s: float = 0.1
-    longest_s: float = 10.0
+    longest_s: float = 60.0
 
     def bound_s(self, failures: int) -> float:
         """The longest wait after `failures` failures in a row (1 for the first)."""
@@ -27,9 +28,5 @@ class Backoff:
         return min(max(retry_after_s, 0.0), RETRY_AFTER_MAX_S) + jitter * self.bound_s(failures)
 
 
-IDLE = Backoff()
-
-
-def within(window_s: float) -> Backoff:
-    """The schedule while a reporting window of this length is open: at least twenty tries fit."""
-    return Backoff(first_s=min(0.1, window_s / 100), longest_s=min(window_s / 20, IDLE.longest_s))
+IDLE_BACKOFF = Backoff()
+"""Without a window, for ever: a coordinator that was away for an hour is found again within a minute."""

@@ -53,10 +53,12 @@ class EndlessBatches:
     """Pass after pass over a site's data, which knows where it is and can go on from there.
 
     `place` says so: how many batches of this pass were taken, and the states of the generators at its start, from which
-    the same order is drawn again. That a `DataLoader` may draw from the process-wide ones too is why those belong to it.
+    the same order is drawn again; the process-wide ones too, for a `DataLoader` may draw from those.
     """
 
-    def __init__(self, data: "Dataset[Any] | DataLoader[Any]", batch_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, data: "Dataset[Any] | DataLoader[Any]", batch_size: int, seed: int, device: torch.device
+    ) -> None:
         self._data, self._batch_size, self._device = data, batch_size, device
         self._rng = torch.Generator().manual_seed(seed)
         self._start: dict[str, Any] = {}
@@ -77,8 +79,9 @@ class EndlessBatches:
         return {"n_taken": self._n_taken, **self._start}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Go on after the batches taken there. A loader has to load them again, and the process-wide generators are left
-        where that takes them from their states at the pass's start.
+        """Go on after the batches taken there.
+
+        A loader must load them again; the process-wide generators are left where that takes them from the pass's start.
         """
         self._start = {"order": place["order"], "global": place["global"]}
         self._n_taken = place["n_taken"]

@@ -1,7 +1,7 @@
 """A training in progress, kept on disk, so that a client that is killed goes on from there while its round is open.
 
-One safetensors file: the tensors, and in its metadata the rest as JSON, with the assignment and the model it belongs to.
-It is written aside, flushed and renamed, so that a kill leaves the one before.
+One safetensors file: the tensors, and in its metadata the rest as JSON, with the assignment and the model it belongs
+to. It is written aside, flushed and renamed, so that a kill leaves the one before.
 
 How often is a matter of time alone: saving may take `_SHARE` of the training's time, by what the last one took. The
 work of one such interval is what a kill can cost. A disk that is full or not writable costs a line in the log.

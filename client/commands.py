@@ -11,7 +11,10 @@ import typer
 Server = Annotated[
     str,
     typer.Option(
-        "--server", envvar="UMBEL_SERVER", help="The coordinator's address, such as https://fl.example.org[:port]."
+        "--server",
+        envvar="UMBEL_SERVER",
+        metavar="URL[,URL...]",
+        help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas.",
     ),
 ]
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]

@@ -2,9 +2,15 @@
 
 httpx bounds the silence between two reads, not their sum: a byte every few seconds, or interim answers (103) without
 end, would hold a client for ever. Here every read and write of a connection ends at the exchange's deadline.
+
+And a peer that is gone without a word (a cable, a VPN leg, a radio cell) is noticed by the kernel: what is under way
+and not acknowledged for `stall_s`, or a held-open answer whose other end does not answer probes, ends the connection.
+Left to itself, TCP goes on for a quarter of an hour, and finds a line that is back only with its next, ever rarer,
+repetition.
 """
 
 import math
+import socket
 import ssl
 import time
 from collections.abc import Generator, Iterable
@@ -15,18 +21,37 @@ from typing import Any, cast
 import httpcore
 import httpx
 
+from umbel.client.timing import IDLE, Timing
+
 _PIECE_BYTES = 1 << 16
+_PROBES = 3  # one may be lost, and one more
 _until: ContextVar[float] = ContextVar("umbel_exchange_until", default=math.inf)
+_timing: ContextVar[Timing] = ContextVar("umbel_exchange_timing", default=IDLE)
 
 
 @contextmanager
 def exchange_until(until: float) -> Generator[None]:
     """What this thread reads and writes here ends at `until`, on `time.monotonic`'s clock, with httpx's timeouts."""
-    token = _until.set(until)
+    token = _until.set(min(until, _until.get()))
     try:
         yield
     finally:
         _until.reset(token)
+
+
+@contextmanager
+def timed_by(timing: Timing) -> Generator[None]:
+    """This thread's exchanges take their times from here."""
+    token = _timing.set(timing)
+    try:
+        yield
+    finally:
+        _timing.reset(token)
+
+
+def timing() -> Timing:
+    """The times of this thread's exchanges."""
+    return _timing.get()
 
 
 def bound(http: httpx.Client) -> httpx.Client:
@@ -68,14 +93,22 @@ class _Stream(httpcore.NetworkStream):
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
+        self._stall_s = 0.0
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         return self._stream.read(max_bytes, _left_s(timeout, httpcore.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._notice_stalls(timing().stall_s)
         for start in range(0, len(buffer), _PIECE_BYTES):  # each piece may take its timeout anew
             piece = buffer[start : start + _PIECE_BYTES]
             self._stream.write(piece, _left_s(timeout, httpcore.WriteTimeout))
+
+    def _notice_stalls(self, stall_s: float) -> None:
+        connection = self._stream.get_extra_info("socket")
+        if stall_s != self._stall_s and isinstance(connection, socket.socket):
+            set_stall(connection, stall_s)
+        self._stall_s = stall_s
 
     def close(self) -> None:
         self._stream.close()
@@ -88,6 +121,21 @@ class _Stream(httpcore.NetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
+
+
+def set_stall(connection: socket.socket, stall_s: float) -> None:
+    """Have the kernel end a connection whose other end is silent; as far as this system can (Linux: wholly)."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probe_s = max(1, round(stall_s / _PROBES))
+    wanted = {
+        "TCP_USER_TIMEOUT": round(1000 * stall_s),
+        "TCP_KEEPIDLE": max(1, round(stall_s)),
+        "TCP_KEEPINTVL": probe_s,
+        "TCP_KEEPCNT": _PROBES,
+    }
+    for name, value in wanted.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _left_s(timeout: float | None, error: type[httpcore.TimeoutException]) -> float | None:

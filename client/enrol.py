@@ -34,13 +34,18 @@ def identify(store: Store, name: str | None, token: str | None) -> Identity:
 
 
 def ensure_enrolled(
-    coordinator: Coordinator, store: Store, identity: Identity, token: str | None, labels: Mapping[str, str]
+    coordinator: Coordinator,
+    store: Store,
+    identity: Identity,
+    token: str | None,
+    labels: Mapping[str, str],
+    patience: Patience | None = None,
 ) -> None:
     """Enrol unless that is done. Killed in between, the next start repeats the same enrolment with the same key."""
     if store.enrolled_name() is not None or not token:
         return
     enrolment = Enrolment(token.strip(), identity.name, identity.public_key, labels)
-    enrolled = patiently(lambda: coordinator.enrol(enrolment), Patience())
+    enrolled = patiently(lambda: coordinator.enrol(enrolment), patience or Patience())
     store.remember_enrolment(identity.name)
     log.info("enrolled as %s", identity.name)
     if abs(ahead_s := time.time() - enrolled.server_time) > CLOCK_WARNING_S:

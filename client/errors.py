@@ -41,11 +41,13 @@ class AssignmentClosed(CoordinatorRefused):
 
 
 class TryAgain(ClientError):
-    """`retry_after_s`: how long the coordinator asked us to wait, 0 if it did not say."""
+    """`retry_after_s`: how long the coordinator asked us to wait, 0 if it did not say. `has_other`: it has another
+    address that has not failed, so that there is nothing to wait for.
+    """
 
-    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
+    def __init__(self, reason: str, retry_after_s: float = 0.0, has_other: bool = False) -> None:
         super().__init__(reason)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.has_other = retry_after_s, has_other
 
 
 class CoordinatorUnreachable(TryAgain):
@@ -53,7 +55,11 @@ class CoordinatorUnreachable(TryAgain):
 
 
 class CoordinatorBusy(TryAgain):
-    pass
+    """`is_down`: this replica of it cannot answer (5xx), another might."""
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0, is_down: bool = False) -> None:
+        super().__init__(reason, retry_after_s)
+        self.is_down = is_down
 
 
 class OutOfTime(ClientError):

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 # Uplinks are often slower than downlinks (ADSL, cable, mobile), so until an upload was measured, expect a quarter.
 _UP_OVER_DOWN = 0.25
 _SAFETY = 2.0
+# Each chunk costs an answer, with a flush to the coordinator's disk: some 20 ms beside which a chunk must be long.
 CHUNK_BYTES_MIN = 64 << 10
-CHUNK_BYTES_MAX = 4 << 20
+# A chunk is in memory while it is sent. Half of what a coordinator takes by default.
+CHUNK_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Link:
         return min(upload_s + min(max(window_s / 20, 0.5), 10.0), window_s / 2)
 
     def chunk_bytes(self, window_s: float) -> int:
-        """Upload chunk that takes about a twentieth of the window: what one cut may cost."""
-        speed = self.expected_up or 0.0
-        return int(min(max(speed * window_s / 20, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX))
+        """The chunk to begin an upload with."""
+        return chunk_bytes(self.expected_up or 0.0, window_s)
+
+
+def chunk_bytes(bytes_per_s: float, window_s: float) -> int:
+    """A chunk takes a two-hundredth of the window, 0.25 s to 2 s: that is what one cut costs."""
+    chunk_s = min(max(window_s / 200, 0.25), 2.0)
+    return int(min(max(bytes_per_s * chunk_s, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX))

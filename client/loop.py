@@ -18,8 +18,9 @@
    +---- forget the update
 ```
 
-A client that is killed loses at most its training: once update and report are on disk, the next start sends them, and
-until then the coordinator hands out the same assignment again.
+A client that is killed goes on at its next start: the coordinator hands out the same assignment again, and training
+goes on from its checkpoint; once update and report are on disk, they are sent. A coordinator that is away is asked
+again, for ever: an update that could not be sent in its window is kept until the coordinator says that it is too late.
 """
 
 import logging
@@ -34,14 +35,16 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
 from umbel.aggregation.wire import expected_bytes
+from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Client, LocalPlan
-from umbel.client.backoff import RETRY_AFTER_MAX_S, within
+from umbel.client.backoff import RETRY_AFTER_MAX_S
 from umbel.client.coordinator import Coordinator
 from umbel.client.enrol import ensure_enrolled, identify
 from umbel.client.errors import (
     AccessRefused,
     AssignmentClosed,
     ClientError,
+    CoordinatorBusy,
     CoordinatorMisbehaved,
     CoordinatorRefused,
     OutOfTime,
@@ -49,17 +52,20 @@ from umbel.client.errors import (
     TrainingFailed,
     WorkRefused,
 )
-from umbel.client.fetch import fetch_model, load_model
+from umbel.client.fetch import fetch_model
 from umbel.client.link import Link
 from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
 from umbel.client.send import Upload
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.store import PendingReport, Store, locked
-from umbel.client.transport import Patience, Transport, connect, patiently, warn_if_readable
+from umbel.client.timing import Timing, within
+from umbel.client.transport import Patience, Transport, connect, patiently
 from umbel.client.watch import Watch
 from umbel.client.work import Trained, save_work, train
 
-FAILURES_MAX = 3
+FAILURES_MAX = 3  # in a row, of which none is the line's: then a person should look
+# The least time between two questions, whatever the coordinator says: a check-in that is held open costs nothing more,
+# one that is answered at once must not become a flood.
 _IDLE_PAUSE_S = 0.05
 _OUT_OF_TIME_PAUSE_S = 1.0
 log = logging.getLogger("umbel.client")
@@ -79,7 +85,7 @@ class RunEnd:
 
 def run_client(
     app: Client,
-    server_url: str,
+    server: str,
     state_dir: Path | str,
     run: str,
     token: str | None = None,
@@ -91,21 +97,22 @@ def run_client(
 ) -> RunEnd:
     """Take part in `run` until it ends or this client is told to leave.
 
-    `token`: needed until the client has enrolled once. `name`: how the client is known; by default made from the
-    host's name. `labels`: facts about this site, told at its enrolment, such as `{"tier": "hospital"}`. `transport`:
-    for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
+    `server`: the coordinator's address, or those of its replicas, `URL[,URL...]`; one that does not answer is left for
+    the next. `token`: needed until the client has enrolled once. `name`: how the client is known; by default made from
+    the host's name. `labels`: facts about this site, told at its enrolment, such as `{"tier": "hospital"}`.
+    `transport`: for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
     """
     state_dir, shutdown = Path(state_dir), shutdown or Shutdown()
-    http = connect(server_url, transport)
-    warn_if_readable(server_url, "models and updates")
-    with http, locked(state_dir), shutdown.on_signals():
-        store = Store(state_dir, server_url)
+    replicas = connect(server, transport)
+    warn_if_readable(addresses_in(server), "models and updates")
+    with replicas, locked(state_dir), shutdown.on_signals():
+        store = Store(state_dir, server)
         identity = identify(store, name, token)
-        coordinator = Coordinator(Transport(http, identity.authorize))
+        coordinator = Coordinator(Transport(replicas, identity.authorize))
         participant = Participant(app, coordinator, store, RunId(run), ClientId(identity.name), shutdown)
         try:
             with shutdown.interruptible():
-                ensure_enrolled(coordinator, store, identity, token, labels or {})
+                ensure_enrolled(coordinator, store, identity, token, labels or {}, Patience(wait=shutdown.wait))
             return participant.take_part()
         except Interrupted as interruption:
             return participant.end("interrupted", str(interruption))
@@ -128,10 +135,11 @@ class Participant:
         self._failures = 0
         self._reports = 0
         self._accepted = 0
+        self._has_checked_in = False
 
     def take_part(self) -> RunEnd:
         """Until the run is over. Raises `Interrupted` when told to leave, `ClientError` when it cannot go on."""
-        self._send_leftover()
+        self._settle_pending()
         while True:
             answer = self._check_in()
             if answer.run_status is not RunStatus.RUNNING:
@@ -145,13 +153,23 @@ class Participant:
         return RunEnd(self._client, self._run, status, reason, self._reports, self._accepted)
 
     def _check_in(self) -> CheckedIn:
-        check_in = CheckIn(self._run, self._app.sample_count, self._layout.digest)
         with self._shutdown.interruptible():
-            return patiently(lambda: self._coordinator.check_in(check_in), Patience())
+            answer = patiently(self._try_check_in, Patience(wait=self._shutdown.wait))
+        self._has_checked_in = True
+        return answer
+
+    def _try_check_in(self) -> CheckedIn:
+        """A run that was there comes back: its coordinator is being restored. One that never was has a wrong name."""
+        try:
+            return self._coordinator.check_in(CheckIn(self._run, self._app.sample_count, self._layout.digest))
+        except CoordinatorRefused as error:
+            if error.kind == "unknown-run" and self._has_checked_in:
+                raise CoordinatorBusy(f"the coordinator has forgotten the run: {error.detail}") from error
+            raise
 
     def _pause(self, seconds: float) -> None:
         with self._shutdown.interruptible():
-            time.sleep(min(max(seconds, _IDLE_PAUSE_S), RETRY_AFTER_MAX_S))
+            self._shutdown.wait(min(max(seconds, _IDLE_PAUSE_S), RETRY_AFTER_MAX_S))
 
     def _survive(self, offer: Assignment) -> None:
         """Do an assignment; say so where it cannot be done. Several failures in a row end the client."""
@@ -160,11 +178,13 @@ class Participant:
         try:
             self._work(offer, window_end)
             self._failures = 0
-        except (AssignmentClosed, OutOfTime) as error:
+        except AssignmentClosed as error:
             log.info("round %d: not sent, %s", offer.round, error)
-            self._store.forget_pending()
-            if isinstance(error, OutOfTime):  # a coordinator that offers no time would be asked again at once
-                self._pause(_OUT_OF_TIME_PAUSE_S)
+            self._store.forget_work()
+        except OutOfTime as error:
+            log.info("round %d: not sent yet, %s", offer.round, error)
+            self._pause(_OUT_OF_TIME_PAUSE_S)  # a coordinator that offers no time would be asked again at once
+            self._settle_pending()
         except (AccessRefused, StateError):
             raise
         except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved) as error:
@@ -173,7 +193,7 @@ class Participant:
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
         log.error("round %d: %s", offer.round, error, exc_info=own_fault)
-        self._store.forget_pending()
+        self._store.forget_work()
         self._decline(offer.id, str(error), Patience(within(offer.window_s), window_end))
         self._failures += 1
         if self._failures >= FAILURES_MAX:
@@ -181,21 +201,22 @@ class Participant:
 
     def _work(self, offer: Assignment, window_end: float) -> None:
         check_able(offer, self._app.sample_count, self._layout)
-        patience = Patience(within(offer.window_s), window_end)
-        path = self._fetch(offer, patience)
-        start = load_model(path, self._layout)
+        timing = within(offer.window_s)
+        start = self._fetch(offer, timing, window_end)
         log.info("round %d: training, %.0f s left", offer.round, window_end - time.monotonic())
         with Watch(self._coordinator, offer.id, offer.window_s) as watch:
-            done = train(self._app, start, self._local_plan(offer, window_end, watch))
+            done = train(self._app, self._layout, start, self._local_plan(offer, window_end, watch))
         if self._reports == 0:
             _warn_if_too_slow(offer, done, time.monotonic() - window_end)
         if watch.closed is not None:
             log.info("round %d: told to stop, %s", offer.round, watch.closed)
+            self._store.forget_work()
             return
         pending = save_work(self._app, self._layout, start, offer, done, self._store)
-        self._deliver(pending, offer.window_s, patience, resume=False)
+        self._deliver(pending, offer.window_s, Patience(timing, window_end), resume=False)
 
-    def _fetch(self, offer: Assignment, patience: Patience) -> Path:
+    def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
+        patience = Patience(timing, window_end, self._shutdown.wait)
         try:
             with self._shutdown.interruptible():
                 path, self._link = fetch_model(self._coordinator, self._store, offer.model, self._link, patience)
@@ -216,42 +237,48 @@ class Participant:
             seed=offer.seed,
             evaluate=asked.evaluate,
             deadline=window_end - reserve_s,
+            checkpoint=self._store.checkpoint(offer),
             told_to_stop=_either(lambda: watch.closed, lambda: self._shutdown.reason),
         )
 
     def _deliver(self, pending: PendingReport, window_s: float, patience: Patience, resume: bool) -> None:
         """Upload, report, and forget once the report is answered: the coordinator has it on its own disk then."""
         started = time.perf_counter()
-        chunk_bytes = self._link.chunk_bytes(window_s)
         with self._store.open_update() as file:
-            sha256, total = pending.work.update_sha256, pending.update_bytes
-            Upload(self._coordinator, pending.assignment, file, total, sha256, chunk_bytes).send(patience, resume)
+            facts = (pending.assignment, file, pending.update_bytes, pending.work.update_sha256)
+            Upload(self._coordinator, *facts, self._link, window_s).send(patience, resume)
         self._link = self._link.after_upload(pending.update_bytes, time.perf_counter() - started)
         answer = patiently(lambda: self._coordinator.report(pending.assignment, pending.work), patience)
-        self._store.forget_pending()
+        self._store.forget_work()
         self._reports += 1
         self._accepted += answer.outcome is Outcome.ACCEPTED
         done, planned = pending.work.steps_done, pending.work.steps_planned
         log.info("%s: %d of %d steps, %s: %s", pending.assignment, done, planned, answer.outcome.value, answer.reason)
 
-    def _send_leftover(self) -> None:
-        """Send what an earlier process trained but could not send, if its round still wants it."""
+    def _settle_pending(self) -> None:
+        """Send what an earlier process trained, or what missed its window, if its round still wants it."""
         pending = self._store.pending()
-        if pending is None:
-            return
+        while pending is not None and not self._is_settled(pending):
+            self._pause(_OUT_OF_TIME_PAUSE_S)
+
+    def _is_settled(self, pending: PendingReport) -> bool:
         try:
             with self._shutdown.interruptible():
-                status = patiently(lambda: self._coordinator.status(pending.assignment), Patience())
+                patience = Patience(wait=self._shutdown.wait)
+                status = patiently(lambda: self._coordinator.status(pending.assignment), patience)
             if status.state is AssignmentState.CLOSED:
                 raise AssignmentClosed("assignment-closed", status.reason, 200)
             window_s = min(status.window_s, WINDOW_S_MAX)
-            patience = Patience(within(window_s), time.monotonic() + window_s)
-            self._deliver(pending, window_s, patience, resume=True)
+            self._deliver(pending, window_s, Patience(within(window_s), time.monotonic() + window_s), resume=True)
+        except OutOfTime as error:
+            log.info("%s: not sent yet, %s", pending.assignment, error)
+            return False
         except AccessRefused:
             raise
-        except (CoordinatorRefused, CoordinatorMisbehaved, OutOfTime) as error:
+        except (CoordinatorRefused, CoordinatorMisbehaved) as error:
             log.info("dropped the unsent update for %s: %s", pending.assignment, error)
-            self._store.forget_pending()
+            self._store.forget_work()
+        return True
 
     def _decline(self, assignment: AssignmentId, reason: str, patience: Patience) -> None:
         """Tell the coordinator not to wait. If even that fails, its window does."""

@@ -1,17 +1,23 @@
-"""Send an update: in chunks, from wherever the coordinator says it is, however often the line is cut."""
+"""Send an update: in chunks, from wherever the coordinator says it is, however often the line is cut.
 
+Each chunk's length follows from how fast the one before it went; one that was lost is tried again at half its length,
+for something on the way may not bear longer ones.
+"""
+
+import time
 from typing import BinaryIO
 
 from umbel.aggregation.types import AssignmentId
 from umbel.client.coordinator import Coordinator, UploadState
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, TryAgain
+from umbel.client.link import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Link, chunk_bytes
 from umbel.client.transport import Patience, patiently
 
-_CORRECTIONS_MAX = 8
+_CORRECTIONS_MAX = 16  # halving the longest chunk to the shortest takes seven
 
 
 class Upload:
-    """One update on its way. `total`: bytes in `file`; `sha256`: of them all, hex."""
+    """One update on its way. `total`: bytes in `file`; `sha256`: of them all, hex; `link`: as measured before."""
 
     def __init__(
         self,
@@ -20,14 +26,17 @@ class Upload:
         file: BinaryIO,
         total: int,
         sha256: str,
-        chunk_bytes: int,
+        link: Link,
+        window_s: float,
     ) -> None:
         self._coordinator = coordinator
         self._assignment = assignment
         self._file = file
         self._total = total
         self._sha256 = sha256
-        self._chunk_bytes = chunk_bytes
+        self._window_s = window_s
+        self._chunk_bytes = link.chunk_bytes(window_s)
+        self._longest = CHUNK_BYTES_MAX
         self._known: UploadState | None = None
         self._must_ask = False
         self._corrections = 0
@@ -55,26 +64,26 @@ class Upload:
             return self._step()
         except TryAgain:
             self._must_ask = True
+            self._halve_chunk()
             raise
 
     def _step(self) -> UploadState:
         """Send the next chunk after what is known to have arrived."""
-        if self._known is None:
-            return self._create()
-        offset = self._known.offset
+        offset = self._known.offset if self._known else 0
+        started = time.perf_counter()
         try:
-            return self._coordinator.append_upload(self._assignment, self._total, offset, self._chunk(offset))
+            state = self._begin() if self._known is None else self._append(offset)
         except CoordinatorRefused as error:
             return self._corrected(error)
-
-    def _create(self) -> UploadState:
-        try:
-            return self._begin()
-        except CoordinatorRefused as error:
-            return self._corrected(error)
+        speed = (state.offset - offset) / max(time.perf_counter() - started, 1e-6)
+        self._chunk_bytes = min(chunk_bytes(speed, self._window_s), self._longest)
+        return state
 
     def _begin(self) -> UploadState:
         return self._coordinator.create_upload(self._assignment, self._total, self._sha256, self._chunk(0))
+
+    def _append(self, offset: int) -> UploadState:
+        return self._coordinator.append_upload(self._assignment, self._total, offset, self._chunk(offset))
 
     def _corrected(self, error: CoordinatorRefused) -> UploadState:
         """Where to go on when both ends disagree about what has arrived. Raises `error` for anything else."""
@@ -87,8 +96,15 @@ class Upload:
             case "upload-complete":  # of other bytes: an update that an earlier life of this client has lost
                 self._coordinator.forget_upload(self._assignment)
                 return self._begin()
+            case "body-too-large" if self._chunk_bytes > CHUNK_BYTES_MIN:  # its operator allows less than is usual
+                self._halve_chunk()
+                self._longest = self._chunk_bytes
+                return self._known or UploadState(0, complete=False)
             case _:
                 raise error
+
+    def _halve_chunk(self) -> None:
+        self._chunk_bytes = max(self._chunk_bytes // 2, CHUNK_BYTES_MIN)
 
     def _count_correction(self) -> None:
         self._corrections += 1

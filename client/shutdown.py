@@ -20,6 +20,7 @@ class Shutdown:
     def __init__(self) -> None:
         self._reason: str | None = None
         self._may_interrupt = False
+        self._requested = threading.Event()
 
     @property
     def reason(self) -> str | None:
@@ -29,6 +30,13 @@ class Shutdown:
     def request(self, reason: str) -> None:
         """Ask from any thread: training stops, what is done is sent, and the client leaves."""
         self._reason = reason
+        self._requested.set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, inside `interruptible`: raises `Interrupted` as soon as somebody asks to leave, in whichever way."""
+        # A signal raises by itself. It must not set the event: its handler runs in the thread that may hold its lock.
+        if self._requested.wait(seconds):
+            raise Interrupted(self._reason)
 
     @contextmanager
     def interruptible(self) -> Generator[None]:

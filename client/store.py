@@ -5,10 +5,12 @@
 <state>/<coordinator>/key.pem         Ed25519, mode 0600
 <state>/<coordinator>/enrolment.json  the name this client is enrolled under, and the coordinator's address
 <state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it
+<state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
 <state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
 ```
 
-`report.json` is written last and removed first: while it is there, the update is whole and unanswered.
+`report.json` is written last and removed first: while it is there, the update is whole and unanswered. `<coordinator>`
+is the address under which the client enrolled; where there are several, the first.
 """
 
 import fcntl
@@ -16,7 +18,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.types import AssignmentId, WorkDone, require_slug
+from umbel.aggregation.types import Assignment, AssignmentId, WorkDone, require_slug
+from umbel.client.addresses import addresses_in
+from umbel.client.checkpoint import DiskCheckpoint
 from umbel.client.errors import StateError
 from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
 from umbel.client.identity import Identity, load_or_make_key
@@ -36,7 +40,7 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class EnrolledAs:
-    """The name this client is enrolled under, and the coordinator's address then, remembered."""
+    """The name this client is enrolled under, and the coordinator's (first) address then, remembered."""
 
     client: str
     server: str = ""
@@ -79,9 +83,15 @@ def locked(state_dir: Path) -> Generator[None]:
 class Store:
     """One client's files for one coordinator. Only for the holder of the state directory's lock."""
 
-    def __init__(self, state_dir: Path, server_url: str) -> None:
-        self._state_dir, self.server_url = state_dir, server_url
-        self._root = make_private(state_dir / _directory_name(server_url))
+    def __init__(self, state_dir: Path, server: str) -> None:
+        """`server`: `URL[,URL...]`. The first address under which this client is enrolled names its directory, else the
+        first of all: addresses may come, go and change places, as long as one that was first once stays in the list.
+        """
+        addresses = addresses_in(server)
+        homes = [state_dir / _directory_name(address) for address in addresses]
+        known = next((i for i, home in enumerate(homes) if (home / "enrolment.json").exists()), 0)
+        self._state_dir, self.server_url = state_dir, addresses[known]
+        self._root = make_private(homes[known])
         self._models = make_private(self._root / "models")
         self._pending = make_private(self._root / "pending")
         self._report = self._pending / "report.json"
@@ -120,18 +130,27 @@ class Store:
 
     # --- work that waits to be sent ---
 
-    def save_update(self, header: bytes, payload: memoryview) -> tuple[str, int]:
-        """Write an update durably; its SHA-256 and length in bytes."""
+    def checkpoint(self, offer: Assignment) -> DiskCheckpoint:
+        """Where the training for this assignment is kept while it lasts; what is there of another is removed."""
+        path = self._root / "training" / "checkpoint.safetensors"
+        checkpoint = DiskCheckpoint(path, offer.id, offer.model.sha256, offer.model.size_bytes)
+        checkpoint.load()
+        return checkpoint
+
+    def save_update(self, parts: Iterable[bytes | memoryview]) -> tuple[str, int]:
+        """Write an update durably, piece by piece; its SHA-256 and length in bytes."""
         self.forget_pending()
+        digest, n_bytes = hashlib.sha256(), 0
         fd = os.open(self._update, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            write_all(fd, (header, payload))
+            for part in parts:
+                write_all(fd, (part,))
+                digest.update(part)
+                n_bytes += memoryview(part).nbytes
             os.fsync(fd)
         finally:
             os.close(fd)
-        digest = hashlib.sha256(header)
-        digest.update(payload)
-        return digest.hexdigest(), len(header) + payload.nbytes
+        return digest.hexdigest(), n_bytes
 
     def save_report(self, pending: PendingReport) -> None:
         """From here on the work survives a kill."""
@@ -151,6 +170,12 @@ class Store:
 
     def open_update(self) -> BinaryIO:
         return self._update.open("rb")
+
+    def forget_work(self) -> None:
+        """An assignment has ended: nothing of it is needed any more."""
+        self.forget_pending()
+        for path in (self._root / "training").glob("*"):
+            path.unlink()
 
     def forget_pending(self) -> None:
         for path in (self._report, self._update):

@@ -93,7 +93,9 @@ class TorchClient(Client):
     def _run_steps(self, model: nn.Module, plan: LocalPlan, planned: int) -> tuple[int, Means]:
         batches = EndlessBatches(self._train, plan.batch_size, plan.seed, self.device)
         step = _Step(model, self._optimizer, plan, self.device, self.precision)
-        training = Training(model, step.optimizer, step.scaler, Means(), batches, self.device, self._terms(plan, planned))
+        training = Training(
+            model, step.optimizer, step.scaler, Means(), batches, self.device, self._terms(plan, planned)
+        )
         done, step_s, pace = training.resume(plan.checkpoint), 0.0, Pace(self.device)
         started = time.perf_counter()
         for batch in batches:

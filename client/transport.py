@@ -12,6 +12,9 @@ a body over its cap, or not what was asked     CoordinatorMisbehaved            
 
 Every try is authorised afresh: new nonce, new time. The coordinator may be hostile: no answer is read past its cap, no
 compressed answer is unpacked, no redirect is followed, and no exchange outlasts its deadline.
+
+Where the coordinator has several addresses, an exchange goes to the one that answered last; one that cannot be reached,
+or answers 5xx, is left for the next.
 """
 
 import hashlib
@@ -23,15 +26,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Problem
 from umbel.aggregation.signatures import Target
-from umbel.client.backoff import IDLE, RETRY_AFTER_MAX_S, Backoff
-from umbel.client.deadline import bound, exchange_until
+from umbel.client.addresses import Replicas, addresses_in
+from umbel.client.backoff import RETRY_AFTER_MAX_S
+from umbel.client.deadline import exchange_until, timed_by, timing
 from umbel.client.errors import (
     CoordinatorBusy,
     CoordinatorMisbehaved,
@@ -42,16 +45,15 @@ from umbel.client.errors import (
     refusal_of,
 )
 from umbel.client.printable import printable
+from umbel.client.timing import IDLE, Timing
 
 JSON_BYTES_MAX = 1 << 20
-ANSWER_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 10.0
-EXCHANGE_S = 60.0  # in all, beside what is held open and what large bodies take
-SLOWEST_BYTES_PER_S = 4096.0
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _PROBLEM = TypeAdapter(Problem)
 _PROBLEM_TYPE = "urn:umbel:problem:"
 
+# Not the process-wide generator: that one is seeded, and drawn from, by the training beside us.
+_jitter = random.SystemRandom().random
 T = TypeVar("T")
 Authorize = Callable[[Target, bytes], Mapping[str, str]]
 log = logging.getLogger("umbel.client")
@@ -74,17 +76,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to go on trying. `until`: on `time.monotonic`'s clock, None for ever."""
+    """How long to go on trying. `until`: on `time.monotonic`'s clock, None for ever. `wait`: sleeps between tries."""
 
-    backoff: Backoff = IDLE
+    timing: Timing = IDLE
     until: float | None = None
+    wait: Callable[[float], None] = time.sleep
 
 
 class Transport:
     """Exchanges with one coordinator. Threads may share it. `authorize` makes the headers that say who asks."""
 
-    def __init__(self, http: httpx.Client, authorize: Authorize) -> None:
-        self._http = http
+    def __init__(self, replicas: Replicas, authorize: Authorize) -> None:
+        self._replicas = replicas
         self._authorize = authorize
 
     def ask(
@@ -100,7 +103,7 @@ class Transport:
     ) -> Answer:
         """One try. `hold_s`: how much longer than usual the answer may take, for long polls; `bytes_max`: its cap."""
         large_bytes = len(body) + max(0, bytes_max - JSON_BYTES_MAX)
-        until = time.monotonic() + EXCHANGE_S + hold_s + large_bytes / SLOWEST_BYTES_PER_S
+        until = time.monotonic() + timing().exchange_s(large_bytes) + hold_s
         with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s, until=until) as response:
             return Answer(response.headers, read_capped(response, bytes_max))
 
@@ -122,54 +125,66 @@ class Transport:
         """
         signed = self._authorize(Target(method, path, query), hashlib.sha256(body).digest())
         url = f"{path}?{query}" if query else path
-        timeout = httpx.Timeout(ANSWER_TIMEOUT_S + hold_s, connect=CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(timing().answer_s + hold_s, connect=timing().stall_s)
         fields = {"Accept-Encoding": "identity", **(headers or {}), **signed}
+        http = self._replicas.current
         try:
             with (
                 exchange_until(until),
-                self._http.stream(method, url, content=body, headers=fields, timeout=timeout) as response,
+                http.stream(method, url, content=body, headers=fields, timeout=timeout) as response,
             ):
                 _raise_for(response)
+                self._replicas.note_answer()
                 yield response
         except httpx.TransportError as error:
-            raise CoordinatorUnreachable(f"no answer from the coordinator: {_brief(error)}") from error
+            has_other = self._replicas.note_failure(http)
+            raise CoordinatorUnreachable(
+                f"no answer from the coordinator at {http.base_url.host}: {_brief(error)}", has_other=has_other
+            ) from error
+        except CoordinatorBusy as error:
+            error.has_other = error.is_down and self._replicas.note_failure(http)
+            raise
 
     def close(self) -> None:
-        self._http.close()
+        self._replicas.close()
 
 
-def connect(server_url: str, transport: httpx.BaseTransport | None = None) -> httpx.Client:
-    """An HTTP client for a coordinator's address. Raises `ValueError` for what is no `http(s)://host[:port]`."""
-    parts = urlsplit(server_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
-        raise ValueError(f"the server's address must look like https://host or https://host:port, not {server_url!r}")
-    if parts.username is not None:
-        raise ValueError("the server's address must not hold a user name or password")
-    base_url = f"{parts.scheme}://{parts.netloc}"
-    return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
-
-
-def warn_if_readable(server_url: str, what: str) -> None:
-    """Say in the log that others can read `what`, if the way to this coordinator leaves the machine unencrypted."""
-    parts = urlsplit(server_url)
-    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
-        log.warning("http:// is not encrypted: others on the way can read %s; use https://", what)
+def connect(server: str, transport: httpx.BaseTransport | None = None) -> Replicas:
+    """A coordinator at `URL[,URL...]`. Raises `ValueError` for what is no `http(s)://host[:port]`."""
+    return Replicas(addresses_in(server), transport)
 
 
 def patiently(step: Callable[[], T], patience: Patience) -> T:
-    """Repeat `step` while it raises `TryAgain`, waiting in between; `OutOfTime` if the next wait would end too late."""
-    failures = 0
+    """Repeat `step` while it raises `TryAgain`; `OutOfTime` if the next try would come too late.
+
+    It waits in between, but not where there is another address that has not failed.
+    """
+    failures, until = 0, math.inf if patience.until is None else patience.until
+    while True:
+        try:
+            with timed_by(patience.timing):
+                return step()
+        except TryAgain as error:
+            if error.has_other:
+                log.info("%s; trying its next address", error)
+                continue
+            failures += 1
+            wait_s = patience.timing.backoff.wait_s(failures, _jitter(), error.retry_after_s)
+            if time.monotonic() + wait_s > until:
+                raise OutOfTime(f"gave up at the end of the window: {error}") from error
+            if failures == 1 or failures % 10 == 0:
+                log.warning("%s; trying again (try %d)", error, failures + 1)
+            patience.wait(wait_s)
+
+
+def at_any_address(step: Callable[[], T]) -> T:
+    """Try `step` once at each address, until one answers; no waiting."""
     while True:
         try:
             return step()
         except TryAgain as error:
-            failures += 1
-            wait_s = patience.backoff.wait_s(failures, random.random(), error.retry_after_s)
-            if patience.until is not None and time.monotonic() + wait_s > patience.until:
-                raise OutOfTime(f"gave up at the end of the window: {error}") from error
-            if failures == 1 or failures % 10 == 0:
-                log.warning("%s; trying again (try %d)", error, failures + 1)
-            time.sleep(wait_s)
+            if not error.has_other:
+                raise
 
 
 def read_capped(response: httpx.Response, bytes_max: int) -> bytes:
@@ -187,7 +202,9 @@ def _raise_for(response: httpx.Response) -> None:
         return
     kind, detail = _problem(response)
     if response.status_code in _BUSY or kind == "replayed-nonce":
-        raise CoordinatorBusy(f"the coordinator cannot answer now ({kind}): {detail}", _retry_after_s(response))
+        is_down = response.status_code >= 500
+        text = f"the coordinator cannot answer now ({kind}): {detail}"
+        raise CoordinatorBusy(text, _retry_after_s(response), is_down)
     raise refusal_of(kind, detail, response.status_code)
 
 

@@ -8,12 +8,15 @@ from typing import Self
 
 from umbel.aggregation.messages import WAIT_S_MAX, AssignmentState
 from umbel.aggregation.types import AssignmentId
-from umbel.client.backoff import within
 from umbel.client.coordinator import Coordinator
+from umbel.client.deadline import timed_by
 from umbel.client.errors import AssignmentClosed, ClientError, TryAgain
+from umbel.client.timing import within
 
+# A training that is shorter than this costs no request; the round's close is heard of this much later at most.
 START_AFTER_S = 0.5
-_PAUSE_S = 0.1
+_PAUSE_S = 0.1  # should a coordinator not hold a poll open
+_jitter = random.SystemRandom().random  # the process-wide generator belongs to the training beside us
 log = logging.getLogger("umbel.client")
 
 
@@ -50,14 +53,15 @@ class Watch:
         self._ended.set()
 
     def _run(self) -> None:
-        pause_s, failures, backoff = START_AFTER_S, 0, within(self._window_s)
+        timing, pause_s, failures = within(self._window_s), START_AFTER_S, 0
         while self._closed is None and not self._ended.wait(pause_s):
             try:
-                self._poll()
+                with timed_by(timing):
+                    self._poll()
                 pause_s, failures = _PAUSE_S, 0
             except TryAgain as error:
-                failures += 1
-                pause_s = backoff.wait_s(failures, random.random(), error.retry_after_s)
+                failures += not error.has_other
+                pause_s = timing.backoff.wait_s(failures, _jitter(), error.retry_after_s) if failures else 0.0
             except AssignmentClosed as error:
                 self._closed = error.detail
             except (ClientError, RuntimeError) as error:  # RuntimeError: httpx's, when the client was closed meanwhile

@@ -2,19 +2,21 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
-from umbel.aggregation.grid import check_values
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
+from umbel.aggregation.layout import Layout, weight_change
 from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, WorkDone
 from umbel.aggregation.wire import header_for
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.fetch import load_model
 from umbel.client.store import PendingReport, Store
 
 log = logging.getLogger("umbel.client")
@@ -29,9 +31,12 @@ class Trained:
     train_s: float
 
 
-def train(app: Client, start: Mapping[str, Tensor], plan: LocalPlan) -> Trained:
-    """Load the global weights, measure them if asked, and train. Raises `TrainingFailed` if the site's code fails."""
-    app.model.load_state_dict(start)
+def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
+    """Load the global weights from the model file `start`, measure them if asked, and train.
+
+    Raises `TrainingFailed` if the site's code fails.
+    """
+    app.model.load_state_dict(load_model(start, layout))
     try:
         return _call(app, plan)
     except Exception as error:
@@ -49,28 +54,12 @@ def _call(app: Client, plan: LocalPlan) -> Trained:
 
 
 def save_work(
-    app: Client, layout: Layout, start: Mapping[str, Tensor], offer: Assignment, done: Trained, store: Store
+    app: Client, layout: Layout, start: Path, offer: Assignment, done: Trained, store: Store
 ) -> PendingReport:
     """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent."""
-    change = _weight_change(app, layout, start, offer)
-    payload = change.numpy().astype("<f4", copy=False).data
-    sha256, update_bytes = store.save_update(header_for(layout, offer.codec).encode(), payload)
-    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer), update_bytes)
-    store.save_report(pending)
-    return pending
-
-
-def _weight_change(app: Client, layout: Layout, start: Mapping[str, Tensor], offer: Assignment) -> Tensor:
-    """The change as one float32 vector that stands on the round's grid.
-
-    The reasons that reach the coordinator name no value of the update.
-    """
-    local = app.model.state_dict()
     try:
-        layout.require(local, "the trained model")
-        with torch.no_grad():
-            change = layout.subtract(local, start)
-        check_values(change, offer.grid)
+        header = header_for(layout, offer.codec).encode()
+        sha256, update_bytes = store.save_update(chain((header,), _weight_change(app, layout, start, offer.grid)))
     except LayoutError as error:
         raise WorkRefused(str(error)) from error
     except NonFiniteUpdate as error:
@@ -81,7 +70,26 @@ def _weight_change(app: Client, layout: Layout, start: Mapping[str, Tensor], off
     except UpdateOutOfRange as error:
         log.info("%s", error)  # names a value, so it stays here
         raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
-    return change
+    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer), update_bytes)
+    store.save_report(pending)
+    return pending
+
+
+def _weight_change(app: Client, layout: Layout, start: Path, grid: Grid) -> Iterator[memoryview]:
+    """The change as little-endian float32, checked to stand on the round's grid, in pieces.
+
+    The start weights are read from their file again: neither they nor the change are in memory beside the model.
+    """
+    local, before = app.model.state_dict(), load_model(start, layout)
+    layout.require(local, "the trained model")
+    with torch.no_grad():
+        for spec in layout.owners():
+            values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
+            for first in range(0, spec.n_values, CHUNK_VALUES):
+                piece = slice(first, first + CHUNK_VALUES)
+                change = weight_change(spec, values[piece].cpu(), start_values[piece])
+                check_values(change, grid, spec.offset + first)
+                yield change.numpy().astype("<f4", copy=False).data
 
 
 def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment) -> WorkDone:

@@ -32,6 +32,7 @@ from umbel.aggregation.wire import header_for
 from umbel.client import Operator
 from umbel.client.coordinator import Coordinator
 from umbel.client.enrol import ensure_enrolled, identify
+from umbel.client.link import Link
 from umbel.client.send import Upload
 from umbel.client.store import Store
 from umbel.client.transport import Patience, Transport, connect
@@ -43,7 +44,6 @@ N_CLIENTS = 40
 N_VALUES = 2_500_000  # 10 MB of float32
 N_VALUES_WARM_UP = 10_000
 GROWTH_MAX = 4.0  # models
-_CHUNK_BYTES = 1 << 20
 _SAMPLE_S = 0.02
 _LIMIT_S = 240.0
 _MB = 1e6
@@ -155,7 +155,7 @@ def _send(site: Coordinator, run: str, layout: Layout, update: bytes, gate: thre
     assignment = checked_in.assignment.id
     sha256 = hashlib.sha256(update).hexdigest()
     gate.wait(_LIMIT_S)
-    upload = Upload(site, assignment, io.BytesIO(update), len(update), sha256, _CHUNK_BYTES)
+    upload = Upload(site, assignment, io.BytesIO(update), len(update), sha256, Link(), _LIMIT_S)
     upload.send(Patience(until=time.monotonic() + _LIMIT_S), resume=False)
     answer = site.report(assignment, WorkDone(100, 1, 1, sha256))
     if answer.outcome is not Outcome.ACCEPTED:

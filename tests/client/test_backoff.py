@@ -3,8 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.client.backoff import IDLE, RETRY_AFTER_MAX_S, Backoff, within
+from umbel.client.backoff import IDLE_BACKOFF as IDLE
+from umbel.client.backoff import RETRY_AFTER_MAX_S, Backoff
 from umbel.client.link import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Link
+from umbel.client.timing import Timing, within
 from umbel.client.watch import renewal_s
 
 
@@ -30,7 +32,26 @@ def test_what_the_coordinator_asks_for_is_honoured() -> None:
 
 @given(st.floats(0.5, 1e6))
 def test_many_tries_fit_into_a_window(window_s: float) -> None:
-    assert sum(within(window_s).bound_s(n) for n in range(1, 20)) <= window_s
+    assert sum(within(window_s).backoff.bound_s(n) for n in range(1, 51)) <= window_s
+
+
+@given(st.floats(0.1, 1e6), st.floats(1.0, 10.0))
+def test_a_longer_window_is_more_patient_in_everything(window_s: float, factor: float) -> None:
+    def times(timing: Timing) -> list[float]:
+        return [
+            timing.answer_s,
+            timing.stall_s,
+            timing.backoff.first_s,
+            timing.backoff.longest_s,
+            timing.exchange_s(10**6),
+        ]
+
+    pairs = zip(times(within(window_s)), times(within(window_s * factor)), strict=True)
+    assert all(0 < short <= long for short, long in pairs)
+
+
+def test_a_stalled_connection_costs_a_small_part_of_a_window() -> None:
+    assert all(within(window_s).stall_s <= window_s / 40 for window_s in (120, 600, 86400))
 
 
 @given(st.integers(0, 1 << 40), st.floats(1, 1e12), st.floats(1e-3, 1e7))
@@ -52,7 +73,8 @@ def test_a_measured_upload_outranks_a_measured_download() -> None:
 def test_chunks_follow_the_link() -> None:
     assert Link().chunk_bytes(60) == CHUNK_BYTES_MIN
     assert Link(up=1e9).chunk_bytes(60) == CHUNK_BYTES_MAX
-    assert Link(up=1e5).chunk_bytes(60) == 300_000
+    assert Link(up=1e6).chunk_bytes(60) == 300_000  # 0.3 s
+    assert Link(up=1e6).chunk_bytes(86400) == 2_000_000  # a cut costs two seconds at most
 
 
 def test_a_client_is_heard_of_often_enough() -> None:

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from umbel.client.backoff import Backoff
+from umbel.client.deadline import timed_by
 from umbel.client.errors import CoordinatorUnreachable
+from umbel.client.timing import Timing
 from umbel.client.transport import Transport, connect
 
 
@@ -50,9 +53,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("first", "again"), HOSTILE)
-def test_an_exchange_that_never_ends_is_ended(first: bytes, again: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.client.transport.EXCHANGE_S", 0.4)
-    with hostile(first, again) as url, connect(url) as http:
+def test_an_exchange_that_never_ends_is_ended(first: bytes, again: bytes) -> None:
+    short = Timing(answer_s=0.2, stall_s=3.0, backoff=Backoff())
+    with hostile(first, again) as url, connect(url) as http, timed_by(short):
         started = time.monotonic()
         with pytest.raises(CoordinatorUnreachable):
             Transport(http, unsigned).ask("GET", "/v1/check-ins")

@@ -153,17 +153,17 @@ def lose_each_answer_once(kinds: Counter[str]) -> Callable[[Handler], Handler]:
 
 
 def test_a_lost_answer_at_every_step_is_harmless(tmp_path: Path) -> None:
-    double, seen = Double(AddOne(width=600_000).model), Counter[str]()
-    end = take_part(tmp_path, double, AddOne(width=600_000), lose_each_answer_once(seen))
+    double, seen = Double(AddOne(width=1_200_000).model), Counter[str]()
+    end = take_part(tmp_path, double, AddOne(width=1_200_000), lose_each_answer_once(seen))
     assert (end.status, end.accepted) == ("finished", 1)
     assert len(double.reports) == len(double.updates) == 1
-    assert torch.allclose(double.updates[0], torch.ones(1_200_002))
+    assert torch.allclose(double.updates[0], torch.ones(2_400_002))
     every = {"POST enrolments", "POST check-ins", "GET models", "POST update", "HEAD update", "PATCH update"}
     assert set(seen) == every | {"PUT report"}
 
 
 def test_a_cut_upload_goes_on_at_the_offset(tmp_path: Path) -> None:
-    double, cut = Double(AddOne(width=600_000).model), Counter[str]()
+    double, cut = Double(AddOne(width=1_200_000).model), Counter[str]()
 
     def wrap(handle: Handler) -> Handler:
         def cuts_the_second_chunk(request: httpx.Request) -> httpx.Response:
@@ -174,7 +174,7 @@ def test_a_cut_upload_goes_on_at_the_offset(tmp_path: Path) -> None:
 
         return cuts_the_second_chunk
 
-    assert take_part(tmp_path, double, AddOne(width=600_000), wrap).accepted == 1
+    assert take_part(tmp_path, double, AddOne(width=1_200_000), wrap).accepted == 1
     uploads = [kind for kind in double.log if kind.endswith("update")]
     assert uploads[:3] == ["POST update", "HEAD update", "PATCH update"]
     assert uploads.count("POST update") == 1
