@@ -66,7 +66,7 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove blobs. One that is absent is fine, and so is one that is being read."""
+        """Remove blobs. One that is absent is fine; reading one that goes may fail with `UnknownBlob`."""
         ...
 
     def keys(self, prefix: str) -> Iterator[str]:

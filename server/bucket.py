@@ -18,7 +18,7 @@ from umbel.server.settings import Settings
 
 _REQUEST_S = 60  # one try of one piece of 8 MiB: 140 KB/s will do
 _CONNECT_S = 5
-_RETRY_S = 60  # no further try of a request after that
+RETRY_S = 60  # no further try of a request after that
 _NEEDED = "s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket"
 _CAUSES = (
     ("169.254.", "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"),
@@ -68,7 +68,7 @@ class Bucket:
             },
             retry_config={
                 "max_retries": 20,
-                "retry_timeout": timedelta(seconds=_RETRY_S),
+                "retry_timeout": timedelta(seconds=RETRY_S),
                 "backoff": {
                     "init_backoff": timedelta(milliseconds=100),
                     "max_backoff": timedelta(seconds=5),

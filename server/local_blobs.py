@@ -11,7 +11,7 @@ from pathlib import Path
 
 from umbel.aggregation.types import SHA256
 from umbel.server.blobs import UnknownBlob, model_key, require_key
-from umbel.server.files import sync_file
+from umbel.server.files import private_directory, sync_file
 from umbel.server.scratch import Scratch
 
 _MAKING = "making"
@@ -25,6 +25,7 @@ class LocalBlobs:
         self._scratch = Scratch(directory / _MAKING)
 
     def prepare(self) -> None:
+        private_directory(self._directory)
         self._scratch.prepare()
         self._take_in_models()
         with self.scratch() as path:

@@ -6,6 +6,7 @@ the way. What a broken upload leaves behind is invisible; a rule of the bucket s
 (AbortIncompleteMultipartUpload).
 """
 
+import hashlib
 import secrets
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -42,7 +43,9 @@ class S3Blobs:
             self.put(path, probe)
         with self.open(probe, 1, 3) as file:
             if file.read() != b"mbe":
-                raise BlobsUnavailable(f"bucket {self._bucket.name} does not serve ranges; umbel needs a store that does")
+                raise BlobsUnavailable(
+                    f"bucket {self._bucket.name} does not serve ranges; umbel needs a store that does"
+                )
         if probe not in self.keys("probes"):
             raise BlobsUnavailable(f"bucket {self._bucket.name} does not list what was just stored in it")
         self.delete([probe])
@@ -100,11 +103,15 @@ class S3Blobs:
         return self._scratch.path()
 
     def _fetch(self, key: str) -> None:
+        sha256, digest = model_sha256(key), hashlib.sha256()
         with self.scratch() as path:
             with self.open(key) as source, path.open("xb") as target:
                 while piece := source.read(_PIECE_BYTES):
+                    digest.update(piece)
                     target.write(piece)
-            self._cache.add(path, model_sha256(key))
+            if digest.hexdigest() != sha256:
+                raise BlobsUnavailable(f"{key} in bucket {self._bucket.name} is damaged: it hashes to something else")
+            self._cache.add(path, sha256)
 
 
 class _Ranges(RawIOBase):
