@@ -3,8 +3,8 @@
 Each replica folds the reports that it took itself. When the round has closed, one of them has the lease to make its
 model; the others put their partial sums into the blob store. What a dead replica had folded is adopted
 (`RoundStore.adopt`) and folded again from the stored updates. Integers add to the same bits whoever adds them, so it
-does not matter who does, nor whether two replicas do it at once: the first to store the outcome wins, and both have made
-the same files.
+does not matter who does, nor whether two replicas do it at once: the first to store the outcome wins, and both have
+made the same files.
 """
 
 import asyncio

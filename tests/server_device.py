@@ -249,13 +249,28 @@ async def house(data: Path, clock: Clock | None = None, **settings: Any) -> Asyn
 
 
 def rows(settings: Settings) -> dict[str, list[tuple[object, ...]]]:
-    """Every row that a refused request must leave as it was: all but nonces and when a client was last heard of."""
+    """Every row that a refused request must leave as it was: all but nonces, and when a client was last heard of."""
     with sqlite3.connect(f"file:{settings.data / 'umbel.db'}?mode=ro", uri=True) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        found = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in names if name != "nonces"}
+        found = {
+            name: connection.execute(f"SELECT * FROM {name}").fetchall()
+            for name in names
+            if name not in ("nonces", "waiters")
+        }
         found["clients"] = connection.execute("SELECT id, public_key, labels, revoked_at FROM clients").fetchall()
     connection.close()
     return found
+
+
+def stored_update(settings: Settings, assignment: str) -> list[Path]:
+    """The files that an assignment's update consists of, in order."""
+    chunks = (settings.data / "blobs" / "updates" / assignment).glob("*")
+    return sorted(chunks, key=lambda path: int(path.name.partition("-")[0]))
+
+
+def stored_updates(settings: Settings) -> list[Path]:
+    """The files of all updates."""
+    return [path for path in (settings.data / "blobs" / "updates").rglob("*") if path.is_file()]
 
 
 def problem(response: httpx.Response) -> str:

@@ -13,7 +13,18 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from tests.server_device import Device, House, house, problem, repr_digest, rows, run_file, small_state, update_of
+from tests.server_device import (
+    Device,
+    House,
+    house,
+    problem,
+    repr_digest,
+    rows,
+    run_file,
+    small_state,
+    stored_updates,
+    update_of,
+)
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.wire import UpdateHeader, header_for
 
@@ -402,7 +413,7 @@ def test_is_refused_and_changes_nothing(name: str, tmp_path: Path) -> None:
             assert problem(answer) == kind, answer.text
             if kind != "token-used":  # which checks by itself, after the token's first use
                 assert rows(it.settings) == before
-            assert [path.name for path in (tmp_path / "uploads").iterdir()] == []
+            assert stored_updates(it.settings) == []
             update = scene.update()
             assert (await scene.upload(update)).status_code == 201
             assert (await devices[0].report(scene.assignment, update)).json()["outcome"] == "accepted"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.server_device import house, problem, rows, run_file, small_state, update_of
+from tests.server_device import house, problem, rows, run_file, small_state, stored_update, update_of
 
 
 def test_a_client_that_declined_and_then_reports_is_checked_like_any_other(tmp_path: Path) -> None:
@@ -70,7 +70,8 @@ def test_a_round_whose_accepted_update_is_lost_from_disk_is_abandoned_and_tried_
             update = update_of(layout, torch.ones(layout.n_values))
             for device, assignment in zip(devices, assignments, strict=True):
                 await device.upload(assignment["id"], update)
-            it.state.services.upload_path(assignments[1]["id"]).unlink()  # the disk fails, or somebody tidies up
+            [file] = stored_update(it.settings, assignments[1]["id"])
+            file.unlink()  # the disk fails, or somebody tidies up
             for device, assignment in zip(devices, assignments, strict=True):
                 await device.report(assignment["id"], update)
             [lost] = await it.ended(1)

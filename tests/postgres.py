@@ -1,0 +1,74 @@
+"""A real PostgreSQL server for tests: Debian's binaries, a cluster of its own, a fresh database for whoever asks."""
+
+import asyncio
+import getpass
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+
+_COUNTER = itertools.count()
+
+
+def binaries() -> Path | None:
+    """Where `initdb` and `postgres` are: the newest version installed."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
+    if found:
+        return found[-1].parent
+    on_path = shutil.which("initdb")
+    return Path(on_path).parent if on_path else None
+
+
+class Cluster:
+    """A running server that listens on a Unix socket only."""
+
+    def __init__(self, directory: Path, user: str) -> None:
+        self.directory = directory
+        self.user = user
+
+    def new_database(self) -> str:
+        """An empty database; its SQLAlchemy URL."""
+        name = f"umbel_{os.getpid()}_{next(_COUNTER)}"
+        asyncio.run(self._create(name))
+        return f"postgresql+asyncpg://{self.user}@/{name}?host={self.directory}"
+
+    async def _create(self, name: str) -> None:
+        connection = await asyncpg.connect(user=self.user, database="postgres", host=str(self.directory))
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.close()
+
+
+@contextmanager
+def cluster() -> Generator[Cluster]:
+    """Make a cluster, start it, and remove it at the end. PostgreSQL refuses to run as root, so root asks `postgres`."""
+    folder = binaries()
+    assert folder is not None, "install PostgreSQL: apt-get install postgresql"
+    is_root = os.geteuid() == 0
+    prefix = ["runuser", "-u", "postgres", "--"] if is_root else []
+    user = "postgres" if is_root else getpass.getuser()
+    directory = Path(tempfile.mkdtemp(prefix="umbel-pg-", dir="/tmp"))  # a socket's path must be short
+    if is_root:
+        shutil.chown(directory, "postgres")
+    try:
+        data = directory / "data"
+        _run([*prefix, str(folder / "initdb"), "-D", str(data), "-U", user, "-A", "trust", "-E", "UTF8"])
+        options = f"-k {directory} -c listen_addresses='' -c max_connections=100"
+        control = [*prefix, str(folder / "pg_ctl"), "-D", str(data), "-w"]
+        _run([*control, "-l", str(directory / "log"), "-o", options, "start"])
+        try:
+            yield Cluster(directory, user)
+        finally:
+            _run([*control, "-m", "immediate", "stop"])
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
