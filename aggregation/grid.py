@@ -145,6 +145,24 @@ class GridAccumulator:
         self._sum.add_(other._sum)
         self.n_folded += other.n_folded
 
+    def merge_sums(self, pieces: Iterable[Tensor], total_weight: int, n_folded: int) -> None:
+        """Add another partial sum of the same round, given as its `sums` in consecutive int64 pieces.
+
+        Raises `ValueError` for a total weight above the grid's bound, `LyingLength` for a wrong number of values; the
+        sum is undefined then.
+        """
+        self._add_weight(total_weight, least=0)
+        offset = 0
+        for piece in pieces:
+            end = offset + piece.numel()
+            if end > self.n_values:
+                raise LyingLength(f"the partial sum holds more than the {self.n_values} values of the layout")
+            self._sum[offset:end].add_(piece)
+            offset = end
+        if offset != self.n_values:
+            raise LyingLength(f"the partial sum holds {offset} values, the layout {self.n_values}")
+        self.n_folded += n_folded
+
     @property
     def sums(self) -> Tensor:
         """The integers behind the mean: int64, `n_values` of them, to read only."""
