@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -37,15 +36,14 @@ class ModelFiles:
 def inspect_model(path: Path) -> Layout:
     """The layout of a model file that came from outside. Raises `LayoutError` for what no round could start from."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:  # maps the file; nothing here reads its values
             owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             layout = layout_of(file.metadata(), owned)
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise LayoutError(f"not a safetensors model: {error}") from error
     if not owned:
         raise LayoutError("the model file holds no tensor")
-    for name, tensor in owned.items():
-        _require_finite(name, tensor)
+    _require_finite(path, layout)
     return layout
 
 
@@ -114,9 +112,11 @@ def _begin(path: Path, layout: Layout, is_master: bool) -> None:
     write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
 
 
-def _require_finite(name: str, tensor: Tensor) -> None:
-    if not tensor.is_floating_point():
-        return
-    for piece in torch.split(tensor.reshape(-1), CHUNK_VALUES):
-        if not bool(piece.isfinite().all()):
-            raise LayoutError(f"tensor {name!r} holds a NaN or an infinity; export a model that has not diverged")
+def _require_finite(path: Path, layout: Layout) -> None:
+    with TensorFile(path) as file:
+        for spec, first, n_values in _pieces(layout):
+            values = file.read(spec.name, spec.torch_dtype, first, n_values)
+            if values.is_floating_point() and not bool(values.isfinite().all()):
+                raise LayoutError(
+                    f"tensor {spec.name!r} holds a NaN or an infinity; export a model that has not diverged"
+                )

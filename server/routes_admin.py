@@ -1,7 +1,6 @@
 """What operators ask, with the admin key: tokens, clients, models, runs."""
 
 import asyncio
-import hashlib
 import json
 import secrets
 import tomllib
@@ -20,6 +19,7 @@ from umbel.server.blobs import model_key
 from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, parse_json, problems
 from umbel.server.model_files import inspect_model
+from umbel.server.model_upload import write_stream
 from umbel.server.problems import Refused, first_error
 from umbel.server.registry import ClientView
 from umbel.server.routes_models import MODEL_RESPONSES, model_response
@@ -95,22 +95,17 @@ async def delete_client(state: StateDep, client: str) -> Response:
 )
 async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
     """Upload a model to start runs from. The same again is the same."""
-    blobs, digest, size_bytes = state.services.blobs, hashlib.sha256(), 0
+    blobs, loop = state.services.blobs, asyncio.get_running_loop()
     with blobs.scratch() as path:
-        with path.open("wb") as file:
-            async for piece in request.stream():
-                file.write(piece)
-                digest.update(piece)
-                size_bytes += len(piece)
-        if digest.hexdigest() != sha256:
+        came = await write_stream(request.stream(), path)
+        if came.sha256 != sha256:
             raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
-        loop = asyncio.get_running_loop()
         try:
             layout = await loop.run_in_executor(state.services.worker, inspect_model, path)
         except LayoutError as error:
             raise Refused("malformed-request", str(error)) from error
         await loop.run_in_executor(state.services.worker, blobs.put, path, model_key(sha256))
-    ref = ModelRef(0, sha256, size_bytes, layout.digest)
+    ref = ModelRef(0, sha256, came.size_bytes, layout.digest)
     await state.services.models.add_model(ref, layout, state.services.clock.now())
     return ref
 
