@@ -7,6 +7,7 @@ How often is a matter of time alone: saving may take `_SHARE` of the training's 
 work of one such interval is what a kill can cost. A disk that is full or not writable costs a line in the log.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -108,7 +109,8 @@ class DiskCheckpoint(Checkpoint):
 
     def _give_up(self, error: Exception) -> None:
         """Training goes on. After each failure the next try comes later; only the first is told."""
-        self._aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._aside.unlink()
         if not self._has_failed:
             log.warning("the training could not be saved (%s); it goes on, and a restart would begin it anew", error)
         self._has_failed = True
