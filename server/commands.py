@@ -20,6 +20,12 @@ def serve(
     data: Annotated[Path | None, typer.Option(help="Directory for database, models and admin key.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    blobs: Annotated[
+        str | None,
+        typer.Option(
+            help="s3://bucket/prefix, or a directory, for models and updates; by default, in the data directory."
+        ),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="How much to log.")] = LogLevel.INFO,
 ) -> None:
@@ -32,7 +38,7 @@ def serve(
     from umbel.server.settings import load_settings
 
     try:
-        settings = load_settings(config, {"data": data, "host": host, "port": port})
+        settings = load_settings(config, {"data": data, "host": host, "port": port, "blobs": blobs})
         run(settings, log_level, announce=typer.echo)
     except ValidationError as error:
         raise typer.BadParameter(first_error(error)) from error

@@ -1,14 +1,19 @@
-"""A model file as an HTTP answer: streamed in pieces, with ETag, If-None-Match and a single byte range (RFC 9110)."""
+"""A model file as an HTTP answer, with ETag, If-None-Match and a single byte range (RFC 9110).
+
+Streamed in pieces from a local copy, or a redirect to where the client can read it itself.
+"""
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from umbel.server.copies import Copies
 from umbel.server.problems import Refused
 
 _PIECE_BYTES = 1 << 18
@@ -49,24 +54,57 @@ def parse_range(header: str | None, size_bytes: int) -> Span | None:
     return span
 
 
-def file_response(
-    request: Request, path: Path, sha256: str, size_bytes: int, on_sent: Callable[[int], None]
-) -> Response:
-    """Answer GET or HEAD for a file named by its hash. `on_sent` is told of each piece that was sent, in bytes."""
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What a GET or HEAD of a model file is answered with, as far as its name and length tell."""
+
+    status: int
+    headers: Mapping[str, str]
+    span: Span
+
+
+def download(request: Request, sha256: str, size_bytes: int) -> Download:
+    """Raises `Refused` for a range outside the file."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, max-age=31536000, immutable"}
     if _matches(request.headers.get("if-none-match"), etag):
-        return Response(status_code=304, headers=headers)
+        return Download(304, headers, Span(0, 0))
     wants_range = request.headers.get("if-range", etag) == etag
     span = parse_range(request.headers.get("range"), size_bytes) if wants_range else None
-    status = 200
-    if span is not None:
-        status, headers["Content-Range"] = 206, f"bytes {span.start}-{span.stop - 1}/{size_bytes}"
-    span = span or Span(0, size_bytes)
-    headers["Content-Length"] = str(span.n_bytes)
-    if request.method == "HEAD":
-        return Response(status_code=status, headers=headers, media_type=MEDIA_TYPE)
-    return StreamingResponse(_pieces(path, span, on_sent), status, headers, MEDIA_TYPE)
+    whole = Span(0, size_bytes)
+    headers["Content-Length"] = str((span or whole).n_bytes)
+    if span is None:
+        return Download(200, headers, whole)
+    headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size_bytes}"
+    return Download(206, headers, span)
+
+
+def without_body(request: Request, wanted: Download) -> Response | None:
+    """The answer to HEAD, or to who has the file already; None where bytes must follow."""
+    if wanted.status != 304 and request.method != "HEAD":
+        return None
+    return Response(status_code=wanted.status, headers=wanted.headers, media_type=MEDIA_TYPE)
+
+
+def redirect(link: str) -> Response:
+    """Send a client to where it can read the file itself: now, and not for long."""
+    return Response(status_code=307, headers={"Location": link, "Cache-Control": "no-store"})
+
+
+class FileAnswer(StreamingResponse):
+    """A span of a model file. `on_sent` is told of each piece that was sent, in bytes."""
+
+    def __init__(self, copies: Copies, key: str, wanted: Download, on_sent: Callable[[int], None]) -> None:
+        super().__init__((), wanted.status, wanted.headers, MEDIA_TYPE)
+        self._copies = copies
+        self._key = key
+        self._span = wanted.span
+        self._on_sent = on_sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._copies.hold(self._key) as path:
+            self.body_iterator = _pieces(path, self._span, self._on_sent)
+            await super().__call__(scope, receive, send)
 
 
 async def _pieces(path: Path, span: Span, on_sent: Callable[[int], None]) -> AsyncIterator[bytes]:

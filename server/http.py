@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.messages import Problem
 from umbel.server.auth import AdminKey, Device, read_body, verify_device
 from umbel.server.coordinator import Coordinator
+from umbel.server.copies import Copies
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.services import Services
 from umbel.server.uploads import Uploads
@@ -23,12 +24,13 @@ T = TypeVar("T")
 class State:
     """What `create_app` leaves in `app.state.umbel` for the routes."""
 
-    __slots__ = ("admin_key", "coordinator", "lines", "services", "uploads")
+    __slots__ = ("admin_key", "coordinator", "copies", "lines", "services", "uploads")
 
     def __init__(self, services: Services, admin_key: AdminKey) -> None:
         self.services = services
         self.admin_key = admin_key
         self.lines = Lines()
+        self.copies = Copies(services.blobs)
         self.coordinator = Coordinator(services)
         self.uploads = Uploads(services, self.coordinator)
 

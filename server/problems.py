@@ -21,9 +21,11 @@ from starlette.types import Scope
 from umbel.aggregation.errors import ProtocolViolation, StaleSignature
 from umbel.aggregation.messages import Problem
 from umbel.server import journal
+from umbel.server.blobs import BlobsUnavailable
 
 _log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
+_STORAGE_RETRY_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ KINDS: Mapping[str, Kind] = {
     "not-found": Kind(404, "No such address"),
     "method-not-allowed": Kind(405, "This address does not take this method"),
     "shutting-down": Kind(503, "The coordinator is shutting down"),
+    "storage-unavailable": Kind(503, "The store of models and updates does not answer"),
     "internal-error": Kind(500, "The coordinator failed"),
 }
 
@@ -113,6 +116,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _hung_up)
+    app.add_exception_handler(BlobsUnavailable, _no_storage)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -148,6 +152,12 @@ async def _http(request: Request, error: Exception) -> Response:
 async def _hung_up(request: Request, __: Exception) -> Response:
     """The peer has gone in the middle of its body; nobody reads this answer."""
     return refusal(request.scope, "malformed-request", "the body was cut short; send it again")
+
+
+async def _no_storage(request: Request, error: Exception) -> Response:
+    _log.error("no storage for %s %s: %s", request.method, request.url.path, error)
+    detail = "the store of models and updates does not answer; try again"
+    return problem_response("storage-unavailable", detail, {"Retry-After": str(_STORAGE_RETRY_S)})
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ import uvicorn
 from umbel.server import journal
 from umbel.server.app import create_app
 from umbel.server.auth import AdminKey
+from umbel.server.blobs import open_blobs
 from umbel.server.connection import Connection, Door
 from umbel.server.files import private_directory, write_private
 from umbel.server.http import State
@@ -42,6 +43,7 @@ def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -
     private_directory(settings.data)
     with _locked(settings.data):
         AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in the application's traceback
+        open_blobs(settings).prepare()  # so is a store that cannot be used
         _Server(settings, log_level, announce).run()
 
 

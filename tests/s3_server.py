@@ -90,17 +90,19 @@ def s3_server(port: int = 0) -> Generator[S3Server]:
         process.wait()
 
 
+def bucket_fields(server: S3Server) -> dict[str, Any]:
+    """The settings of a coordinator whose blobs are in a new bucket of this server."""
+    return {
+        "blobs": f"s3://{server.make_bucket()}/a/prefix",
+        "s3_endpoint": server.url,
+        "s3_access_key_id": ACCESS_KEY,
+        "s3_secret_access_key": SecretStr(SECRET_KEY),
+        "s3_allow_http": True,
+    }
+
+
 def bucket_settings(server: S3Server, data: Path, **changed: Any) -> Settings:
-    """Settings of a coordinator whose blobs are in a new bucket of this server."""
-    settings = Settings(
-        data=data,
-        blobs=f"s3://{server.make_bucket()}/a/prefix",
-        s3_endpoint=server.url,
-        s3_access_key_id=ACCESS_KEY,
-        s3_secret_access_key=SecretStr(SECRET_KEY),
-        s3_allow_http=True,
-    )
-    return settings.model_copy(update=changed)
+    return Settings(data=data, **{**bucket_fields(server), **changed})
 
 
 def _wait_for(server: S3Server) -> None:

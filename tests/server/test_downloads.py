@@ -1,13 +1,17 @@
 """Model downloads: entity tags, ranges, and the ranges that are none."""
 
 import asyncio
+from collections.abc import Generator
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
-from tests.server_device import house, problem
+from tests.s3_server import S3Server, Wire, bucket_fields, s3_server
+from tests.server_device import house, problem, run_file, update_of
 from umbel.aggregation.artifact import encode_model
+from umbel.server import bucket
 from umbel.server.downloads import Span, parse_range
 from umbel.server.problems import Refused
 
@@ -60,5 +64,103 @@ def test_a_model_comes_whole_in_ranges_or_not_at_all(tmp_path: Path) -> None:
             assert (other.status_code, other.content) == (200, data)
             outside = await device.send("GET", url, headers={"Range": f"bytes={len(data)}-"})
             assert problem(outside) == "range-not-satisfiable"
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def bucket_server() -> Generator[S3Server]:
+    with s3_server() as running:
+        yield running
+
+
+STATE = {"w": torch.arange(200_000, dtype=torch.float32)}
+
+
+def test_a_client_is_sent_to_the_bucket_and_an_operator_is_not(bucket_server: S3Server, tmp_path: Path) -> None:
+    data = encode_model(STATE)
+
+    async def scenario() -> None:
+        async with house(tmp_path, **bucket_fields(bucket_server)) as it:
+            layout = await it.begin(run_file(target=1), STATE)
+            [device] = await it.devices(1)
+            assignment = await device.work(layout)
+            model = assignment["model"]
+            url = f"/v1/models/{model['sha256']}"
+            sent = await device.send("GET", url)
+            assert (sent.status_code, sent.content) == (307, b"")
+            assert sent.headers["cache-control"] == "no-store"
+            async with httpx.AsyncClient() as anyone:
+                assert (await anyone.get(sent.headers["location"])).content == data
+            rest = await device.send("GET", url, headers={"Range": "bytes=700000-"})
+            assert rest.status_code == 307
+            head = await device.send("HEAD", url)
+            assert (head.status_code, head.headers["content-length"]) == (200, str(len(data)))
+            known = await device.send("GET", url, headers={"If-None-Match": f'"{model["sha256"]}"'})
+            assert known.status_code == 304
+            outside = await device.send("GET", url, headers={"Range": f"bytes={len(data)}-"})
+            assert problem(outside) == "range-not-satisfiable"
+            direct = await device.send("GET", url + "?direct=true", headers={"Range": "bytes=5-9"})
+            assert (direct.status_code, direct.content) == (206, data[5:10])
+            assert (await it.model(model["sha256"]))["w"].equal(STATE["w"])
+            update = update_of(layout, torch.zeros(layout.n_values))
+            assert (await device.upload(assignment["id"], update)).status_code == 201
+            assert (await device.report(assignment["id"], update)).json()["outcome"] == "accepted"
+            [record] = await it.ended(1)
+            assert record["bytes_down"] == len(data) + (len(data) - 700_000) + 5
+
+    asyncio.run(scenario())
+
+
+def test_links_can_be_turned_off(bucket_server: S3Server, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, download_links=False, **bucket_fields(bucket_server)) as it:
+            sha = await it.put_model(STATE)
+            [device] = await it.devices(1)
+            answer = await device.send("GET", f"/v1/models/{sha}")
+            assert (answer.status_code, answer.content) == (200, encode_model(STATE))
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_is_gone_and_one_that_cannot_be_had_now_are_told_apart(
+    bucket_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "RETRY_S", 0.5)
+    wire = Wire(bucket_server.url)
+    fields = {**bucket_fields(bucket_server), "s3_endpoint": wire.url}
+
+    async def scenario() -> None:
+        async with house(tmp_path, **fields) as it:
+            sha = await it.put_model(STATE)
+            [device] = await it.devices(1)
+            url = f"/v1/models/{sha}?direct=true"
+            (tmp_path / "cache" / sha).unlink()
+            wire.go_down()
+            away = await device.send("GET", url)
+            assert problem(away) == "storage-unavailable"
+            assert int(away.headers["retry-after"]) > 0
+            wire.come_back()
+            answer = await device.send("GET", url)
+            while answer.status_code == 503:
+                answer = await device.send("GET", url)
+            assert answer.content == encode_model(STATE)
+            await asyncio.to_thread(it.state.services.blobs.delete, [f"models/{sha}"])
+            assert problem(await device.send("GET", url)) == "unknown-model"
+
+    asyncio.run(scenario())
+    wire.close()
+
+
+def test_many_who_want_a_model_at_once_have_it_fetched_once(bucket_server: S3Server, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fields = bucket_fields(bucket_server)
+        async with house(tmp_path, **fields, download_links=False) as it:
+            sha = await it.put_model(STATE)
+            devices = await it.devices(20)
+            (tmp_path / "cache" / sha).unlink()
+            answers = await asyncio.gather(*(device.send("GET", f"/v1/models/{sha}") for device in devices))
+            assert {answer.content for answer in answers} == {encode_model(STATE)}
+            assert it.state.copies.n_in_use == 0
 
     asyncio.run(scenario())
