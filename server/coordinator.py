@@ -179,6 +179,7 @@ class Coordinator:
                 await self.release(ClientId(client))
         for driver in list(self.drivers.values()):
             await driver.flush_traffic()
+            await driver.pacing.look()
 
     # --- what devices ask ---------------------------------------------------------------------------------------------
 
@@ -188,9 +189,10 @@ class Coordinator:
         driver = await self.driver(message.run)
         if message.layout_digest != driver.layout.digest:
             raise WrongLayout(await self._difference(driver.layout, message.layout_digest))
+        retry_after_s = RETRY_AFTER_S
         if driver.open_round(client) is None and not driver.is_over:
-            await self._wait_for_work(driver, client, message, line)
-        return self._checked_in(driver, client)
+            retry_after_s = await self._wait_for_work(driver, client, message, line)
+        return self._checked_in(driver, client, retry_after_s)
 
     async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
         """Whether the round still wants this client's report; held open while it does."""
@@ -255,23 +257,31 @@ class Coordinator:
         if self.is_closing:
             raise Refused("shutting-down", "the coordinator is about to restart; come back soon", {"Retry-After": "1"})
 
-    async def _wait_for_work(self, driver: RunDriver, client: ClientId, message: CheckIn, line: Line) -> None:
+    async def _wait_for_work(self, driver: RunDriver, client: ClientId, message: CheckIn, line: Line) -> float:
+        """Hold the request open while there is no work, or send the client away; when it should come back, if so."""
         clock, ends_at = self.services.clock, self.services.clock.now() + message.wait_s
         known = await self.services.registry.client(client)
         candidate = Candidate(client, message.sample_count, known.tier if known else "")
+        away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, message.wait_s)
+        if away_s is not None:
+            await driver.waiting.pass_by(candidate)
+            return away_s
         waiter = await driver.waiting.enter(candidate, message.wait_s + RETRY_AFTER_S + _GRACE_S)
         driver.wake()
         try:
             while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
                 if driver.open_round(client) or driver.is_over:
-                    return
+                    break
                 self.refuse_if_closing()
                 with driver.bells.listen(client) as bell:
                     await line.hold(clock, bell, left_s)
                 self.services.registry.refuse_revoked(client)
         finally:
-            driver.waiting.leave(waiter, still_waits=not line.is_gone and driver.open_round(client) is None)
+            away_s = driver.pacing.come_back_s(driver.state, driver.plan, client, RETRY_AFTER_S)
+            is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
+            driver.waiting.leave(waiter, still_waits=is_back_soon)
             self._note_heard(client, line)
+        return away_s
 
     async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
         clock, ends_at = self.services.clock, self.services.clock.now() + wait_s
@@ -285,14 +295,14 @@ class Coordinator:
         if not line.is_gone:
             self.services.heard.note(client)
 
-    def _checked_in(self, driver: RunDriver, client: ClientId) -> CheckedIn:
+    def _checked_in(self, driver: RunDriver, client: ClientId, retry_after_s: float) -> CheckedIn:
         training = driver.open_round(client)
         if training is not None:
             return CheckedIn(RunStatus.RUNNING, "work", 0.0, self._assignment(driver, client, training))
         if driver.is_over:
             return CheckedIn(driver.run.status, driver.run.reason, 0.0)
         why = driver.state.why if isinstance(driver.state, Recruiting) else "a round without this client is under way"
-        return CheckedIn(RunStatus.RUNNING, why, RETRY_AFTER_S)
+        return CheckedIn(RunStatus.RUNNING, why, retry_after_s)
 
     def _assignment(self, driver: RunDriver, client: ClientId, training: Training) -> Assignment:
         """The assignment is made from the stored state whenever it is asked for, so a repeat cannot differ.

@@ -48,6 +48,7 @@ from umbel.server import endings, journal
 from umbel.server.closing import Closer, SumFailed
 from umbel.server.ledger import Book, Member, live_round
 from umbel.server.model_files import ModelFiles
+from umbel.server.pacing import Pacing
 from umbel.server.problems import Refused
 from umbel.server.reports import check_report
 from umbel.server.services import Services
@@ -98,6 +99,9 @@ class RunDriver:
         self.layout = layout
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
+        self.pacing = Pacing(
+            live.name, live.run.salt, services.waiters, services.clock, services.settings.check_ins_per_s_max
+        )
         self._closer = Closer(services, layout)
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
@@ -166,6 +170,7 @@ class RunDriver:
 
     async def start(self) -> None:
         """Take up the newest attempt as it was stored, and begin to drive."""
+        await self.pacing.start(self.services.rounds)
         await self._take_up()
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
@@ -348,6 +353,7 @@ class RunDriver:
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
         journal.round_ended(ended.end.record)
+        self.pacing.note(ended.end.record)
         if self.run.status is not RunStatus.RUNNING:
             journal.run_over(self.name, self.run.status, self.run.reason)
         self._woken.set()

@@ -6,6 +6,7 @@ on different states, and what has been answered is what is stored.
 """
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -83,6 +84,7 @@ class RoundStore:
                 "status": RunStatus.RUNNING.value,
                 "reason": "",
                 "created_at": now,
+                "salt": secrets.token_bytes(16),
                 "round_id": 0,
                 "revision": 1,
             }
@@ -262,6 +264,13 @@ class RoundStore:
             rows = (await tx.scalars(query.order_by(_ROUND.c.id).offset(after).limit(limit))).all()
         return tuple(_RECORD.validate_json(row) for row in rows)
 
+    async def newest_ended(self, name: RunId, count: int) -> tuple[RoundRecord, ...]:
+        """The records of the attempts that ended last, oldest first."""
+        query = select(_ROUND.c.record).where(_ROUND.c.run == name, _ROUND.c.record.is_not(None))
+        async with self._db.reading() as tx:
+            rows = (await tx.scalars(query.order_by(_ROUND.c.id.desc()).limit(count))).all()
+        return tuple(_RECORD.validate_json(row) for row in reversed(rows))
+
     async def assignments(self, round_id: int) -> tuple[StoredAssignment, ...]:
         """Every client of an attempt."""
         async with self._db.reading() as tx:
@@ -321,6 +330,7 @@ async def _loaded(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> Liv
         model=ModelRef(version.version, version.sha256, version.size_bytes, version.layout_digest),
         master_sha256=version.master_sha256,
         first_model_sha256=row.model_sha256,
+        salt=row.salt,
     )
     head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
     rows = await _rows(tx, row.round_id, 0)

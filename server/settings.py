@@ -49,6 +49,12 @@ class Settings(BaseSettings):
             return None
         return Path(self.blobs) if self.blobs else self.data / "blobs"
 
+    check_ins_per_s_max: float = Field(
+        default=300.0,
+        gt=0,
+        description="check-ins a second that the devices of a large fleet are spread to, for each run",
+    )
+
     @property
     def database(self) -> str:
         return self.database_url or f"sqlite+aiosqlite:///{(self.data / 'umbel.db').absolute()}"

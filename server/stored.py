@@ -19,7 +19,10 @@ from umbel.aggregation.types import (
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run and its newest model. `master_sha256`: of the coordinator's full-precision copy."""
+    """A run and its newest model. `master_sha256`: of the coordinator's full-precision copy.
+
+    `salt`: 16 random bytes, the same for all replicas and told to nobody.
+    """
 
     file: RunFile
     status: RunStatus
@@ -28,6 +31,7 @@ class StoredRun:
     model: ModelRef
     master_sha256: str
     first_model_sha256: str
+    salt: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,10 @@ class Model(Base):
 
 
 class Run(Base):
-    """`run_file`: canonical JSON; `status`: of `messages.RunStatus`; `round_id`: its newest attempt at a round."""
+    """`run_file`: canonical JSON; `status`: of `messages.RunStatus`; `round_id`: its newest attempt at a round.
+
+    `salt`: random, and told to nobody.
+    """
 
     __tablename__ = "runs"
     name: Mapped[str] = mapped_column(_SLUG, primary_key=True)
@@ -98,6 +101,7 @@ class Run(Base):
     status: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float]
+    salt: Mapped[bytes] = mapped_column(LargeBinary(16))
     round_id: Mapped[int]
     revision: Mapped[int] = mapped_column(BigInteger)
 

@@ -93,6 +93,7 @@ def upgrade() -> None:
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("salt", sa.LargeBinary(length=16), nullable=False),
         sa.Column("round_id", sa.Integer(), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
