@@ -165,8 +165,7 @@ class Decline:
     reason: str
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.reason) <= REASON_CHARS_MAX:
-            raise ValueError(f"reason must have 1 to {REASON_CHARS_MAX} characters")
+        require_reason(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +176,14 @@ class Problem:
     title: str
     status: int
     detail: str
+
+
+def require_reason(reason: str) -> None:
+    """Raise `ValueError` for what cannot be stored and shown as one reason: databases hold no NUL."""
+    if not 1 <= len(reason) <= REASON_CHARS_MAX:
+        raise ValueError(f"reason must have 1 to {REASON_CHARS_MAX} characters")
+    if "\x00" in reason:
+        raise ValueError("reason must hold no NUL character")
 
 
 def _require_seconds(value: float, what: str) -> None:

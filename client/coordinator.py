@@ -26,6 +26,7 @@ from umbel.aggregation.signatures import content_digest
 from umbel.aggregation.types import AssignmentId, WorkDone
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.printable import printable
+from umbel.client.timing import check_s
 from umbel.client.transport import Answer, Transport
 
 _ENROLLED = TypeAdapter(Enrolled)
@@ -33,8 +34,6 @@ _CHECKED_IN = TypeAdapter(CheckedIn)
 _STATUS = TypeAdapter(AssignmentStatus)
 _REPORT_ANSWER = TypeAdapter(ReportAnswer)
 _JSON = {"Content-Type": "application/json"}
-# The last chunk is answered when the whole update was read, hashed and checked: on a slow disk, so fast.
-_CHECKED_BYTES_PER_S = 20e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,17 @@ class Coordinator:
         return replace(status, reason=printable(status.reason))
 
     @contextmanager
-    def model(self, sha256: str, first_byte: int = 0, until: float = math.inf) -> Generator[httpx.Response]:
+    def model(
+        self, sha256: str, first_byte: int = 0, until: float = math.inf, is_direct: bool = False
+    ) -> Generator[httpx.Response]:
         """The model file as a stream, from `first_byte` on if the answer's status is 206, else from the start.
 
-        `until`: when it must be here, on `time.monotonic`'s clock.
+        `until`: when it must be here, on `time.monotonic`'s clock. `is_direct`: from the coordinator itself; otherwise
+        it may raise `Redirected`.
         """
         headers = {"Range": f"bytes={first_byte}-", "If-Range": f'"{sha256}"'} if first_byte else None
-        with self._transport.stream("GET", f"/v1/models/{sha256}", headers=headers, until=until) as response:
+        path, query = f"/v1/models/{sha256}", "direct=true" if is_direct else ""
+        with self._transport.stream("GET", path, query=query, headers=headers, until=until) as response:
             yield response
 
     def create_upload(self, assignment: AssignmentId, total: int, sha256: str, chunk: bytes) -> UploadState:
@@ -83,7 +86,7 @@ class Coordinator:
             "Repr-Digest": content_digest(bytes.fromhex(sha256)),
             "Content-Type": "application/octet-stream",
         }
-        hold_s = _check_s(0, chunk, total)
+        hold_s = _hold_s(0, chunk, total)
         answer = self._transport.ask("POST", _upload_path(assignment), body=chunk, headers=headers, hold_s=hold_s)
         return _upload_state(answer, total)
 
@@ -94,7 +97,7 @@ class Coordinator:
             "Upload-Complete": _flag(offset + len(chunk) == total),
             "Content-Type": "application/partial-upload",
         }
-        hold_s = _check_s(offset, chunk, total)
+        hold_s = _hold_s(offset, chunk, total)
         answer = self._transport.ask("PATCH", _upload_path(assignment), body=chunk, headers=headers, hold_s=hold_s)
         return _upload_state(answer, total)
 
@@ -116,7 +119,11 @@ class Coordinator:
         return replace(answer, reason=printable(answer.reason))
 
     def decline(self, assignment: AssignmentId, reason: str) -> None:
-        self._send_json("PUT", f"/v1/assignments/{assignment}/decline", Decline(reason[:REASON_CHARS_MAX]))
+        self._send_json(
+            "PUT",
+            f"/v1/assignments/{assignment}/decline",
+            Decline(reason[:REASON_CHARS_MAX].replace("\x00", " ") or "no reason given"),
+        )
 
     def _send_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> Answer:
         adapter: TypeAdapter[Any] = TypeAdapter(type(message))
@@ -127,9 +134,9 @@ def _upload_path(assignment: AssignmentId) -> str:
     return f"/v1/assignments/{assignment}/update"
 
 
-def _check_s(offset: int, chunk: bytes, total: int) -> float:
+def _hold_s(offset: int, chunk: bytes, total: int) -> float:
     """How much longer than usual a chunk's answer may take, for the checks after the last one."""
-    return total / _CHECKED_BYTES_PER_S if offset + len(chunk) == total else 0.0
+    return check_s(total) if offset + len(chunk) == total else 0.0
 
 
 def _flag(value: bool) -> str:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.messages import REASON_CHARS_MAX, WAIT_S_MAX
+from umbel.aggregation.messages import WAIT_S_MAX, require_reason
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef, RunId
@@ -59,8 +59,7 @@ class StopOrder:
     reason: str = "stopped by an operator"
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.reason) <= REASON_CHARS_MAX:
-            raise ValueError(f"reason must have 1 to {REASON_CHARS_MAX} characters")
+        require_reason(self.reason)
 
 
 _TOKEN_ORDER, _STOP_ORDER = TypeAdapter(TokenOrder), TypeAdapter(StopOrder)
