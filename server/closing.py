@@ -46,10 +46,15 @@ class Closer:
         self._folding.add(client, chunks, weight)
 
     async def take_up(self, live: LiveRun, accepted: Mapping[ClientId, Accepted]) -> None:
-        """Fold what this replica answers for and has not folded yet, from what is stored."""
-        known = self._folding.clients if self._folding else set[ClientId]()
+        """Fold what this replica answers for and has not folded yet, from what is stored.
+
+        What others have adopted, having taken this replica for dead, must not be in its share: then it begins anew.
+        """
         me = self._services.replicas.id
-        new = sorted(client for client, replica in live.folded_by.items() if replica == me and client not in known)
+        mine = {client for client, replica in live.folded_by.items() if replica == me}
+        if self._folding is not None and not self._folding.clients <= mine:
+            await self.forget()
+        new = sorted(mine - self._folding.clients if self._folding else mine)
         if not new:
             return
         chunks = await self._services.uploads.chunks([live.assignment_id(client) for client in new])
@@ -63,6 +68,7 @@ class Closer:
         """
         closing = live.state
         assert isinstance(closing, Closing)
+        await self.take_up(live, closing.accepted)
         if not await self._services.replicas.take(_job(live)):
             await self._post(live)
             return None
@@ -94,14 +100,13 @@ class Closer:
 
     async def _whole_sum(self, live: LiveRun, closing: Closing) -> Folding | None:
         """The sum of every accepted report; None while a part of it is not in."""
-        await self.take_up(live, closing.accepted)
         folding = self._folding
         if folding is None:
             folding = self._folding = Folding(
                 self._layout.n_values, live.plan.grid, self._services.blobs, self._services.worker
             )
         await folding.total()
-        missing = closing.accepted.keys() - folding.clients
+        missing = closing.accepted.keys() - folding.clients - folding.merged
         if missing:
             for partial in await self._services.rounds.partial_sums(live.round_id):
                 if missing.issuperset(partial.clients):
@@ -111,7 +116,7 @@ class Closer:
 
     async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles:
         total = await folding.total()
-        assert folding.clients == closing.accepted.keys(), "the sum is of other reports than were accepted"
+        assert folding.clients | folding.merged == closing.accepted.keys(), "the sum is of other reports than were accepted"
         assert total.total_weight == closing.aggregate.total_weight, "the sum is not of the accepted weights"
         services, rate = self._services, live.run.file.aggregation.server_learning_rate
         try:
@@ -124,7 +129,7 @@ class Closer:
     async def _post(self, live: LiveRun) -> None:
         """Hand this replica's share of the sum to whoever closes the round."""
         folding, services = self._folding, self._services
-        if folding is None or not folding.clients or self._posted_for == live.round_id:
+        if folding is None or not folding.clients or folding.merged or self._posted_for == live.round_id:
             return
         key = f"partials/{live.round_id}/{services.replicas.id}"
         with services.blobs.scratch() as path:

@@ -20,10 +20,14 @@ from umbel.server.updates import checked_values, fill
 
 
 class Folding:
-    """One round's accumulator and the folds that are on their way into it. `clients`: those that were added."""
+    """One round's accumulator and the folds that are on their way into it.
+
+    `clients`: whose updates were added here; `merged`: whose came with the sums of other replicas.
+    """
 
     def __init__(self, n_values: int, grid: Grid, blobs: BlobStore, worker: Executor) -> None:
         self.clients: set[ClientId] = set()
+        self.merged: set[ClientId] = set()
         self._n_values = n_values
         self._grid = grid
         self._blobs = blobs
@@ -51,7 +55,7 @@ class Folding:
         loop = asyncio.get_running_loop()
         self._pending.append(loop.run_in_executor(self._worker, self._merge, partial))
         await self._pending[-1]
-        self.clients |= set(partial.clients)
+        self.merged |= set(partial.clients)
 
     async def write(self, path: Path) -> tuple[str, int]:
         """Write the sum to a file, for another replica to merge: its SHA-256 and its total weight."""
@@ -65,7 +69,7 @@ class Folding:
             fold.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
         self._pending.clear()
-        self.clients = set()
+        self.clients, self.merged = set(), set()
         self._total = None
 
     def _accumulator(self) -> GridAccumulator:
