@@ -116,7 +116,7 @@ class Closer:
 
     async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles:
         total = await folding.total()
-        assert folding.clients | folding.merged == closing.accepted.keys(), "the sum is of other reports than were accepted"
+        assert folding.clients | folding.merged == closing.accepted.keys(), "the sum is of other reports"
         assert total.total_weight == closing.aggregate.total_weight, "the sum is not of the accepted weights"
         services, rate = self._services, live.run.file.aggregation.server_learning_rate
         try:
