@@ -116,3 +116,15 @@ def bench_aggregate(quick: QuickOption = False, json: JsonOption = False) -> Non
     from umbel.sim.bench_aggregate import measure
 
     _bench(lambda: measure(quick=quick), json)
+
+
+@bench_app.command("window")
+def bench_window(
+    quick: QuickOption = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """The self-tuned window against the static 130 % rule: useful client time on three simulated fleets."""
+    from umbel.sim.bench_window import measure
+
+    _bench(lambda: measure(quick=quick, plot=plot), json)
