@@ -76,6 +76,11 @@ class Claims:
     _content_digest: str
     _signature: bytes
 
+    @property
+    def signature(self) -> str:
+        """The signature, base64."""
+        return base64.b64encode(self._signature).decode()
+
     def verify(self, public_key: bytes, target: Target, now: float) -> None:
         """Raise `BadSignature` unless `public_key` (32 raw bytes) signed this target, `StaleSignature` unless recently.
 
@@ -114,12 +119,17 @@ def sign(
 
     Raises `ValueError` for what cannot stand in a signature; paths and queries must be percent-encoded.
     """
-    params = f'{_COMPONENTS};created={created};nonce="{nonce}";keyid="{key_id}";alg="ed25519"'
-    if not _PARAMS.fullmatch(params):
-        raise ValueError("key_id, nonce or created cannot stand in a signature")
-    digest = content_digest(body_sha256)
+    params, digest = _params_of(key_id, created, nonce), content_digest(body_sha256)
     signature = key.sign(signature_base(_components(target, digest), params))
-    return SignedHeaders(digest, f"umbel={params}", f"umbel=:{base64.b64encode(signature).decode()}:")
+    return signed_headers(key_id, digest, created, nonce, base64.b64encode(signature).decode())
+
+
+def signed_headers(key_id: str, digest: str, created: int, nonce: str, signature: str) -> SignedHeaders:
+    """The header fields of a request that was signed before: of its parts, as `Claims` has them. Raises `ValueError`.
+
+    `digest`: as `content_digest` gives it; `signature`: base64.
+    """
+    return SignedHeaders(digest, f"umbel={_params_of(key_id, created, nonce)}", f"umbel=:{signature}:")
 
 
 def parse(headers: SignedHeaders) -> Claims:
@@ -149,6 +159,13 @@ def signature_base(components: Iterable[tuple[str, str]], params: str) -> bytes:
     if any("\n" in line or "\r" in line for line in lines):
         raise ValueError("a signed component holds a line break")
     return "\n".join(lines).encode("ascii")
+
+
+def _params_of(key_id: str, created: int, nonce: str) -> str:
+    params = f'{_COMPONENTS};created={created};nonce="{nonce}";keyid="{key_id}";alg="ed25519"'
+    if not _PARAMS.fullmatch(params):
+        raise ValueError("key_id, nonce or created cannot stand in a signature")
+    return params
 
 
 def _components(target: Target, digest: str) -> tuple[tuple[str, str], ...]:

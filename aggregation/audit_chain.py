@@ -1,0 +1,216 @@
+"""An auditor of one run: takes its bundles in order, and says what the first thing is that does not fit.
+
+What it can check without updates: hashes, signatures and links; that every model came from the one before; that
+weights, sums and grids follow from the plan and the reports; and that each report is what its client signed. What no
+chain can show by itself is that it was cut off at its end, or made up anew by whoever has the audit key: note heads
+elsewhere and ask for them (`require_head`). docs/audit.md says what that leaves.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from umbel.aggregation.audit import (
+    FORMAT,
+    AuditFailed,
+    Bundle,
+    ModelId,
+    Participant,
+    RoundEnded,
+    RunCreated,
+    SignedReport,
+    json_sha256,
+    key_bytes,
+    key_text,
+    unseal,
+)
+from umbel.aggregation.canonical import Json
+from umbel.aggregation.errors import SignatureRefused
+from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
+from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id
+from umbel.aggregation.weighting import weight_of
+
+Parse = Callable[[Json], Bundle]
+
+
+class Auditor:
+    """What is known after the bundles so far. `keys`: the audit keys (32 bytes each) that are trusted."""
+
+    def __init__(self, keys: Collection[bytes], parse: Parse) -> None:
+        self.heads: list[str] = []
+        self.rounds: dict[int, tuple[int, RoundEnded]] = {}
+        self.created: RunCreated | None = None
+        self.n_reports_signed = 0
+        self.n_reports_unsigned = 0
+        self._keys = {key_text(key) for key in keys}
+        self._parse = parse
+        self._run = ""
+        self._model: ModelId | None = None
+        self._next = (1, 1)
+
+    @property
+    def head(self) -> str:
+        """The hash of the last bundle; empty before the first."""
+        return self.heads[-1] if self.heads else ""
+
+    def follow(self, bundle: Json, sha256: str, signature: str) -> Bundle:
+        """Take the next bundle. Raises `AuditFailed`, naming it."""
+        try:
+            return self._follow(bundle, sha256, signature)
+        except AuditFailed as failed:
+            raise AuditFailed(f"bundle {len(self.heads)}{_name(bundle)}: {failed}") from failed
+
+    def require_head(self, sha256: str) -> None:
+        """Raise `AuditFailed` unless a hash that was noted elsewhere is one of this chain's."""
+        if sha256 not in self.heads:
+            raise AuditFailed(
+                f"no bundle of this chain has the hash {sha256[:16]}… that was noted: bundles are missing or replaced"
+            )
+
+    def _follow(self, raw: Json, sha256: str, signature: str) -> Bundle:
+        key = raw.get("key") if isinstance(raw, dict) else None
+        if not isinstance(key, str) or key not in self._keys:
+            raise AuditFailed(f"it names the audit key {key!r}, which is none of those that are trusted")
+        unseal(raw, sha256, signature, key_bytes(key))
+        bundle = self._parse(raw)
+        self._link(bundle)
+        match bundle.facts:
+            case RunCreated() as created:
+                self._created(created, bundle)
+            case RoundEnded() as ended:
+                self._ended(ended, bundle)
+        self.heads.append(sha256)
+        return bundle
+
+    def _link(self, bundle: Bundle) -> None:
+        number = len(self.heads)
+        if bundle.format != FORMAT:
+            raise AuditFailed(f"it has format {bundle.format}, this umbel knows {FORMAT}")
+        if bundle.number != number:
+            raise AuditFailed(f"it says that it is bundle {bundle.number}: one is missing, out of order, or twice here")
+        if bundle.previous != self.head:
+            raise AuditFailed("it does not follow the bundle before it: its `previous` is another hash")
+        if number and bundle.run != self._run:
+            raise AuditFailed(f"it is of the run {bundle.run!r}, not of {self._run!r}")
+        if isinstance(bundle.facts, RunCreated) is not (number == 0):
+            raise AuditFailed("a chain begins with its run's creation, and holds that once")
+
+    def _created(self, created: RunCreated, bundle: Bundle) -> None:
+        _require(json_sha256(created.run_file) == created.run_file_sha256, "the run file does not have its hash")
+        _require(created.run_file.get("name") == bundle.run, "the run file is of another run")
+        _require(created.model.version == 0, "a run begins with version 0 of its model")
+        self._run, self.created, self._model = bundle.run, created, created.model
+
+    def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
+        created = self.created
+        assert created is not None, "the first bundle is the run's creation"
+        _require((ended.round, ended.attempt) == self._next, f"round and attempt should be {self._next}")
+        _require(ended.run_file_sha256 == created.run_file_sha256, "it is of another run file")
+        layout_digest = hashlib.sha256(created.layout.encode()).hexdigest()
+        _require(ended.layout_digest == layout_digest, "it is of another model layout")
+        _require(ended.model_in == self._model, "the model that it began with is not the one that the run had")
+        _require((ended.model_out is None) is (ended.sum is None) is (not ended.committed), _HALF_COMMITTED)
+        _check_plan(ended, bundle, created.run_file)
+        _check_sum(ended)
+        for one in ended.clients:
+            self._check_report(one, ended)
+        if ended.model_out is not None:
+            _require(ended.model_out.version == ended.round, "a round's model has the round's number as its version")
+            self._model = ended.model_out
+            self.rounds[ended.round] = (bundle.number, ended)
+        self._next = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
+
+    def _check_report(self, one: Participant, ended: RoundEnded) -> None:
+        report = one.report
+        _require((report is None) is (one.weight is None), f"{one.client} has a report without a weight, or no report")
+        if report is None:
+            return
+        expected = weight_of(ended.plan.weighting, one.draws, sample_count_of(one))
+        _require(one.weight == expected, f"the weight of {one.client} is not what its report asks for, {expected}")
+        if not report.signature:
+            self.n_reports_unsigned += 1
+            return
+        self.n_reports_signed += 1
+        assignment = assignment_id(RunId(self._run), ended.round, ended.attempt, ClientId(one.client))
+        check_report(report, one, assignment)
+        _require(
+            ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,
+            f"the report of {one.client} was signed at another time than the round's",
+        )
+
+
+def update_sha256_of(one: Participant) -> str:
+    """The hash of the update that a report names. Raises `AuditFailed`."""
+    return str(_work(one).get("update_sha256", ""))
+
+
+def sample_count_of(one: Participant) -> int:
+    """The samples that a report names. Raises `AuditFailed`."""
+    count = _work(one).get("sample_count")
+    if not isinstance(count, int):
+        raise AuditFailed(f"the report of {one.client} names no number of samples")
+    return count
+
+
+def report_target(assignment: AssignmentId) -> Target:
+    """Where a report goes: the one spelling that its signature may cover."""
+    return Target("PUT", f"/v1/assignments/{assignment}/report")
+
+
+def check_report(report: SignedReport, one: Participant, assignment: AssignmentId) -> None:
+    """Raise `AuditFailed` unless the client's key has signed this report for this assignment."""
+    digest = content_digest(hashlib.sha256(report.body.encode()).digest())
+    try:
+        headers = signed_headers(one.client, digest, report.created, report.nonce, report.signature)
+        parse(headers).verify(key_bytes(one.key), report_target(assignment), report.created)
+    except (SignatureRefused, ValueError) as error:
+        raise AuditFailed(f"the report of {one.client} is not what this client's key has signed: {error}") from error
+
+
+_HALF_COMMITTED = "it says that it made a model and that it did not"
+
+
+def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
+    plan = ended.plan
+    _require((plan.run, plan.number, plan.attempt) == (bundle.run, ended.round, ended.attempt), "its plan is another's")
+    _require(ended.grid == plan.grid, "its grid is not the one that its plan makes")
+    aggregation = run_file.get("aggregation", {})
+    named = (plan.max_abs, plan.sample_count_max, ended.server_learning_rate)
+    asked = tuple(aggregation.get(key) for key in ("max_abs", "sample_count_max", "server_learning_rate"))
+    _require(named == asked, "max_abs, sample_count_max or server_learning_rate are not those of the run file")
+
+
+def _check_sum(ended: RoundEnded) -> None:
+    names = [one.client for one in ended.clients]
+    _require(names == sorted(set(names)), "its clients are not in the order of their names, each once")
+    if ended.sum is None:
+        return
+    accepted = ended.accepted
+    _require(ended.sum.n_clients == len(accepted), "its sum is of more or fewer reports than were accepted")
+    total = sum(one.weight or 0 for one in accepted)
+    _require(ended.sum.total_weight == total, f"its sum has the weight {ended.sum.total_weight}, the reports {total}")
+
+
+def _work(one: Participant) -> dict[str, Any]:
+    """What a client reported. Read as the coordinator read it: of a key that comes twice, the last counts."""
+    try:
+        work = json.loads(one.report.body if one.report else "")
+    except (ValueError, RecursionError) as error:
+        raise AuditFailed(f"the report of {one.client} is no JSON") from error
+    if not isinstance(work, dict):
+        raise AuditFailed(f"the report of {one.client} is no object")
+    return work
+
+
+def _name(raw: Json) -> str:
+    facts = raw.get("facts") if isinstance(raw, dict) else None
+    if not isinstance(facts, dict) or not isinstance(facts.get("round"), int):
+        return ""
+    attempt = facts.get("attempt")
+    return f" (round {facts['round']}" + (f", attempt {attempt})" if attempt != 1 else ")")
+
+
+def _require(fits: bool, otherwise: str) -> None:
+    if not fits:
+        raise AuditFailed(otherwise)

@@ -1,0 +1,58 @@
+"""A committed round made again from its audit bundle, its updates and the model that it began with: the same bits.
+
+Whoever has the files drives this: `fold` each update, in any order, then `require_sum`, then `next_master` and
+`Layout.published`, whose files must have the hashes of the bundle's `model_out`.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from umbel.aggregation.audit import AuditFailed, Participant, RoundEnded, sum_sha256
+from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.grid import Grid, GridAccumulator, check_values
+from umbel.aggregation.layout import Layout, State
+from umbel.aggregation.wire import read_header
+
+
+class Replay:
+    """One round being made again. Memory: the exact sum, 8 bytes a value. Everything here raises `AuditFailed`."""
+
+    def __init__(self, ended: RoundEnded, layout: Layout) -> None:
+        if ended.sum is None:
+            raise AuditFailed(f"round {ended.round}, attempt {ended.attempt}, was abandoned: it made no model")
+        self._ended, self._expected, self._layout = ended, ended.sum, layout
+        self._total = GridAccumulator(layout.n_values, ended.grid)
+
+    def fold(self, one: Participant, header: bytes, chunks: Iterable[Tensor]) -> None:
+        """Add an update that has the hash of its report: its first 64 bytes, then its values (float32) in pieces."""
+        assert one.weight is not None, "only what was accepted is in the sum"
+        try:
+            read_header(header, self._layout)
+            self._total.fold(_checked(chunks, self._ended.grid), one.weight)
+        except (UpdateRefused, ValueError) as error:
+            raise AuditFailed(f"the update of {one.client} could never be accepted: {error}") from error
+
+    def require_sum(self) -> str:
+        """The hash of the sum, which is the bundle's."""
+        total, expected = self._total, self._expected
+        if (total.n_folded, total.total_weight) != (expected.n_clients, expected.total_weight):
+            raise AuditFailed(f"{total.n_folded} updates were folded, the bundle's sum is of {expected.n_clients}")
+        if (found := sum_sha256(total)) != expected.sha256:
+            raise AuditFailed(f"the updates add up to {found[:16]}…, not to the bundle's sum {expected.sha256[:16]}…")
+        return found
+
+    def next_master(self, master: State) -> dict[str, Tensor]:
+        """The full-precision copy of the model that the round made, from the one that it began with."""
+        try:
+            return self._layout.add_mean(master, self._total, self._ended.server_learning_rate)
+        except (ValueError, KeyError, RuntimeError) as error:  # RuntimeError: torch's, of tensors of other shapes
+            raise AuditFailed(f"no model can be made of the sum: {error}") from error
+
+
+def _checked(chunks: Iterable[Tensor], grid: Grid) -> Iterator[Tensor]:
+    first = 0
+    for values in chunks:
+        check_values(values, grid, first)
+        yield values
+        first += values.numel()
