@@ -98,12 +98,25 @@ class CheckIn:
 
 
 class RunStatus(StrEnum):
-    """Where a run is in its life."""
+    """Where a run is in its life.
+
+    ```
+    running <--> paused           an operator pauses and resumes; nobody is asked to work meanwhile
+       |            |
+       +------------+---> finished | stopped | failed         for good
+    ```
+    """
 
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is for good; a paused run is resumed some day."""
+        return self not in (RunStatus.RUNNING, RunStatus.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)

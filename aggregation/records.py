@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.types import ModelRef
+from umbel.aggregation.types import ModelRef, Task
 
 
 class Fate(StrEnum):
@@ -59,6 +59,10 @@ class RoundRecord:
     file asks for and did not get. `open_s`: from the opening to the last moment at which a report counted. `window_s`,
     `over_selection`: as they were for this attempt; `tuned`: why they are not the run file's, empty if they are.
     `model_bytes`: of the model that was sent out.
+
+    `task`: a round of evaluation makes no model; `model_version` and `model_sha256` are then of the one it measured.
+    `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is then
+    the new version, a copy of that one.
     """
 
     run: str
@@ -92,6 +96,32 @@ class RoundRecord:
     over_selection: float = 0.0
     tuned: str = ""
     model_bytes: int = 0
+    task: Task = Task.TRAINING
+    rolled_back_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """One model version of a run.
+
+    `round`: the one that made it, over `sample_count` samples, with `metrics` as means over its local training; None for
+    version 0 and for a rollback's copy of version `rolled_back_to`. `parent_sha256`: of the version before it.
+    `evaluation`: means over held-out samples, of this very version, where it was measured. `deleted_at`: since when it
+    cannot be had any more, in Unix seconds as `created_at`; `reason`: how it came to be, in words.
+    """
+
+    version: int
+    sha256: str
+    size_bytes: int
+    created_at: float
+    parent_sha256: str | None = None
+    round: int | None = None
+    rolled_back_to: int | None = None
+    reason: str = ""
+    sample_count: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
+    deleted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +136,7 @@ class LiveRound:
     target: int
     closes_in_s: float | None
     clients: tuple[ClientRecord, ...] = ()
+    task: Task = Task.TRAINING
 
 
 @dataclass(frozen=True, slots=True)

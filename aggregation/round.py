@@ -19,7 +19,10 @@ Rules:
 5. The target counts *draws*: under proportional weighting a client drawn twice answers for two. The minimum counts
    *clients*: it is what keeps a model from being one client's update.
 6. Coverage (`coverage.py`) holds a round open past its target, never past its window; strict, it abandons the round.
-7. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
+7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model that they measure: there
+   is no update, so nothing is folded, and `Applied` names the model as it was. For want of clients it is abandoned when
+   patience has run out, so that it holds up no training.
+8. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
 """
@@ -32,7 +35,7 @@ from typing import Literal, TypeAlias, assert_never
 from umbel.aggregation.cohort import Member, PassedOver, choose
 from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, WorkDone
+from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, Task, Work
 from umbel.aggregation.weighting import Candidate, weight_of
 
 
@@ -41,7 +44,7 @@ class Accepted:
     """A report that counts: its weight in the sum and what the client said of it."""
 
     weight: int
-    work: WorkDone
+    work: Work
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -52,7 +55,8 @@ class Recruiting:
     """Waiting for clients. `why`: what it is waiting for, in words.
 
     After attempts that were abandoned (`retry.py`): nobody is drawn before `not_before`, from which `since` counts too,
-    and those to `avoid` only where there are too few others.
+    and those to `avoid` only where there are too few others. Those `excluded` are never drawn: they trained the model
+    that is to be evaluated.
     """
 
     plan: RoundPlan
@@ -60,6 +64,7 @@ class Recruiting:
     why: str = "no client has checked in yet"
     not_before: float = 0.0
     avoid: tuple[ClientId, ...] = ()
+    excluded: tuple[ClientId, ...] = ()
     phase: Literal["recruiting"] = "recruiting"
 
 
@@ -165,11 +170,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A client's update is stored and has passed every check; `work` is what it says of it."""
+    """A client's update is stored and has passed every check; `work` is what it says of it, or of the model it measured.
+    """
 
     now: float
     client: ClientId
-    work: WorkDone
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +204,13 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """An operator lets a paused run go on: patience counts from now."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Spoiled:
     """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range."""
 
@@ -205,7 +218,7 @@ class Spoiled:
     reason: str
 
 
-Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped | Spoiled
+Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped | Resumed | Spoiled
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
@@ -244,7 +257,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make the new model from the sum, store it, then say `Applied`."""
+    """Make the new model from the sum, store it, then say `Applied`. After an evaluation there is nothing to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,21 +319,40 @@ def _recruit(state: Recruiting, event: Event) -> Step:
         case Gathered(now) if now < state.not_before:
             return state, ()
         case Gathered(now, candidates):
-            choice = choose(state.plan, candidates, now - state.since, frozenset(state.avoid))
+            able = _without(candidates, state.excluded)
+            choice = choose(state.plan, able, now - state.since, frozenset(state.avoid))
             if choice.cohort is None:
-                return replace(state, why=choice.why), ()
+                return _go_without(state, now, choice.why)
             opened_at = max(now, state.since)
             training = Training(state.plan, choice.cohort, opened_at, passed_over=choice.passed_over)
             return training, (Invite(tuple(choice.cohort)),)
         case Stopped(now, reason):
-            ended_at = max(now, state.since)
-            return Abandoned(state.plan, reason, {}, {}, {}, ended_at, ended_at), (Discard(reason),)
+            return _abandon_unopened(state, now, reason)
+        case Resumed(now):
+            return replace(state, since=max(now, state.since)), ()
         case Reported(client=client):
             return state, (_uninvited(client),)
         case Tick() | Declined() | Applied() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
+
+
+def _without(candidates: tuple[Candidate, ...], excluded: tuple[ClientId, ...]) -> tuple[Candidate, ...]:
+    names = frozenset(excluded)
+    return tuple(candidate for candidate in candidates if candidate.client not in names)
+
+
+def _go_without(state: Recruiting, now: float, why: str) -> Step:
+    """No cohort can be drawn yet: wait for one; an evaluation only for as long as its patience lasts."""
+    if state.plan.task is Task.EVALUATION and now >= state.since + state.plan.patience_s:
+        return _abandon_unopened(state, now, f"there is nobody to measure the model: {why}")
+    return replace(state, why=why), ()
+
+
+def _abandon_unopened(state: Recruiting, now: float, reason: str) -> Step:
+    ended_at = max(now, state.since)
+    return Abandoned(state.plan, reason, {}, {}, {}, ended_at, ended_at), (Discard(reason),)
 
 
 def _train(state: Training, event: Event) -> Step:
@@ -343,7 +375,7 @@ def _train(state: Training, event: Event) -> Step:
             return _settle(state, now)
         case Stopped(now, reason):
             return _abandon(state, now, reason)
-        case Gathered() | Applied() | Spoiled():
+        case Gathered() | Applied() | Resumed() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
@@ -358,7 +390,8 @@ def _accept(state: Training, event: Reported) -> Step:
         declined={name: why for name, why in state.declined.items() if name != client},
     )
     settled, commands = _settle(state, event.now)
-    return settled, (Fold(client, weight), _accepted(client), *commands)
+    fold = (Fold(client, weight),) if state.plan.task is Task.TRAINING else ()
+    return settled, (*fold, _accepted(client), *commands)
 
 
 def _settle(state: Training, now: float) -> Step:
@@ -449,7 +482,7 @@ def _close(state: Closing, event: Event) -> Step:
                 passed_over=state.passed_over,
             )
             return spoiled, (Discard(reason),)
-        case Gathered() | Tick() | Declined() | Stopped():
+        case Gathered() | Tick() | Declined() | Stopped() | Resumed():
             return state, ()
         case _:
             assert_never(event)

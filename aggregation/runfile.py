@@ -32,6 +32,21 @@ server_learning_rate = 1.0
 max_abs = 64.0          # bound of one coordinate of a weight change
 sample_count_max = 1048576
 
+[evaluation]            # measure the model on clients that did not train it
+every = 5               # after every fifth round
+clients = 10            # reports at which such a round closes
+window_s = 120          # by default, that of the round before it
+
+[stop]                  # end the run before its last round
+metric = "evaluation.loss"  # or training.NAME
+mode = "min"            # or "max"
+patience = 5            # measurements without improvement
+min_delta = 0.0
+target = 0.1            # end as soon as it is reached
+
+[retention]
+versions = 10           # newest model versions to keep, beside version 0 and the best; or "all"
+
 [[override]]            # other values of [rounds] and [training] for some rounds; of several, the last one counts
 first_round = 1
 last_round = 3
@@ -45,9 +60,10 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
-from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, TrainingPlan, Weighting, require_slug
+from umbel.aggregation.stopping import StopRule
+from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, Task, TrainingPlan, Weighting, require_slug
 
 ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
@@ -93,6 +109,40 @@ class AggregationSection:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.server_learning_rate) and self.server_learning_rate > 0):
             raise ValueError(f"server_learning_rate must be positive, not {self.server_learning_rate}")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSection:
+    """Rounds in which clients that did not train only measure the model: `clients` of them after `every` rounds.
+
+    `window_s`: None for that of the round of training before it.
+    """
+
+    every: int
+    clients: int
+    window_s: float | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, not {self.every}")
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSection:
+    """What is kept. `versions`: how many of the newest model versions, beside version 0 and the best."""
+
+    versions: int | Literal["all"] = "all"
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if self.versions != "all" and self.versions < 1:
+            raise ValueError(f'versions must be "all" or at least 1, not {self.versions}')
+
+    @property
+    def n_versions(self) -> int | None:
+        """How many versions to keep, None for all."""
+        return None if self.versions == "all" else self.versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +198,9 @@ class RunFile:
     aggregation: AggregationSection = field(default_factory=AggregationSection)
     coverage: CoverageFloor = field(default_factory=CoverageFloor)
     override: tuple[Override, ...] = ()
+    evaluation: EvaluationSection | None = None
+    stop: StopRule | None = None
+    retention: RetentionSection = field(default_factory=RetentionSection)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -159,6 +212,9 @@ class RunFile:
         self.round_plan(1, 1)
         for number in self._rounds_of_change():
             self._check_round(number)
+        if self.evaluation is not None:
+            self.evaluation_plan(1)
+        self._check_stop()
 
     def rounds_of(self, number: int) -> RoundsSection:
         """The `rounds` section as it holds for one round."""
@@ -193,6 +249,38 @@ class RunFile:
             seed=self.seed,
             coverage=self.coverage,
         )
+
+    def evaluates_after(self, number: int) -> bool:
+        """Whether clients that did not train measure the model after this round."""
+        return self.evaluation is not None and number % self.evaluation.every == 0
+
+    def evaluation_plan(self, number: int) -> RoundPlan:
+        """The plan of the evaluation after one round. It has one attempt: without it the run goes on all the same."""
+        section = self.evaluation
+        assert section is not None, "only a file with [evaluation] plans one"
+        rounds = self.rounds_of(number)
+        return RoundPlan(
+            run=RunId(self.name),
+            number=number,
+            attempt=1,
+            target=section.clients,
+            minimum=1,
+            over_selection=rounds.over_selection,
+            window_s=rounds.window_s if section.window_s is None else section.window_s,
+            weighting=Weighting.SAMPLES,
+            sample_count_max=self.aggregation.sample_count_max,
+            max_abs=self.aggregation.max_abs,
+            seed=self.seed,
+            task=Task.EVALUATION,
+        )
+
+    def _check_stop(self) -> None:
+        """Raise `ValueError` for a metric that nobody would measure."""
+        is_measured = self.evaluation or self.training.evaluate or any(one.evaluate for one in self.override)
+        if self.stop is not None and self.stop.is_of_evaluation and not is_measured:
+            raise ValueError(
+                f"nothing measures {self.stop.metric}: set evaluate = true in [training], or add [evaluation]"
+            )
 
     def _rounds_of_change(self) -> list[int]:
         """The first round of each stretch for which the same overrides hold, round 1 aside."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, TypeAlias
 
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.wire import Codec
@@ -28,6 +28,13 @@ METRICS_MAX = 64
 METRIC_ABS_MAX = 1e30  # times any sample count, over any cohort, it stays finite
 SAMPLE_COUNT_MAX = 1 << 40
 TARGET_MAX = 1 << 20
+
+
+class Task(StrEnum):
+    """What a round asks of its clients: to train the model, or only to measure it on their own held-out data."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
 
 
 class Weighting(StrEnum):
@@ -137,6 +144,7 @@ class RoundPlan:
     `sample_count_max` bounds one client's weight, `max_abs` one coordinate of its update: both enter the public grid.
     `number` and `attempt` count from 1; a round that was abandoned is attempted again. `coverage`: what must be in.
     `tuned`: why window and over-selection are not those of the run file, in words; empty if they are (`tuning.py`).
+    `task`: an evaluation measures the model after round `number`; it has attempts of its own.
     """
 
     run: RunId
@@ -152,6 +160,7 @@ class RoundPlan:
     seed: int
     coverage: CoverageFloor = field(default_factory=CoverageFloor)
     tuned: str = ""
+    task: Task = Task.TRAINING
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
@@ -201,7 +210,7 @@ class RoundPlan:
 class ModelRef:
     """A model version by what a client needs to fetch and check it. `sha256`: of the safetensors file, hex.
 
-    Version 0 is the one a run was created with, version r the outcome of round r.
+    Version 0 is the one a run was created with; each committed round, and each rollback, makes the next.
     """
 
     version: int
@@ -228,6 +237,7 @@ class Assignment:
     sample_count_max: int
     seed: int
     window_s: float
+    task: Task = Task.TRAINING
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +279,47 @@ class WorkDone:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationDone:
+    """What a client says of a model that it was asked to measure, and nothing else: there is no update.
+
+    `evaluation`: means over `sample_count` held-out samples, finite.
+    """
+
+    sample_count: int
+    evaluation: Mapping[str, float]
+    evaluate_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_sample_count(self.sample_count, "sample_count")
+        if not (math.isfinite(self.evaluate_s) and self.evaluate_s >= 0):
+            raise ValueError("evaluate_s must be finite and not negative")
+        _require_metrics(self.evaluation)
+
+    @property
+    def evaluation_sample_count(self) -> int:
+        return self.sample_count
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    @property
+    def steps_done(self) -> int:
+        return 0
+
+    @property
+    def steps_planned(self) -> int:
+        return 0
+
+    @property
+    def is_partial(self) -> bool:
+        return False
+
+
+Work: TypeAlias = WorkDone | EvaluationDone
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregate:
     """What a closed round's sum holds. `clients` in the order of their names."""
 
@@ -278,9 +329,12 @@ class Aggregate:
     n_partial: int
 
 
-def assignment_id(run: RunId, number: int, attempt: int, client: ClientId) -> AssignmentId:
-    """`run.round.attempt.client`; none of the four can hold a dot."""
-    return AssignmentId(f"{run}.{number}.{attempt}.{client}")
+def assignment_id(
+    run: RunId, number: int, attempt: int, client: ClientId, task: Task = Task.TRAINING
+) -> AssignmentId:
+    """`run.round.attempt.client`, with `e` before the attempt of an evaluation; none of the four can hold a dot."""
+    mark = "e" if task is Task.EVALUATION else ""
+    return AssignmentId(f"{run}.{number}.{mark}{attempt}.{client}")
 
 
 def _require_metrics(metrics: Mapping[str, float]) -> None:

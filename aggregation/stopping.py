@@ -1,0 +1,120 @@
+"""Early stopping: which version of a run is the best by one metric, and whether it is time to end. Pure.
+
+Judged anew after every round from what is stored of the versions, so a restart changes nothing. `evaluation.NAME` is a
+mean over held-out samples, of the version that was measured; `training.NAME` a mean over the local training of the round
+that made the version.
+
+The idea is that of Prechelt, "Early stopping - but when?" (1998), section 2.1, criterion UP counted in measurements.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from umbel.aggregation.records import VersionRecord
+
+_SOURCES = ("evaluation.", "training.")
+
+
+class Mode(StrEnum):
+    """Which values of the metric are the better ones."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When to end a run before its last round.
+
+    `patience`: measurements in a row that do not improve on the best by more than `min_delta`; `target`: a value to
+    reach. `metric`: `evaluation.NAME` or `training.NAME`.
+    """
+
+    metric: str
+    mode: Mode = Mode.MIN
+    patience: int | None = None
+    min_delta: float = 0.0
+    target: float | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
+
+    def __post_init__(self) -> None:
+        if not self.metric.startswith(_SOURCES) or self.metric in _SOURCES:
+            raise ValueError(
+                f'metric must be "evaluation.NAME" or "training.NAME", such as "evaluation.loss", not {self.metric!r}'
+            )
+        if self.patience is None and self.target is None:
+            raise ValueError("set patience, target or both: without them nothing ends the run early")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1, not {self.patience}")
+        if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
+            raise ValueError(f"min_delta must be zero or positive, not {self.min_delta}")
+        if self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target must be a number, not {self.target}")
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        """Whether the metric is measured on held-out data, which a run file must ask for."""
+        return self.metric.startswith(_SOURCES[0])
+
+    def value_of(self, version: VersionRecord) -> float | None:
+        """The metric of this version, None if it was not measured."""
+        source, _, name = self.metric.partition(".")
+        means: Mapping[str, float] = version.evaluation if source == "evaluation" else version.metrics
+        return means.get(name)
+
+    def loss(self, value: float) -> float:
+        """The value as something of which less is better."""
+        return value if self.mode is Mode.MIN else -value
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The metric's value of one version."""
+
+    version: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`best`: the earliest version with the best value; `reason`: why the run is to end, in words, None to go on."""
+
+    best: Measured | None
+    reason: str | None
+
+
+def judge(rule: StopRule, versions: Sequence[VersionRecord]) -> Verdict:
+    """Whether a run with these versions, in their order, has reached its target or lost its patience.
+
+    A version that a rollback made begins a new count of patience; what is best is judged over all.
+    """
+    measured = [Measured(v.version, value) for v in versions if (value := rule.value_of(v)) is not None]
+    if not measured:
+        return Verdict(None, None)
+    best = min(measured, key=lambda one: (rule.loss(one.value), one.version))
+    if rule.target is not None and rule.loss(best.value) <= rule.loss(rule.target):
+        return Verdict(best, f"{rule.metric} has reached its target of {rule.target:g}: {_words(best)}")
+    rolled_back = max((v.version for v in versions if v.rolled_back_to is not None), default=-1)
+    since = max(rolled_back, _last_improved(rule, measured))
+    n_since = sum(one.version > since for one in measured)
+    if rule.patience is None or n_since < rule.patience:
+        return Verdict(best, None)
+    by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
+    times = "measurement" if n_since == 1 else "measurements"
+    return Verdict(best, f"{rule.metric} has not improved{by} in {n_since} {times}; the best is {_words(best)}")
+
+
+def _last_improved(rule: StopRule, measured: Sequence[Measured]) -> int:
+    """The last version that was better than the best before it by more than `min_delta`; the first counts as such."""
+    reference, version = math.inf, measured[0].version
+    for one in measured:
+        loss = rule.loss(one.value)
+        if loss < reference - rule.min_delta:
+            reference, version = loss, one.version
+    return version
+
+
+def _words(measured: Measured) -> str:
+    return f"{measured.value:.6g}, of version {measured.version}"
