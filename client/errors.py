@@ -3,9 +3,11 @@
 ```
 ClientError                       `str(error)` is one sentence that says what to do
 ├── CoordinatorRefused            a problem document that the same request would get again; has `kind` and `detail`
+│   ├── Redirected                elsewhere: where a model lies; anywhere else, a refusal like any other
 │   ├── AccessRefused             this client, key, token, name or clock is not welcome: a person must act
 │   └── AssignmentClosed          the round no longer wants this work: check in again
 ├── TryAgain                      the same request may succeed in a moment; retried with back-off, rarely seen outside
+│   ├── LinkFailed                where the coordinator sent us there is no model, or no way to it
 │   ├── CoordinatorUnreachable    no answer, or one that broke off
 │   └── CoordinatorBusy           429, 5xx (a restart, say), or a nonce that a proxy's own retry has used up
 ├── OutOfTime                     retried to the end of the window in vain
@@ -32,6 +34,14 @@ class CoordinatorRefused(ClientError):
         self.kind, self.detail, self.status = kind, detail, status
 
 
+class Redirected(CoordinatorRefused):
+    """`location`: as the coordinator gave it, not checked. `is_secure`: whether it said so over TLS."""
+
+    def __init__(self, kind: str, detail: str, status: int, location: str, is_secure: bool) -> None:
+        super().__init__(kind, detail, status)
+        self.location, self.is_secure = location, is_secure
+
+
 class AccessRefused(CoordinatorRefused):
     pass
 
@@ -48,6 +58,10 @@ class TryAgain(ClientError):
     def __init__(self, reason: str, retry_after_s: float = 0.0, has_other: bool = False) -> None:
         super().__init__(reason)
         self.retry_after_s, self.has_other = retry_after_s, has_other
+
+
+class LinkFailed(TryAgain):
+    pass
 
 
 class CoordinatorUnreachable(TryAgain):

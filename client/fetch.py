@@ -1,7 +1,12 @@
-"""Fetch a model: streamed to disk, resumed after a cut, believed only when its SHA-256 is right."""
+"""Fetch a model: streamed to disk, resumed after a cut, believed only when its SHA-256 is right.
+
+The coordinator may send us elsewhere for it (`elsewhere.py`). A link that brings nothing is not tried again: then the
+coordinator is asked to send the model itself. After a cut it is asked for a new link, for the old one may have expired.
+"""
 
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -13,7 +18,8 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ModelRef
 from umbel.client.coordinator import Coordinator
-from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.elsewhere import elsewhere
+from umbel.client.errors import CoordinatorMisbehaved, Redirected
 from umbel.client.files import file_sha256, write_all
 from umbel.client.link import Link
 from umbel.client.store import Store
@@ -37,7 +43,8 @@ def fetch_model(
         return path, link
     started, first = time.perf_counter(), _size(part)
     until = math.inf if patience.until is None else patience.until
-    patiently(lambda: _fetch_rest(coordinator, model, part, until), patience)
+    way = _Way()
+    patiently(lambda: _fetch_rest(coordinator, model, part, until, way), patience)
     elapsed_s = time.perf_counter() - started
     if file_sha256(part) != model.sha256:
         part.unlink()
@@ -59,7 +66,14 @@ def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
     return layout.full_state(owned)
 
 
-def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path, until: float) -> None:
+@dataclass(slots=True)
+class _Way:
+    """How to ask: `is_direct`, from the coordinator itself."""
+
+    is_direct: bool = False
+
+
+def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path, until: float, way: _Way) -> None:
     """Append what is missing of `part`. A cut leaves what came for the next try."""
     have = _size(part)
     if have > model.size_bytes:
@@ -67,13 +81,29 @@ def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path, until: fl
         have = 0
     if have == model.size_bytes:
         return
-    with coordinator.model(model.sha256, have, until) as response:
-        start = have if response.status_code == 206 else 0
-        with part.open("r+b" if start else "wb", buffering=0) as file:
-            file.seek(start)
-            _copy(response, file.fileno(), model.size_bytes - start)
-    if _size(part) < model.size_bytes:
-        raise CoordinatorMisbehaved(f"the model that came is shorter than its {model.size_bytes} bytes")
+    try:
+        with coordinator.model(model.sha256, have, until, way.is_direct) as response:
+            _take(response, part, have, model.size_bytes)
+    except Redirected as redirected:
+        _follow(redirected, part, have, model.size_bytes, until, way)
+
+
+def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, until: float, way: _Way) -> None:
+    try:
+        with elsewhere(redirected, have, until) as response:
+            _take(response, part, have, size_bytes)
+    finally:
+        way.is_direct = _size(part) == have
+
+
+def _take(response: httpx.Response, part: Path, have: int, size_bytes: int) -> None:
+    """Write what comes behind what is there, or in its place if it is the whole file."""
+    start = have if response.status_code == 206 else 0
+    with part.open("r+b" if start else "wb", buffering=0) as file:
+        file.seek(start)
+        _copy(response, file.fileno(), size_bytes - start)
+    if _size(part) < size_bytes:
+        raise CoordinatorMisbehaved(f"the model that came is shorter than its {size_bytes} bytes")
 
 
 def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:

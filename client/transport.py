@@ -40,6 +40,7 @@ from umbel.client.errors import (
     CoordinatorMisbehaved,
     CoordinatorUnreachable,
     OutOfTime,
+    Redirected,
     TryAgain,
     first_finding,
     refusal_of,
@@ -205,6 +206,9 @@ def _raise_for(response: httpx.Response) -> None:
         is_down = response.status_code >= 500
         text = f"the coordinator cannot answer now ({kind}): {detail}"
         raise CoordinatorBusy(text, _retry_after_s(response), is_down)
+    if response.status_code == 307:
+        is_secure = response.request.url.scheme == "https"
+        raise Redirected(kind, detail, 307, response.headers.get("location", ""), is_secure)
     raise refusal_of(kind, detail, response.status_code)
 
 
