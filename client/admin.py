@@ -21,7 +21,9 @@ from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.signatures import Target
 from umbel.aggregation.types import require_slug
 from umbel.client.addresses import addresses_in, warn_if_readable
+from umbel.client.bodies import Body, FileBody, sha256_of
 from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
+from umbel.client.timing import check_s
 from umbel.client.transport import Answer, Patience, Transport, at_any_address, connect, patiently
 
 MODEL_BYTES_MAX = 1 << 40
@@ -89,11 +91,16 @@ class Operator:
         require_slug(client, "client")
         self._ask("DELETE", f"/v1/admin/clients/{client}")
 
-    def upload_model(self, model: bytes) -> str:
-        """Store a safetensors model; its SHA-256."""
-        sha256 = hashlib.sha256(model).hexdigest()
-        headers = {"Content-Type": "application/octet-stream"}
-        self._ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers)
+    def upload_model(self, model: bytes | Path) -> str:
+        """Store a safetensors model, from memory or, piece by piece, from a file; its SHA-256."""
+        if isinstance(model, bytes):
+            return self._upload(model)
+        with model.open("rb") as file:
+            return self._upload(FileBody(file, 0, model.stat().st_size))
+
+    def _upload(self, model: Body) -> str:
+        sha256, headers = sha256_of(model).hex(), {"Content-Type": "application/octet-stream"}
+        self._ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers, hold_s=check_s(len(model)))
         return sha256
 
     def create_run(self, name: str, run_file: str, model_sha256: str) -> RunView:

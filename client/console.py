@@ -12,13 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord, RunProgress, RunView
 from umbel.client.admin import Operator
 from umbel.client.errors import ClientError
 from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
+from umbel.client.model_files import layout_in, write_model
 from umbel.client.output import log_to_stderr, print_json, screen
 from umbel.client.printable import printable
 from umbel.client.run_files import read_run_file
@@ -62,9 +62,8 @@ def _label(text: str) -> tuple[str, str]:
 def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> None:
     """Both files are checked here first, so that mistakes are named before anything is sent."""
     text, run_file = read_run_file(file)
-    weights = model.read_bytes()
-    decode_model(weights)
-    _tell(operator.create_run(run_file.name, text, operator.upload_model(weights)), as_json)
+    layout_in(model)
+    _tell(operator.create_run(run_file.name, text, operator.upload_model(model)), as_json)
 
 
 def list_runs(operator: Operator, as_json: bool) -> None:
@@ -120,14 +119,13 @@ def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: boo
 
 def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:
     with one_sentence_errors():
-        weights = encode_model(load_initial_model(app, seed).state_dict())
-        layout, _ = decode_model(weights)
-        out.write_bytes(weights)
-    facts = {"file": str(out), "size_bytes": len(weights), "n_values": layout.n_values, "layout_digest": layout.digest}
+        layout = write_model(out, load_initial_model(app, seed).state_dict())
+    size_bytes = out.stat().st_size
+    facts = {"file": str(out), "size_bytes": size_bytes, "n_values": layout.n_values, "layout_digest": layout.digest}
     if as_json:
         print_json(facts)
     else:
-        typer.echo(f"{out}: {layout.n_values} values, {len(weights)} bytes")
+        typer.echo(f"{out}: {layout.n_values} values, {size_bytes} bytes")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from umbel.aggregation.messages import (
 )
 from umbel.aggregation.signatures import content_digest
 from umbel.aggregation.types import AssignmentId, WorkDone
+from umbel.client.bodies import Body
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.printable import printable
 from umbel.client.timing import check_s
@@ -78,7 +79,7 @@ class Coordinator:
         with self._transport.stream("GET", path, query=query, headers=headers, until=until) as response:
             yield response
 
-    def create_upload(self, assignment: AssignmentId, total: int, sha256: str, chunk: bytes) -> UploadState:
+    def create_upload(self, assignment: AssignmentId, total: int, sha256: str, chunk: Body) -> UploadState:
         """Begin an upload with its first bytes."""
         headers = {
             "Upload-Length": str(total),
@@ -90,7 +91,7 @@ class Coordinator:
         answer = self._transport.ask("POST", _upload_path(assignment), body=chunk, headers=headers, hold_s=hold_s)
         return _upload_state(answer, total)
 
-    def append_upload(self, assignment: AssignmentId, total: int, offset: int, chunk: bytes) -> UploadState:
+    def append_upload(self, assignment: AssignmentId, total: int, offset: int, chunk: Body) -> UploadState:
         """Go on with an upload at `offset`."""
         headers = {
             "Upload-Offset": str(offset),
@@ -134,7 +135,7 @@ def _upload_path(assignment: AssignmentId) -> str:
     return f"/v1/assignments/{assignment}/update"
 
 
-def _hold_s(offset: int, chunk: bytes, total: int) -> float:
+def _hold_s(offset: int, chunk: Body, total: int) -> float:
     """How much longer than usual a chunk's answer may take, for the checks after the last one."""
     return check_s(total) if offset + len(chunk) == total else 0.0
 

@@ -7,7 +7,7 @@ _UP_OVER_DOWN = 0.25
 _SAFETY = 2.0
 # Each chunk costs an answer, with a flush to the coordinator's disk: some 20 ms beside which a chunk must be long.
 CHUNK_BYTES_MIN = 64 << 10
-# A chunk is in memory while it is sent. Half of what a coordinator takes by default.
+# Half of what a coordinator takes by default; one that takes less says so.
 CHUNK_BYTES_MAX = 8 << 20
 
 

@@ -8,6 +8,7 @@ import time
 from typing import BinaryIO
 
 from umbel.aggregation.types import AssignmentId
+from umbel.client.bodies import FileBody
 from umbel.client.coordinator import Coordinator, UploadState
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, TryAgain
 from umbel.client.link import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Link, chunk_bytes
@@ -114,6 +115,5 @@ class Upload:
     def _ask(self) -> UploadState | None:
         return self._coordinator.upload_state(self._assignment, self._total)
 
-    def _chunk(self, offset: int) -> bytes:
-        self._file.seek(offset)
-        return self._file.read(min(self._chunk_bytes, self._total - offset))
+    def _chunk(self, offset: int) -> FileBody:
+        return FileBody(self._file, offset, min(self._chunk_bytes, self._total - offset))

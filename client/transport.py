@@ -17,7 +17,6 @@ Where the coordinator has several addresses, an exchange goes to the one that an
 or answers 5xx, is left for the next.
 """
 
-import hashlib
 import logging
 import math
 import random
@@ -34,6 +33,7 @@ from umbel.aggregation.messages import Problem
 from umbel.aggregation.signatures import Target
 from umbel.client.addresses import Replicas, addresses_in
 from umbel.client.backoff import RETRY_AFTER_MAX_S
+from umbel.client.bodies import Body, FileBody, sha256_of
 from umbel.client.deadline import exchange_until, timed_by, timing
 from umbel.client.errors import (
     CoordinatorBusy,
@@ -97,7 +97,7 @@ class Transport:
         path: str,
         *,
         query: str = "",
-        body: bytes = b"",
+        body: Body = b"",
         headers: Mapping[str, str] | None = None,
         hold_s: float = 0.0,
         bytes_max: int = JSON_BYTES_MAX,
@@ -115,7 +115,7 @@ class Transport:
         path: str,
         *,
         query: str = "",
-        body: bytes = b"",
+        body: Body = b"",
         headers: Mapping[str, str] | None = None,
         hold_s: float = 0.0,
         until: float = math.inf,
@@ -124,15 +124,18 @@ class Transport:
 
         `until`: when it must all be over, on `time.monotonic`'s clock.
         """
-        signed = self._authorize(Target(method, path, query), hashlib.sha256(body).digest())
+        signed = self._authorize(Target(method, path, query), sha256_of(body))
         url = f"{path}?{query}" if query else path
         timeout = httpx.Timeout(timing().answer_s + hold_s, connect=timing().stall_s)
         fields = {"Accept-Encoding": "identity", **(headers or {}), **signed}
+        if isinstance(body, FileBody):
+            fields["Content-Length"] = str(len(body))
+        content = body if isinstance(body, bytes) else body.pieces()
         http = self._replicas.current
         try:
             with (
                 exchange_until(until),
-                http.stream(method, url, content=body, headers=fields, timeout=timeout) as response,
+                http.stream(method, url, content=content, headers=fields, timeout=timeout) as response,
             ):
                 _raise_for(response)
                 self._replicas.note_answer()

@@ -21,7 +21,7 @@ def served(handle: Handler) -> Generator[str]:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             url = f"http://{self.headers['host']}{self.path}"
             answer = handle(httpx.Request(self.command, url, headers=list(self.headers.items()), content=body))
-            content = b"".join(answer.iter_raw())
+            content = answer.read()
             self.send_response(answer.status_code)
             for name, value in answer.headers.items():
                 if name != "transfer-encoding":
