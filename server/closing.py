@@ -11,16 +11,20 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Accepted, Closing
 from umbel.aggregation.types import ClientId
-from umbel.server.folding import Folding
+from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import ModelFiles, next_model
+from umbel.server.replicas import closing_job
 from umbel.server.services import Services
 from umbel.server.stored import Chunk, LiveRun, PartialSum
 
 _log = logging.getLogger(__name__)
 _SUM_TRIES = 3
+_STORE_TRIES = 12  # about seven minutes, as the driver goes about it: a disk or a bucket that is away may come back
 
 
 class SumFailed(Exception):
@@ -34,16 +38,13 @@ class Closer:
         self._services = services
         self._layout = layout
         self._folding: Folding | None = None
-        self._posted_for = 0
+        self._posted: tuple[int, frozenset[ClientId]] = (0, frozenset())
         self._n_failed = 0
         self._removing: set[asyncio.Future[None]] = set()
 
     def fold(self, live: LiveRun, client: ClientId, chunks: Sequence[Chunk], weight: int) -> None:
-        """Add an accepted update to this replica's share of the sum."""
-        if self._folding is None:
-            services = self._services
-            self._folding = Folding(self._layout.n_values, live.plan.grid, services.blobs, services.worker)
-        self._folding.add(client, chunks, weight)
+        """Add an accepted update to this replica's share of the sum, unless it is in."""
+        self._sum(live).add(client, chunks, weight)
 
     async def take_up(self, live: LiveRun, accepted: Mapping[ClientId, Accepted]) -> None:
         """Fold what this replica answers for and has not folded yet, from what is stored.
@@ -53,7 +54,8 @@ class Closer:
         me = self._services.replicas.id
         mine = {client for client, replica in live.folded_by.items() if replica == me}
         if self._folding is not None and not self._folding.clients <= mine:
-            await self.forget()
+            _log.warning("run %s: other replicas have adopted reports of this one; its sum begins anew", live.name)
+            await self._drop()
         new = sorted(mine - self._folding.clients if self._folding else mine)
         if not new:
             return
@@ -68,31 +70,36 @@ class Closer:
         """
         closing = live.state
         assert isinstance(closing, Closing)
-        await self.take_up(live, closing.accepted)
-        if not await self._services.replicas.take(_job(live)):
-            await self._post(live)
-            return None
         try:
+            await self.take_up(live, closing.accepted)
+            if not await self.leads(live):
+                await self._post(live)
+                return None
             folding = await self._whole_sum(live, closing)
-        except Exception as error:
-            await self._retry(live, closing, error)
+            return None if folding is None else await self._make_model(live, closing, folding)
+        except SumDropped:
+            return None  # another replica has ended the round meanwhile
+        except SumFailed:
             raise
-        return None if folding is None else await self._make_model(live, closing, folding)
+        except Exception as error:
+            await self._retry(live, error)
+            raise
+
+    async def leads(self, live: LiveRun) -> bool:
+        """Whether it is this replica that makes the round's model: it alone may adopt reports then."""
+        return await self._services.replicas.take(closing_job(live.round_id))
 
     async def end(self, ended: LiveRun, keys: Iterable[str]) -> None:
         """The attempt is over: let go of its sum, and remove its updates. What a crash leaves is swept later."""
         await self.forget()
-        await self._services.replicas.give_up(_job(ended))
         removing = asyncio.ensure_future(asyncio.to_thread(self._services.blobs.delete, list(keys)))
         self._removing.add(removing)
         removing.add_done_callback(self._removed)
 
     async def forget(self) -> None:
-        """Let go of the sum."""
-        folding, self._folding = self._folding, None
+        """Let go of the sum: its round is over."""
         self._n_failed = 0
-        if folding is not None:
-            await folding.discard()
+        await self._drop()
 
     async def settle(self) -> None:
         """Wait for what is still being removed."""
@@ -100,11 +107,7 @@ class Closer:
 
     async def _whole_sum(self, live: LiveRun, closing: Closing) -> Folding | None:
         """The sum of every accepted report; None while a part of it is not in."""
-        folding = self._folding
-        if folding is None:
-            folding = self._folding = Folding(
-                self._layout.n_values, live.plan.grid, self._services.blobs, self._services.worker
-            )
+        folding = self._sum(live)
         await folding.total()
         missing = closing.accepted.keys() - folding.clients - folding.merged
         if missing:
@@ -112,12 +115,15 @@ class Closer:
                 if missing.issuperset(partial.clients):
                     await folding.merge(partial)
                     missing -= set(partial.clients)
+                elif missing.intersection(partial.clients):  # posted anew, with more in it than was merged
+                    await self._drop()
+                    return None
         return None if missing else folding
 
     async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles:
-        total = await folding.total()
-        assert folding.clients | folding.merged == closing.accepted.keys(), "the sum is of other reports"
-        assert total.total_weight == closing.aggregate.total_weight, "the sum is not of the accepted weights"
+        total, clients = await folding.total(), folding.clients | folding.merged
+        if clients != closing.accepted.keys() or total.total_weight != closing.aggregate.total_weight:
+            raise DamagedSum("the sum is not that of the accepted reports")
         services, rate = self._services, live.run.file.aggregation.server_learning_rate
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -129,7 +135,10 @@ class Closer:
     async def _post(self, live: LiveRun) -> None:
         """Hand this replica's share of the sum to whoever closes the round."""
         folding, services = self._folding, self._services
-        if folding is None or not folding.clients or folding.merged or self._posted_for == live.round_id:
+        if folding is None or not folding.clients or self._posted == (live.round_id, frozenset(folding.clients)):
+            return
+        if folding.merged:  # the round was this replica's to close, until it was taken for dead
+            await self._drop()
             return
         key = f"partials/{live.round_id}/{services.replicas.id}"
         with services.blobs.scratch() as path:
@@ -138,26 +147,32 @@ class Closer:
             await asyncio.to_thread(services.blobs.put, path, key)
         partial = PartialSum(services.replicas.id, key, sha256, clients, total_weight)
         if await services.rounds.post_partial_sum(live, partial):
-            self._posted_for = live.round_id
+            self._posted = (live.round_id, frozenset(clients))
             _log.info("run %s, round %d: handed in the sum of %d reports", live.name, live.plan.number, len(clients))
-        else:
-            await self.forget()  # this replica was taken for dead, and others have adopted its share
 
-    async def _retry(self, live: LiveRun, closing: Closing, error: Exception) -> None:
+    async def _retry(self, live: LiveRun, error: Exception) -> None:
         """After a fold that failed the sum is undefined: make it again from what is stored, but not for ever."""
-        n_failed = self._n_failed + 1
-        await self.forget()
-        self._n_failed = n_failed
-        if n_failed >= _SUM_TRIES:
+        await self._drop()
+        if isinstance(error, SQLAlchemyError):
+            return  # the updates are well; it is the database that is not
+        self._n_failed += 1
+        is_store = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | DamagedSum)
+        if self._n_failed >= (_STORE_TRIES if is_store else _SUM_TRIES):
             _log.error("run %s: the sum of round %d cannot be made", live.name, live.plan.number, exc_info=error)
             raise SumFailed(f"an accepted update could not be read again ({type(error).__name__})") from error
-        await self.take_up(live, closing.accepted)
+
+    def _sum(self, live: LiveRun) -> Folding:
+        if self._folding is None:
+            services = self._services
+            self._folding = Folding(self._layout.n_values, live.plan.grid, services.blobs, services.worker)
+        return self._folding
+
+    async def _drop(self) -> None:
+        folding, self._folding = self._folding, None
+        if folding is not None:
+            await folding.discard()
 
     def _removed(self, removing: "asyncio.Future[None]") -> None:
         self._removing.discard(removing)
         if not removing.cancelled() and (error := removing.exception()) is not None:
             _log.warning("updates of an ended round could not be removed; they are swept later: %s", error)
-
-
-def _job(live: LiveRun) -> str:
-    return f"close.{live.round_id}"

@@ -35,7 +35,7 @@ from umbel.aggregation.wire import Codec
 from umbel.server import journal
 from umbel.server.driver import Letter, PastAttempt, RunDriver
 from umbel.server.model_files import first_master
-from umbel.server.problems import Refused
+from umbel.server.problems import Refused, shutting_down
 from umbel.server.services import Services
 from umbel.server.stored import StoredAssignment
 from umbel.server.waiting import Line
@@ -255,7 +255,7 @@ class Coordinator:
 
     def refuse_if_closing(self) -> None:
         if self.is_closing:
-            raise Refused("shutting-down", "the coordinator is about to restart; come back soon", {"Retry-After": "1"})
+            raise shutting_down()
 
     async def _wait_for_work(self, driver: RunDriver, client: ClientId, message: CheckIn, line: Line) -> float:
         """Hold the request open while there is no work, or send the client away; when it should come back, if so."""

@@ -13,14 +13,25 @@ from alembic.config import Config
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 _log = logging.getLogger(__name__)
 _SLOW_S = 1.0
 _CONNECTIONS = 4  # transactions are short and SQLite writes one at a time; each connection costs a thread
 _POSTGRESQL_CONNECTIONS = 10
+_COMMAND_S = 30.0  # a server that does not answer is given up, and the transaction with it
+_POSTGRESQL_SETTINGS = {
+    "application_name": "umbel",
+    "statement_timeout": "30s",
+    # A replica that stops in the middle of a transaction, or whose host vanishes, holds no lock for longer than this.
+    "idle_in_transaction_session_timeout": "3s",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+}
 _MIGRATION_LOCK = 0x756D62656C  # "umbel": of replicas that start together, one migrates while the others wait
+_SNAPSHOT = "REPEATABLE READ"  # transactions that only read never fail under it
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -29,11 +40,11 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
-        n_connections = _CONNECTIONS if self.is_sqlite else _POSTGRESQL_CONNECTIONS
-        self._engine = create_async_engine(
-            url, pool_size=n_connections, max_overflow=0, pool_pre_ping=not self.is_sqlite
-        )
+        self._url = url
+        self._engine = _sqlite_engine(url) if self.is_sqlite else _postgresql_engine(url)
         self._writer = self._engine.execution_options(writes=True)
+        # Several statements that read see one state of the database. SQLite's transactions do so by themselves.
+        self._reader = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level=_SNAPSHOT)
         self._one_writer = asyncio.Lock() if self.is_sqlite else None
         if self._one_writer:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
@@ -45,8 +56,9 @@ class Database:
         return self.is_sqlite
 
     async def migrate(self) -> None:
-        """Bring the schema up to date."""
-        async with self._engine.connect() as connection:
+        """Bring the schema up to date. Takes as long as it takes: the time limits of other transactions do not hold."""
+        engine = self._engine if self.is_sqlite else create_async_engine(self._url, poolclass=NullPool)
+        async with engine.connect() as connection:
             if not self.is_sqlite:
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
             await connection.run_sync(upgrade)
@@ -57,8 +69,8 @@ class Database:
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncSession]:
-        """A transaction that only reads."""
-        async with AsyncSession(self._engine, expire_on_commit=False) as session:
+        """A transaction that only reads, one state of the database."""
+        async with AsyncSession(self._reader, expire_on_commit=False) as session:
             yield session
 
     @asynccontextmanager
@@ -78,6 +90,18 @@ class Database:
             return
         async with self._one_writer:
             yield
+
+
+def _sqlite_engine(url: str) -> AsyncEngine:
+    return create_async_engine(url, pool_size=_CONNECTIONS, max_overflow=0)
+
+
+def _postgresql_engine(url: str) -> AsyncEngine:
+    """Connections are tried before use: after the server was restarted, the old ones are dead."""
+    limits = {"command_timeout": _COMMAND_S, "timeout": _COMMAND_S, "server_settings": _POSTGRESQL_SETTINGS}
+    return create_async_engine(
+        url, pool_size=_POSTGRESQL_CONNECTIONS, max_overflow=0, pool_pre_ping=True, connect_args=limits
+    )
 
 
 def upgrade(connection: Connection) -> None:

@@ -49,7 +49,7 @@ from umbel.server.closing import Closer, SumFailed
 from umbel.server.ledger import Book, Member, live_round
 from umbel.server.model_files import ModelFiles
 from umbel.server.pacing import Pacing
-from umbel.server.problems import Refused
+from umbel.server.problems import Refused, shutting_down
 from umbel.server.reports import check_report
 from umbel.server.services import Services
 from umbel.server.stored import (
@@ -79,13 +79,15 @@ class PastAttempt(Exception):
 class Letter:
     """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
 
-    `status`: what the run becomes with it. `files`: the model that has been `Applied`.
+    `status`: what the run becomes with it. `files`: the model that has been `Applied`. `round_id`: the attempt that it
+    speaks of, where its event would mean something else to the next.
     """
 
     event: Event
     assignment: AssignmentId | None = None
     status: tuple[RunStatus, str] | None = None
     files: ModelFiles | None = None
+    round_id: int | None = None
     told: ReportAnswer | None = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -282,8 +284,10 @@ class RunDriver:
                 batch, self._mail = self._mail, []
                 try:
                     self._mail = [*await self._step(batch), *self._mail]
-                except Exception as error:
+                except BaseException as error:
                     _fail(batch, error)
+                    if not isinstance(error, Exception):
+                        raise
 
     async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
         """One transaction, then its commands; the letters that are left for the next."""
@@ -298,7 +302,7 @@ class RunDriver:
         """Other replicas have moved the run: wake whom it concerns, let go of a sum that is over."""
         if after is before:
             return
-        if after.round_id != before.round_id:
+        if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
             await self._closer.forget()
             self.bells.ring_all()
         elif after.state.phase != before.state.phase and not isinstance(after.state, Recruiting):
@@ -344,11 +348,12 @@ class RunDriver:
         try:
             files = await self._closer.close(live)
         except SumFailed as failed:
-            await self.submit(Letter(Spoiled(now(), str(failed))))
+            await self.submit(Letter(Spoiled(now(), str(failed)), round_id=live.round_id))
             return
         if files is not None and self.live.round_id == live.round_id:
             await self.flush_traffic()
-            await self.submit(Letter(Applied(now(), files.published.sha256), files=files))
+            applied = Applied(now(), files.published.sha256)
+            await self.submit(Letter(applied, files=files, round_id=live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
@@ -366,7 +371,7 @@ class RunDriver:
         if not isinstance(live.state, Training | Closing):
             return
         dead = {replica for replica in live.folded_by.values() if not replicas.is_alive(replica)}
-        if not dead:
+        if not dead or (isinstance(live.state, Closing) and not await self._closer.leads(live)):
             return
         async with self._stepping:
             self.live = await self.services.rounds.adopt(self.live, dead)
@@ -455,8 +460,8 @@ class _Batch:
                 raise PastAttempt
             if isinstance(event, Reported) and takes(state, event):
                 check_report(state, event, self.uploads.get(letter.assignment))
-        if isinstance(event, Applied | Spoiled) and not isinstance(state, Closing):
-            return state, ()  # another replica was faster
+        if letter.round_id not in (None, live.round_id):
+            return state, ()  # another replica was faster, and what it made is already the base of the next
         return advance(state, event)
 
     def end(self, run: StoredRun, state: Abandoned | Committed, assignments: Sequence[StoredAssignment]) -> RoundEnd:
@@ -502,7 +507,7 @@ def _fail(letters: Sequence[Letter], error: BaseException) -> None:
     """The transaction has failed, so nothing has happened; every one of them may come again."""
     for letter in letters:
         if not letter.done.done():
-            letter.done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            letter.done.set_exception(error if isinstance(error, Exception) else shutting_down())
             letter.done.exception()  # it need not be looked at: the request may be gone
 
 

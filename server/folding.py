@@ -34,10 +34,12 @@ class Folding:
         self._worker = worker
         self._total: GridAccumulator | None = None
         self._pending: list[asyncio.Future[None]] = []
+        self._is_discarded = False
 
     def add(self, client: ClientId, chunks: Sequence[Chunk], weight: int) -> None:
-        """Fold a stored update after those added before."""
-        assert client not in self.clients, "an update enters the sum once"
+        """Fold a stored update after those added before. One that is in is not added again."""
+        if client in self.clients:
+            return
         self.clients.add(client)
         loop = asyncio.get_running_loop()
         self._pending.append(loop.run_in_executor(self._worker, self._fold, chunks, weight))
@@ -45,16 +47,16 @@ class Folding:
     async def total(self) -> GridAccumulator:
         """The sum once every fold is in; zero if there was none.
 
-        Raises what a fold raised: then build a new `Folding` from what is stored.
+        Raises what a fold raised: then build a new `Folding` from what is stored. Raises `SumDropped`.
         """
-        await asyncio.gather(*self._pending)
+        await self._settled(*self._pending)
         return self._accumulator()
 
     async def merge(self, partial: PartialSum) -> None:
-        """Add what another replica has folded, a piece at a time. Raises `DamagedSum`."""
+        """Add what another replica has folded, a piece at a time. Raises `DamagedSum`, `SumDropped`."""
         loop = asyncio.get_running_loop()
         self._pending.append(loop.run_in_executor(self._worker, self._merge, partial))
-        await self._pending[-1]
+        await self._settled(self._pending[-1])
         self.merged |= set(partial.clients)
 
     async def write(self, path: Path) -> tuple[str, int]:
@@ -64,13 +66,25 @@ class Folding:
         return await loop.run_in_executor(self._worker, _write, total.sums, path), total.total_weight
 
     async def discard(self) -> None:
-        """Stop folding and let go of the sum."""
+        """Stop folding and let go of the sum. Whoever waits for it is told so, by `SumDropped`."""
+        self._is_discarded = True
         for fold in self._pending:
             fold.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
         self._pending.clear()
         self.clients, self.merged = set(), set()
         self._total = None
+
+    async def _settled(self, *pending: "asyncio.Future[None]") -> None:
+        """Wait for these. A fold that `discard` has cancelled must not pass for the cancellation of who waits here."""
+        try:
+            await asyncio.gather(*pending)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or not self._is_discarded:
+                raise
+        if self._is_discarded:
+            raise SumDropped
 
     def _accumulator(self) -> GridAccumulator:
         """Allocated when first needed: int64, twice the model."""
@@ -88,8 +102,12 @@ class Folding:
             raise DamagedSum(f"the partial sum {partial.key} is not what replica {partial.replica} has written")
 
 
+class SumDropped(Exception):
+    """The sum was let go of while someone waited for it: its round is over, or it is to be made anew."""
+
+
 class DamagedSum(OSError):
-    """A partial sum was changed in store. The sum it went into is undefined: fold the updates again."""
+    """A sum is not what it should be: a part of it was changed in store. Fold the updates again."""
 
 
 def _write(sums: Tensor, path: Path) -> str:

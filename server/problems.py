@@ -88,6 +88,11 @@ class Refused(Exception):
         assert kind in KINDS, kind
 
 
+def shutting_down() -> Refused:
+    """To a request that this process has no time left for."""
+    return Refused("shutting-down", "the coordinator is about to restart; come back soon", {"Retry-After": "1"})
+
+
 def problem_response(kind: str, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The problem document of one kind."""
     known = KINDS[kind]

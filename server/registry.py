@@ -55,7 +55,8 @@ class Registry:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._known: dict[str, KnownClient] = {}  # only this process revokes: it holds the data directory's lock
+        self._known: dict[str, KnownClient] = {}  # `refresh` drops those that other replicas revoke
+        self._looked_at: float | None = None
         self._revoked: set[str] = set()  # since the start: for requests that were under way when it happened
         self._seen: list[_Seen] = []
         self._writing: asyncio.Task[None] | None = None
@@ -74,9 +75,11 @@ class Registry:
 
     async def refresh(self, now: float) -> tuple[str, ...]:
         """The clients that were revoked at other replicas since the last look."""
-        recently = select(tables.Client.id).where(tables.Client.revoked_at > now - _LOOK_BACK_S)
+        since = min(now, now if self._looked_at is None else self._looked_at) - _LOOK_BACK_S
+        recently = select(tables.Client.id).where(tables.Client.revoked_at > since)
         async with self._db.reading() as tx:
             names = set((await tx.scalars(recently)).all()) - self._revoked
+        self._looked_at = now
         self._revoked |= names
         for name in names:
             self._known.pop(name, None)
@@ -120,8 +123,8 @@ class Registry:
         """One transaction for all; if it fails, one for each, so that only the guilty is refused."""
         try:
             async with self._db.writing("remember_nonces") as tx:
-                await tx.execute(insert(tables.Nonce), [_nonce_row(seen.claims) for seen in batch])
-                await tx.execute(update(tables.Client), [{"id": s.claims.key_id, "last_heard_at": s.at} for s in batch])
+                await tx.execute(insert(tables.Nonce), _nonce_rows(batch))
+                await tx.execute(update(tables.Client), _heard_rows(batch))
         except Exception as error:
             if len(batch) > 1:
                 for seen in batch:
@@ -147,7 +150,7 @@ class Registry:
     async def enrol(self, enrolment: Enrolment, claims: Claims, now: float) -> None:
         """Use a token for a new client; the same enrolment again is the same. Raises `Refused`, `ReplayedNonce`."""
         async with self._db.writing("enrol") as tx:
-            token = await tx.get(tables.Token, _hash(enrolment.token))
+            token = await tx.get(tables.Token, _hash(enrolment.token), with_for_update=True)  # it is good for one
             client = await tx.get(tables.Client, enrolment.client)
             _check_enrolment(enrolment, token, client, now)
             await _remember(tx, claims)
@@ -204,6 +207,18 @@ async def _remember(tx: AsyncSession, claims: Claims) -> None:
 
 def _nonce_row(claims: Claims) -> dict[str, object]:
     return {"client": claims.key_id, "nonce": claims.nonce, "expires_at": int(claims.created + CLOCK_SKEW_S + 1)}
+
+
+def _nonce_rows(batch: Sequence[_Seen]) -> list[dict[str, object]]:
+    """In one order at every replica: two that lock the same rows in different orders would wait for each other."""
+    return [_nonce_row(seen.claims) for seen in sorted(batch, key=lambda one: (one.claims.key_id, one.claims.nonce))]
+
+
+def _heard_rows(batch: Sequence[_Seen]) -> list[dict[str, object]]:
+    newest: dict[str, float] = {}
+    for seen in batch:
+        newest[seen.claims.key_id] = max(seen.at, newest.get(seen.claims.key_id, seen.at))
+    return [{"id": client, "last_heard_at": at} for client, at in sorted(newest.items())]
 
 
 def _replayed() -> ReplayedNonce:

@@ -1,8 +1,10 @@
 """The coordinator processes that share one database: who lives, and who does which job.
 
-Each replica lets a counter in its row grow. The others watch it: one that stands still for `DEAD_AFTER_S`, by the clock
-of who watches, is taken for dead, and its jobs are free. Nothing depends on clocks that agree. A replica that was taken
-for dead by mistake does no harm: whatever two replicas do at once is decided under the lock of the run's row.
+Each replica lets a counter in its row grow. The others look at it, every `BEAT_S`: one that has stood still for
+`DEAD_AFTER_LOOKS` looks in a row is taken for dead, and its jobs are free. Looks are counted, not seconds: a replica
+that was itself stopped, or cut off from the database, has not looked meanwhile, and takes nobody for dead. Nothing
+depends on clocks that agree. A replica that was taken for dead by mistake does no harm: whatever two replicas do at
+once is decided under the lock of the run's row.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy.dialects import postgresql
 
 from umbel.server import tables
 from umbel.server.clock import Clock
@@ -20,14 +23,22 @@ from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)
 BEAT_S = 0.5
-DEAD_AFTER_S = 2.0
+DEAD_AFTER_LOOKS = 4
+_FORGET_AFTER_LOOKS = 400
 _REPLICA, _LEASE = table_of(tables.Replica), table_of(tables.Lease)
+
+
+def closing_job(round_id: int) -> str:
+    """The job of making a closed round's model. Its lease goes when the round ends, whoever had it."""
+    return f"close.{round_id}"
 
 
 @dataclass(slots=True)
 class _Watched:
+    """A replica as it was last seen: its counter, and for how many looks that has stood still."""
+
     beat: int
-    since: float
+    stood_still: int = 0
 
 
 class Replicas:
@@ -39,6 +50,9 @@ class Replicas:
         self._db = database
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
+        self._gone: set[str] = set()
+        self._n_looks = 0
+        self._first_named: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -66,8 +80,12 @@ class Replicas:
         """Whether a replica may still be at work, as far as this one has seen."""
         if replica == self.id:
             return True
-        watched = self._watched.get(replica)
-        return watched is not None and self._monotonic() - watched.since < DEAD_AFTER_S
+        if (watched := self._watched.get(replica)) is not None:
+            return watched.stood_still < DEAD_AFTER_LOOKS
+        if self.is_alone or replica in self._gone:
+            return False
+        # Its name stands in a row and it is not in the list: it began a moment ago, or the next looks will tell.
+        return self._n_looks < self._first_named.setdefault(replica, self._n_looks) + 2
 
     def others(self) -> tuple[str, ...]:
         """The other replicas that live."""
@@ -90,18 +108,11 @@ class Replicas:
             if holder is not None and self.is_alive(holder):
                 return False
             if holder is None:
-                await tx.execute(insert(_LEASE).values(job=job, replica=self.id))
-            else:
-                await tx.execute(update(_LEASE).where(_LEASE.c.job == job).values(replica=self.id))
-                _log.warning("job %s: taken over from replica %s, which is gone", job, holder)
+                free = postgresql.insert(_LEASE).values(job=job, replica=self.id).on_conflict_do_nothing()
+                return (await tx.execute(free.returning(_LEASE.c.job))).one_or_none() is not None
+            await tx.execute(update(_LEASE).where(_LEASE.c.job == job).values(replica=self.id))
+            _log.warning("job %s: taken over from replica %s, which is gone", job, holder)
             return True
-
-    async def give_up(self, job: str) -> None:
-        """Let go of a job, done or not."""
-        if self.is_alone:
-            return
-        async with self._db.writing("give_up_lease") as tx:
-            await tx.execute(delete(_LEASE).where(_LEASE.c.job == job, _LEASE.c.replica == self.id))
 
     async def _keep_beating(self) -> None:
         while True:
@@ -124,17 +135,18 @@ class Replicas:
     async def _look(self) -> None:
         async with self._db.reading() as tx:
             rows = (await tx.execute(select(_REPLICA.c.id, _REPLICA.c.beat))).all()
-        now, found = self._monotonic(), {row.id: row.beat for row in rows if row.id != self.id}
+        self._n_looks += 1
+        found = {row.id: row.beat for row in rows if row.id != self.id}
         for replica, beat in found.items():
             watched = self._watched.get(replica)
             if watched is None or watched.beat != beat:
-                self._watched[replica] = _Watched(beat, now)
+                self._watched[replica] = _Watched(beat)
+            else:
+                watched.stood_still += 1
+        self._gone = (self._gone | self._watched.keys()) - found.keys()
         for replica in self._watched.keys() - found.keys():
             del self._watched[replica]
 
     def _is_long_dead(self, replica: str) -> bool:
         """Long enough that nobody wonders any more; its row is clutter."""
-        return self._monotonic() - self._watched[replica].since > 100 * DEAD_AFTER_S
-
-    def _monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._watched[replica].stood_still > _FORGET_AFTER_LOOKS

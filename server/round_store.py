@@ -23,6 +23,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.database import Database
+from umbel.server.replicas import closing_job
 from umbel.server.round_rows import ClientRow, accepted_of, changed_columns, head_of, state_of, with_head, with_rows
 from umbel.server.stored import (
     Change,
@@ -44,7 +45,7 @@ _RUN_FILE = TypeAdapter(RunFile)
 _RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
 _UPLOAD, _CHUNK = table_of(tables.Upload), table_of(tables.UploadChunk)
 _MODEL, _VERSION, _PARTIAL = table_of(tables.Model), table_of(tables.ModelVersion), table_of(tables.PartialSum)
-_CLIENT = table_of(tables.Client)
+_CLIENT, _LEASE = table_of(tables.Client), table_of(tables.Lease)
 _WITH_HEARD = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
 
 
@@ -181,6 +182,7 @@ class RoundStore:
         await tx.execute(delete(_CHUNK).where(_CHUNK.c.assignment.in_(mine)))
         await tx.execute(delete(_UPLOAD).where(_UPLOAD.c.assignment.in_(mine)))
         await tx.execute(delete(_PARTIAL).where(_PARTIAL.c.round_id == live.round_id))
+        await tx.execute(delete(_LEASE).where(_LEASE.c.job == closing_job(live.round_id)))
         run = replace(live.run, status=end.status, reason=end.reason)
         if end.model is not None:
             await _add_version(tx, live.name, end.model, end.record.opened_at + end.record.wall_s)
@@ -195,13 +197,17 @@ class RoundStore:
     # --- who folds what -----------------------------------------------------------------------------------------------
 
     async def adopt(self, known: LiveRun, dead: Iterable[str]) -> LiveRun:
-        """Take over what replicas that have died were to fold, unless their partial sum is in the blob store."""
+        """Take over what replicas that have died were to fold, unless it is in a partial sum that is in the blob store.
+
+        Nothing is taken over if the round has moved on from the phase that is `known`: then it may be for others to do.
+        """
         async with self._db.writing("adopt") as tx:
             live = await self._locked(tx, known)
-            posted = select(_PARTIAL.c.replica).where(_PARTIAL.c.round_id == live.round_id)
-            orphaned = set(dead) - set((await tx.scalars(posted)).all())
-            orphans = [client for client, replica in live.folded_by.items() if replica in orphaned]
-            if not orphans or live.round_id != known.round_id:
+            posted = select(_PARTIAL.c.clients).where(_PARTIAL.c.round_id == live.round_id)
+            covered = {client for clients in await tx.scalars(posted) for client in json.loads(clients)}
+            gone = set(dead)
+            orphans = [client for client, by in live.folded_by.items() if by in gone and client not in covered]
+            if not orphans or live.round_id != known.round_id or live.state.phase != known.state.phase:
                 return live
             revision = live.revision + 1
             adopted = {"replica": self._replica, "revision": revision}
@@ -214,7 +220,7 @@ class RoundStore:
     async def post_partial_sum(self, known: LiveRun, partial: PartialSum) -> bool:
         """Offer this replica's sum to whoever closes the round; False if it is no longer what this replica answers for.
 
-        Once it is posted, nobody adopts what is in it.
+        Once it is posted, nobody adopts what is in it. Posted again, it takes the place of what was posted before.
         """
         async with self._db.writing("post_partial_sum") as tx:
             live = await self._locked(tx, known)
@@ -229,6 +235,8 @@ class RoundStore:
                 "clients": json.dumps(partial.clients),
                 "total_weight": partial.total_weight,
             }
+            mine_before = (_PARTIAL.c.round_id == live.round_id, _PARTIAL.c.replica == self._replica)
+            await tx.execute(delete(_PARTIAL).where(*mine_before))
             await tx.execute(insert(_PARTIAL).values(row))
             return True
 
@@ -308,6 +316,8 @@ async def _caught_up(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> 
     head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
     changed = await _rows(tx, row.round_id, known.revision)
     state = with_rows(with_head(head, known.state), [_client_row(one) for one in changed])
+    if isinstance(state, Committed):
+        return await _loaded(tx, row, known)  # the run's last round: there is a new model, and no next round
     run = replace(known.run, status=RunStatus(row.status), reason=row.reason)
     return LiveRun(run, row.round_id, state, {**known.folded_by, **_folded_by(changed)}, row.revision)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from umbel.aggregation.errors import LyingLength, UpdateRefused
+from umbel.aggregation.errors import LyingLength, ProtocolViolation, UpdateRefused
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.wire import Codec, expected_bytes
 from umbel.server.coordinator import Coordinator, Place
@@ -83,25 +83,29 @@ class Uploads:
             length = await _write(path, begun, incoming)
             if length:
                 await asyncio.to_thread(blobs.put, path, key)
-        counted: StoredUpload | None = None
-        dropped: tuple[Chunk, ...] = ()
         try:
-            chunk = Chunk(key, length)
-            if incoming.is_last:
-                await self._check(place, known, begun, chunk)
-            place.require_open()
-            counted, dropped = await self._services.uploads.add_chunk(
-                place.assignment, known, begun, chunk, incoming.is_last
-            )
+            counted, dropped = await self._count(place, known, begun, Chunk(key, length), incoming.is_last)
+        except (Refused, ProtocolViolation):
+            # Only where it is certain that the chunk does not count. Of a transaction whose connection was lost nobody
+            # can tell: that chunk stays, and is swept after the round if it does not count.
+            await self._remove([key] if length else [])
+            raise
+        await self._remove(one.key for one in dropped)
+        return counted
+
+    async def _count(
+        self, place: Place, known: StoredUpload | None, begun: StoredUpload, chunk: Chunk, is_last: bool
+    ) -> tuple[StoredUpload, tuple[Chunk, ...]]:
+        """Make a stored chunk count, the last one only with a whole update that has passed its checks."""
+        if is_last:
+            await self._check(place, known, begun, chunk)
+        place.require_open()
+        try:
+            return await self._services.uploads.add_chunk(place.assignment, known, begun, chunk, is_last)
         except UploadMoved as moved:
             raise _mismatch(moved.upload) from moved
         except UploadOver as over:
             raise _over() from over
-        finally:
-            if counted is None and length:
-                await self._remove([key])
-        await self._remove(one.key for one in dropped)
-        return counted
 
     async def _check(self, place: Place, known: StoredUpload | None, begun: StoredUpload, last: Chunk) -> None:
         """Check the whole update, and drop what can never be folded."""
