@@ -123,7 +123,11 @@ class RunCreated:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """An ended attempt's facts. `model_out`, `sum`: None where it made no model. Times in Unix seconds."""
+    """An ended attempt's facts: of a round of training, or of evaluation (`plan.task`), which makes no model.
+
+    `sum`: None unless a model was made of it; `model_out`: likewise, or the copy of version `rolled_back_to` from which
+    the run went on, where a rollback ended the attempt. Times in Unix seconds.
+    """
 
     round: int
     attempt: int
@@ -135,6 +139,7 @@ class RoundEnded:
     layout_digest: str
     model_in: ModelId
     model_out: ModelId | None
+    rolled_back_to: int | None
     plan: RoundPlan
     grid: Grid
     training: TrainingPlan
@@ -159,7 +164,7 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle. `number`: 0 for the run's creation, then one more each. `previous`: the hash before, empty in the first.
+    """A bundle. `number`: 0 for the run's creation, then one more each. `previous`: the hash before, first empty.
     `key`: the coordinator's public audit key, base64.
     """
 

@@ -9,6 +9,7 @@ elsewhere and ask for them (`require_head`). docs/audit.md says what that leaves
 import hashlib
 import json
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from umbel.aggregation.audit import (
@@ -28,7 +29,7 @@ from umbel.aggregation.audit import (
 from umbel.aggregation.canonical import Json
 from umbel.aggregation.errors import SignatureRefused
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
-from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id
+from umbel.aggregation.types import AssignmentId, ClientId, RunId, Task, assignment_id
 from umbel.aggregation.weighting import weight_of
 
 Parse = Callable[[Json], Bundle]
@@ -46,8 +47,9 @@ class Auditor:
         self._keys = {key_text(key) for key in keys}
         self._parse = parse
         self._run = ""
-        self._model: ModelId | None = None
-        self._next = (1, 1)
+        self._versions: list[ModelId] = []
+        self._training = (1, 1)
+        self._evaluation = (0, 1)
 
     @property
     def head(self) -> str:
@@ -100,26 +102,51 @@ class Auditor:
         _require(json_sha256(created.run_file) == created.run_file_sha256, "the run file does not have its hash")
         _require(created.run_file.get("name") == bundle.run, "the run file is of another run")
         _require(created.model.version == 0, "a run begins with version 0 of its model")
-        self._run, self.created, self._model = bundle.run, created, created.model
+        self._run, self.created, self._versions = bundle.run, created, [created.model]
 
     def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
         created = self.created
         assert created is not None, "the first bundle is the run's creation"
-        _require((ended.round, ended.attempt) == self._next, f"round and attempt should be {self._next}")
         _require(ended.run_file_sha256 == created.run_file_sha256, "it is of another run file")
         layout_digest = hashlib.sha256(created.layout.encode()).hexdigest()
         _require(ended.layout_digest == layout_digest, "it is of another model layout")
-        _require(ended.model_in == self._model, "the model that it began with is not the one that the run had")
-        _require((ended.model_out is None) is (ended.sum is None) is (not ended.committed), _HALF_COMMITTED)
         _check_plan(ended, bundle, created.run_file)
         _check_sum(ended)
         for one in ended.clients:
             self._check_report(one, ended)
-        if ended.model_out is not None:
-            _require(ended.model_out.version == ended.round, "a round's model has the round's number as its version")
-            self._model = ended.model_out
+        self._check_models(ended)
+        self._check_place(ended)
+        if ended.sum is not None:
             self.rounds[ended.round] = (bundle.number, ended)
-        self._next = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
+
+    def _check_models(self, ended: RoundEnded) -> None:
+        """That it began with the newest model, and made the next one, or none."""
+        _require(ended.model_in == self._versions[-1], "the model that it began with is not the run's newest before it")
+        is_model = ended.committed and ended.plan.task is Task.TRAINING
+        _require((ended.sum is not None) is is_model, "it has a sum without a model, or a model without a sum")
+        back_to, made = ended.rolled_back_to, ended.model_out
+        _require((made is not None) is (is_model or back_to is not None), "it says that it made a model, and did not")
+        if made is None:
+            return
+        _require(made.version == len(self._versions), f"the version after its model is {len(self._versions)}")
+        if back_to is not None:
+            source = self._versions[back_to] if 0 <= back_to < len(self._versions) else None
+            same = source is not None and replace(source, version=made.version) == made
+            _require(same, f"it went back to version {back_to}, but to another model")
+        self._versions.append(made)
+
+    def _check_place(self, ended: RoundEnded) -> None:
+        """That rounds and their attempts follow each other; evaluations have a count of their own."""
+        place = (ended.round, ended.attempt)
+        if ended.plan.task is Task.TRAINING:
+            _require(place == self._training, f"round and attempt should be {self._training}, not {place}")
+            self._training = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
+            return
+        last = self._evaluation
+        _require(ended.round == self._training[0] - 1, "it evaluates another round than the last")
+        expected = last[1] if ended.round == last[0] else 1
+        _require(ended.attempt == expected, f"it should be attempt {expected} at this evaluation")
+        self._evaluation = (ended.round, ended.attempt + 1)
 
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
         report = one.report
@@ -132,7 +159,7 @@ class Auditor:
             self.n_reports_unsigned += 1
             return
         self.n_reports_signed += 1
-        assignment = assignment_id(RunId(self._run), ended.round, ended.attempt, ClientId(one.client))
+        assignment = assignment_id(RunId(self._run), ended.round, ended.attempt, ClientId(one.client), ended.plan.task)
         check_report(report, one, assignment)
         _require(
             ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,
@@ -166,9 +193,6 @@ def check_report(report: SignedReport, one: Participant, assignment: AssignmentI
         parse(headers).verify(key_bytes(one.key), report_target(assignment), report.created)
     except (SignatureRefused, ValueError) as error:
         raise AuditFailed(f"the report of {one.client} is not what this client's key has signed: {error}") from error
-
-
-_HALF_COMMITTED = "it says that it made a model and that it did not"
 
 
 def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
