@@ -96,21 +96,22 @@ class Mixed(Client):
     """Several pieces to a tensor, several dtypes, a counter, a tied tensor, and one that is not contiguous."""
 
     def __init__(self) -> None:
-        rng = torch.Generator().manual_seed(0)
-        self.model, self.sample_count = nn.Sequential(nn.Conv2d(300, 200, 3), nn.BatchNorm2d(200)), 1
-        self.model.append(nn.Linear(7, 200, dtype=torch.bfloat16)).append(nn.Linear(5, 5, dtype=torch.float64))
-        self.model.register_parameter("tied", self.model[0].weight)
-        self.model.to(memory_format=torch.channels_last)
+        rng, conv = torch.Generator().manual_seed(0), nn.Conv2d(300, 200, 3)
+        tied = nn.Parameter(conv.weight.detach().contiguous(memory_format=torch.channels_last))
+        conv.weight = tied
+        others = (nn.Linear(7, 200, dtype=torch.bfloat16), nn.Linear(5, 5, dtype=torch.float64))
+        self.model, self.sample_count = nn.Sequential(conv, nn.BatchNorm2d(200), *others), 1
+        self.model.register_parameter("tied", tied)
         with torch.no_grad():
-            for value in self.model.parameters():
-                value.copy_(torch.randn(value.shape, generator=rng))
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=rng))
         self.start = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         rng = torch.Generator().manual_seed(plan.seed)
         with torch.no_grad():
-            for value in model.parameters():
-                value.add_(torch.randn(value.shape, generator=rng))
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=rng))
             for name, value in model.named_buffers():
                 value.add_(3 if name.endswith("tracked") else 0.25)
         return TrainResult(1, 1, 1)

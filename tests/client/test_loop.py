@@ -278,6 +278,83 @@ def test_a_damaged_unsent_update_is_dropped(tmp_path: Path) -> None:
     assert torch.allclose(double.updates[0], torch.ones(8))
 
 
+# --- a coordinator that is away for longer than a window ---
+
+
+def test_what_missed_its_window_is_sent_when_the_coordinator_is_back(tmp_path: Path) -> None:
+    """Away from the upload on, until its window is over by the client's clock; the round, though, is still open."""
+    double, lost = Double(AddOne().model, window_s=0.3), Counter[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def away(request: httpx.Request) -> httpx.Response:
+            lost[kind_of(request)] += 1
+            if kind_of(request).endswith("update") and "GET assignments" not in lost:
+                raise httpx.ConnectError("nobody there", request=request)
+            if kind_of(request) == "GET assignments" and lost["GET assignments"] <= 2:
+                raise httpx.ConnectError("nobody there", request=request)
+            return handle(request)
+
+        return away
+
+    assert take_part(tmp_path, double, wrap=wrap).accepted == 1
+    assert len(double.updates) == 1
+
+
+def test_what_came_back_too_late_is_dropped_and_the_next_round_done(tmp_path: Path) -> None:
+    double, closed = Double(AddOne().model, rounds=2, window_s=0.3), list[bool]()
+
+    def wrap(handle: Handler) -> Handler:
+        def away(request: httpx.Request) -> httpx.Response:
+            if kind_of(request).endswith("update") and not closed:
+                raise httpx.ConnectError("nobody there", request=request)
+            if kind_of(request) == "GET assignments" and not closed:
+                closed.append(True)
+                double.close_round("the window is over")
+            return handle(request)
+
+        return away
+
+    assert take_part(tmp_path, double, wrap=wrap).accepted == 1
+    assert list(double.reports) == ["demo.2.1.ward-7"]
+    assert pending_files(tmp_path) == []
+
+
+def test_a_run_that_a_restored_coordinator_has_forgotten_is_asked_for_again(tmp_path: Path) -> None:
+    double, asked = Double(AddOne().model, rounds=2), Counter[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def forgets(request: httpx.Request) -> httpx.Response:
+            asked[kind_of(request)] += 1
+            if kind_of(request) == "POST check-ins" and asked["POST check-ins"] in (2, 3):
+                return problem(404, "unknown-run")
+            return handle(request)
+
+        return forgets
+
+    assert take_part(tmp_path, double, wrap=wrap).accepted == 2
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_client_that_is_told_to_come_back_in_hours_still_leaves_at_once(tmp_path: Path, busy: bool) -> None:
+    shutdown, hours = Shutdown(), 6 * 3600
+
+    def wrap(handle: Handler) -> Handler:
+        def later(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "POST check-ins":
+                return handle(request)
+            threading.Timer(0.2, shutdown.request, ("the ward closes",)).start()
+            if busy:
+                return problem(503, "shutting-down", {"Retry-After": str(hours)})
+            return answer({"run_status": "running", "reason": "", "retry_after_s": hours, "assignment": None})
+
+        return later
+
+    started = time.monotonic()
+    end = take_part(tmp_path, Double(AddOne().model), wrap=wrap, shutdown=shutdown)
+    assert (end.status, end.reason) == ("interrupted", "the ward closes")
+    assert time.monotonic() - started < 5
+
+
 # --- told to stop ---
 
 
