@@ -1,0 +1,142 @@
+"""A large model through the coordinator: memory that does not follow its size, nor the number of those who fetch it."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.s3_server import bucket_fields, s3_server
+from tests.server.test_process import serving
+from tests.server_device import Device, House, Json, repr_digest, run_file, update_of
+from umbel.aggregation.artifact import metadata_of
+from umbel.aggregation.layout import Layout
+from umbel.server.blobs import model_key, open_blobs
+from umbel.server.files import file_sha256
+from umbel.server.settings import Settings
+
+MIB = 1 << 20
+MODEL_MIB = 256
+N_CLIENTS = 8
+
+
+class Memory:
+    """A process's resident memory in MiB: what it has at first, and its peak since."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = Path(f"/proc/{pid}")
+        (self._process / "clear_refs").write_text("5")  # the peak starts anew
+        self._before = self._mib("VmRSS")
+
+    def growth_mib(self) -> float:
+        return self._mib("VmHWM") - self._before
+
+    def _mib(self, name: str) -> float:
+        lines = (self._process / "status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+def large_model(path: Path, mib: int) -> Layout:
+    """Write a model of one tensor of so many MiB."""
+    state = {"weight": torch.rand(mib, MIB // 4)}
+    layout = Layout.of_state(state)
+    save_file(state, path, metadata_of(layout))
+    return layout
+
+
+async def put_model(it: House, path: Path) -> str:
+    async def pieces() -> AsyncIterator[bytes]:
+        with path.open("rb") as file:
+            while piece := file.read(MIB):
+                yield piece
+
+    sha256, size = await asyncio.to_thread(lambda: (file_sha256(path), path.stat().st_size))
+    headers = {**it.admin, "Content-Length": str(size)}
+    answer = await it.http.put(f"/v1/admin/models/{sha256}", content=pieces(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return sha256
+
+
+async def fetch(device: Device, sha256: str) -> str:
+    """The hash of what came."""
+    url, digest = f"/v1/models/{sha256}", hashlib.sha256()
+    async with device.http.stream("GET", url, headers=device.headers("GET", url, b"")) as response:
+        async for piece in response.aiter_raw():
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@pytest.mark.slow
+def test_a_large_model_comes_and_goes_in_a_few_megabytes(tmp_path: Path) -> None:
+    large_model(tmp_path / "model", MODEL_MIB)
+
+    async def scenario(pid: int, url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120.0) as http:
+            it = House(http, Settings(data=tmp_path / "data"), None)
+            devices = await it.devices(N_CLIENTS)
+            coming = Memory(pid)
+            sha256 = await put_model(it, tmp_path / "model")
+            assert coming.growth_mib() < 32
+            going = Memory(pid)
+            assert set(await asyncio.gather(*(fetch(device, sha256) for device in devices))) == {sha256}
+            assert going.growth_mib() < 32
+
+    with serving(tmp_path / "data", tmp_path / "log") as (process, url):
+        asyncio.run(scenario(process.pid, url))
+
+
+@pytest.mark.slow
+def test_a_round_of_a_large_model_takes_four_times_the_model_at_most(tmp_path: Path) -> None:
+    mib, n_clients = 64, 3
+    layout = large_model(tmp_path / "model", mib)
+    update = update_of(layout, torch.full((layout.n_values,), 0.5))
+
+    async def send(device: Device, assignment: Json) -> None:
+        for start in range(0, len(update), 8 * MIB):
+            chunk, is_last = update[start : start + 8 * MIB], start + 8 * MIB >= len(update)
+            if start:
+                answer = await device.patch(assignment["id"], chunk, start, is_last)
+            else:
+                fields = {"Upload-Length": str(len(update)), "Upload-Complete": "?0"}
+                url = f"/v1/assignments/{assignment['id']}/update"
+                answer = await device.send("POST", url, chunk, {**fields, "Repr-Digest": repr_digest(update)})
+            assert answer.is_success, answer.text
+        assert (await device.report(assignment["id"], update)).json()["outcome"] == "accepted"
+
+    async def scenario(pid: int, url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120.0) as http:
+            it = House(http, Settings(data=tmp_path / "data"), None)
+            sha256 = await put_model(it, tmp_path / "model")
+            memory = Memory(pid)
+            assert (await it.put_run(run_file(target=n_clients), sha256)).status_code == 201
+            devices = await it.devices(n_clients)
+            assignments = await asyncio.gather(*(device.work(layout) for device in devices))
+            await asyncio.gather(*map(send, devices, assignments))
+            [record] = await it.ended(1)
+            assert record["committed"]
+            assert memory.growth_mib() < 4 * mib
+
+    with serving(tmp_path / "data", tmp_path / "log") as (process, url):
+        asyncio.run(scenario(process.pid, url))
+
+
+@pytest.mark.slow
+def test_a_large_model_goes_to_a_bucket_and_comes_back_in_pieces(tmp_path: Path) -> None:
+    large_model(tmp_path / "model", MODEL_MIB)
+    sha256 = file_sha256(tmp_path / "model")
+    with s3_server() as server:
+        blobs = open_blobs(Settings(data=tmp_path / "data", **bucket_fields(server)))
+        blobs.prepare()
+        memory = Memory(os.getpid())
+        with blobs.scratch() as path:
+            (tmp_path / "model").rename(path)
+            blobs.put(path, model_key(sha256))
+        (tmp_path / "data" / "cache" / sha256).unlink()
+        with blobs.local(model_key(sha256)) as path:
+            assert file_sha256(path) == sha256
+        assert memory.growth_mib() < 96  # four parts on their way, and what the allocators keep
