@@ -18,7 +18,7 @@ from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
-from umbel.server.files import write_private
+from umbel.server.files import write_private_once
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 
@@ -50,7 +50,7 @@ class AdminKey:
         Raises `UnfitAdminKey` for a key that can be guessed, or read by other users of this machine.
         """
         if not path.exists():
-            write_private(path, secrets.token_urlsafe(32) + "\n")
+            write_private_once(path, secrets.token_urlsafe(32) + "\n")
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
             raise UnfitAdminKey(
                 f"others may have read {path} (mode {mode:o}); remove it for a new key, or chmod 600 it"

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import stat
+from collections.abc import Generator
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,20 @@ def private_directory(path: Path) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Write a small file that only its owner can read, whole or not at all."""
+    with _private_draft(path, text) as draft:
+        draft.replace(path)
+    sync_file(path.parent)
+
+
+def write_private_once(path: Path, text: str) -> None:
+    """`write_private`, unless the file is there: of several processes that do so at once, one writes it."""
+    with _private_draft(path, text) as draft, contextlib.suppress(FileExistsError):
+        path.hardlink_to(draft)
+    sync_file(path.parent)
+
+
+@contextlib.contextmanager
+def _private_draft(path: Path, text: str) -> Generator[Path]:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -46,8 +61,6 @@ def write_private(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        yield draft
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-    sync_file(path.parent)
+        draft.unlink(missing_ok=True)

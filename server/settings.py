@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+_DATABASES = ("postgresql+asyncpg://", "sqlite+aiosqlite://")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9][A-Za-z0-9._-]*)*/?")
 
 
@@ -18,7 +19,12 @@ class Settings(BaseSettings):
     data: Path = Field(default=Path("umbel-data"), description="directory of database, models and admin key")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8750, ge=0, le=65535, description="port to listen on; 0 picks a free one")
-    database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite, in data")
+    database_url: str | None = Field(
+        default=None,
+        description="postgresql+asyncpg://..., which replicas may share; by default SQLite, in data",
+        repr=False,  # it may hold a password
+    )
+    admin_key_file: Path | None = Field(default=None, description="the admin key, which replicas share; else in data")
     json_bytes_max: int = Field(default=64 * KIB, ge=KIB, description="cap of a control message")
     chunk_bytes_max: int = Field(default=16 * MIB, ge=KIB, description="cap of one chunk of an upload")
     model_bytes_max: int = Field(default=4 * GIB, ge=KIB, description="cap of a model file")
@@ -42,6 +48,13 @@ class Settings(BaseSettings):
             raise ValueError(f"must be a directory or look like s3://bucket/prefix, not {blobs[:100]!r}")
         return blobs
 
+    @field_validator("database_url")
+    @classmethod
+    def _require_driver(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(_DATABASES):
+            raise ValueError(f"must begin with {' or '.join(_DATABASES)}: other databases and drivers are not tested")
+        return url
+
     @property
     def blob_directory(self) -> Path | None:
         """Where blobs are kept, None if that is in a bucket."""
@@ -61,7 +74,7 @@ class Settings(BaseSettings):
 
     @property
     def admin_key_path(self) -> Path:
-        return self.data / "admin.key"
+        return self.admin_key_file or self.data / "admin.key"
 
     @property
     def endpoint_path(self) -> Path:

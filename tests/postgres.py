@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,14 +29,20 @@ def binaries() -> Path | None:
 class Cluster:
     """A running server that listens on a Unix socket only."""
 
-    def __init__(self, directory: Path, user: str) -> None:
+    def __init__(self, directory: Path, user: str, control: list[str]) -> None:
         self.directory = directory
         self.user = user
+        self._control = control
+
+    def restart(self) -> None:
+        """Hang up on every client, as a server does that fails over, and come back."""
+        _run([*self._control, "-m", "fast", "restart"])
 
     def new_database(self) -> str:
         """An empty database; its SQLAlchemy URL."""
         name = f"umbel_{os.getpid()}_{next(_COUNTER)}"
-        asyncio.run(self._create(name))
+        with ThreadPoolExecutor(1) as thread:  # the caller's event loop may be running
+            thread.submit(asyncio.run, self._create(name)).result()
         return f"postgresql+asyncpg://{self.user}@/{name}?host={self.directory}"
 
     async def _create(self, name: str) -> None:
@@ -46,7 +53,7 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Generator[Cluster]:
-    """Make a cluster, start it, and remove it at the end. PostgreSQL refuses to run as root, so root asks `postgres`."""
+    """Make a cluster, start it, and remove it at the end. PostgreSQL does not run as root, so root asks `postgres`."""
     folder = binaries()
     assert folder is not None, "install PostgreSQL: apt-get install postgresql"
     is_root = os.geteuid() == 0
@@ -58,11 +65,13 @@ def cluster() -> Generator[Cluster]:
     try:
         data = directory / "data"
         _run([*prefix, str(folder / "initdb"), "-D", str(data), "-U", user, "-A", "trust", "-E", "UTF8"])
-        options = f"-k {directory} -c listen_addresses='' -c max_connections=100"
+        # No fsync: what dies in tests is a process, never the machine.
+        options = f"-k {directory} -c listen_addresses='' -c max_connections=100 -c fsync=off"
         control = [*prefix, str(folder / "pg_ctl"), "-D", str(data), "-w"]
-        _run([*control, "-l", str(directory / "log"), "-o", options, "start"])
+        start = [*control, "-l", str(directory / "log"), "-o", options]
+        _run([*start, "start"])
         try:
-            yield Cluster(directory, user)
+            yield Cluster(directory, user, start)
         finally:
             _run([*control, "-m", "immediate", "stop"])
     finally:

@@ -1,13 +1,16 @@
 """A coordinator in memory and devices that speak docs/wire.md to it with raw httpx: no `umbel.client` in here."""
 
+import asyncio
 import base64
 import hashlib
 import json
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from typing import Any
 import httpx
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import NullPool, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from torch import Tensor
 
 from umbel.aggregation.artifact import decode_model, encode_model
@@ -26,6 +31,8 @@ from umbel.server.clock import Clock
 from umbel.server.settings import Settings
 
 Json = dict[str, Any]
+
+_database_of: ContextVar[Callable[[Path], str | None]] = ContextVar("database_of", default=lambda _: None)
 
 RUN_FILE = """
 name = "demo"
@@ -240,7 +247,7 @@ class House:
 @asynccontextmanager
 async def house(data: Path, clock: Clock | None = None, **settings: Any) -> AsyncGenerator[House]:
     """A coordinator over `data`, spoken to without a socket."""
-    chosen = Settings(data=data, **settings)
+    chosen = Settings(data=data, **{"database_url": _database_of.get()(data), **settings})
     app = create_app(chosen, clock)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -248,18 +255,40 @@ async def house(data: Path, clock: Clock | None = None, **settings: Any) -> Asyn
             yield House(http, chosen, app)
 
 
+@contextmanager
+def houses_over(database_of: Callable[[Path], str | None]) -> Generator[None]:
+    """Every `house` takes the database that this names for its directory; None: SQLite, in the directory."""
+    token = _database_of.set(database_of)
+    try:
+        yield
+    finally:
+        _database_of.reset(token)
+
+
 def rows(settings: Settings) -> dict[str, list[tuple[object, ...]]]:
     """Every row that a refused request must leave as it was: all but nonces, and when a client was last heard of."""
+    if settings.database_url is not None:
+        with ThreadPoolExecutor(1) as thread:  # the caller's event loop may be running
+            return thread.submit(asyncio.run, _postgresql_rows(settings.database_url)).result()
     with sqlite3.connect(f"file:{settings.data / 'umbel.db'}?mode=ro", uri=True) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        found = {
-            name: connection.execute(f"SELECT * FROM {name}").fetchall()
-            for name in names
-            if name not in ("nonces", "waiters")
-        }
-        found["clients"] = connection.execute("SELECT id, public_key, labels, revoked_at FROM clients").fetchall()
+        found = {name: connection.execute(query).fetchall() for name, query in _queries(names).items()}
     connection.close()
     return found
+
+
+async def _postgresql_rows(url: str) -> dict[str, list[tuple[object, ...]]]:
+    engine = create_async_engine(url, poolclass=NullPool)
+    async with engine.connect() as connection:
+        names = await connection.scalars(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
+        queries = _queries(sorted(names))
+        return {name: sorted(map(tuple, await connection.execute(text(queries[name]))), key=repr) for name in queries}
+
+
+def _queries(names: Iterable[str]) -> dict[str, str]:
+    changing = ("nonces", "waiters", "replicas")
+    queries = {name: f"SELECT * FROM {name}" for name in names if name not in changing}
+    return {**queries, "clients": "SELECT id, public_key, labels, revoked_at FROM clients"}
 
 
 def stored_update(settings: Settings, assignment: str) -> list[Path]:

@@ -10,6 +10,8 @@ import torch
 from tests.server_device import Device, house, problem, run_file, sha256, small_state
 from umbel.aggregation.artifact import encode_model
 
+pytestmark = pytest.mark.usefixtures("any_database")
+
 
 def test_the_admin_key_is_made_once_for_its_owner_and_never_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

@@ -28,6 +28,8 @@ from tests.server_device import (
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.wire import UpdateHeader, header_for
 
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
+
 Refusal = Callable[["Scene"], Awaitable[httpx.Response]]
 
 

@@ -8,6 +8,8 @@ import torch
 
 from tests.server_device import house, problem, rows, run_file, small_state, stored_update, update_of
 
+pytestmark = pytest.mark.usefixtures("any_database")
+
 
 def test_a_client_that_declined_and_then_reports_is_checked_like_any_other(tmp_path: Path) -> None:
     async def scenario() -> None:

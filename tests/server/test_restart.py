@@ -5,6 +5,7 @@ import random
 import sqlite3
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.server_device import Device, Json, house, problem, repr_digest, run_file, small_state, update_of
@@ -37,12 +38,14 @@ async def one_round(data: Path, order: list[int]) -> str:
         return str(record["model_sha256"])
 
 
+@pytest.mark.usefixtures("any_database")
 def test_any_order_of_arrival_gives_the_same_model(tmp_path: Path) -> None:
     orders = [random.Random(seed).sample(range(N_CLIENTS), N_CLIENTS) for seed in range(4)]
     hashes = {asyncio.run(one_round(tmp_path / str(i), order)) for i, order in enumerate(orders)}
     assert len(hashes) == 1
 
 
+@pytest.mark.usefixtures("any_database")
 def test_a_restart_in_mid_round_gives_the_same_model(tmp_path: Path) -> None:
     async def scenario() -> str:
         async with house(tmp_path / "b") as it:
@@ -78,6 +81,7 @@ def test_a_restart_in_mid_round_gives_the_same_model(tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == asyncio.run(one_round(tmp_path / "a", [0, 1, 2, 3]))
 
 
+@pytest.mark.usefixtures("any_database")
 def test_a_round_that_was_closing_commits_after_a_restart(tmp_path: Path) -> None:
     """The commit fails (here: its files cannot be written) until the coordinator comes back."""
 

@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.server_device import House, house, problem, run_file, small_state
+
+pytestmark = pytest.mark.usefixtures("any_database")
 
 
 async def revoke(it: House, client: str) -> None:

@@ -3,11 +3,14 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.server_device import house, run_file, small_state
 from umbel.aggregation.grid import Grid, GridAccumulator
 from umbel.aggregation.layout import Layout
+
+pytestmark = pytest.mark.usefixtures("any_database")
 
 
 def values_of(layout: Layout, seed: int) -> torch.Tensor:

@@ -4,10 +4,13 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.server_device import Device, Json, house, problem, rows, run_file, small_state, update_of
 from umbel.aggregation.layout import Layout
+
+pytestmark = pytest.mark.usefixtures("any_database")
 
 
 def update(layout: Layout) -> bytes:

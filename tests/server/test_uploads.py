@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.server_device import (
@@ -20,6 +21,8 @@ from tests.server_device import (
     stored_updates,
     update_of,
 )
+
+pytestmark = pytest.mark.usefixtures("any_database")
 
 Test = Callable[[House, Device, str, bytes], Awaitable[None]]
 
