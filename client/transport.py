@@ -31,7 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Problem
 from umbel.aggregation.signatures import Target
-from umbel.client.addresses import Replicas, addresses_in
+from umbel.client.addresses import ADDRESSES_MAX, Replicas, addresses_in
 from umbel.client.backoff import RETRY_AFTER_MAX_S
 from umbel.client.bodies import Body, FileBody, sha256_of
 from umbel.client.deadline import exchange_until, timed_by, timing
@@ -163,16 +163,17 @@ def patiently(step: Callable[[], T], patience: Patience) -> T:
 
     It waits in between, but not where there is another address that has not failed.
     """
-    failures, until = 0, math.inf if patience.until is None else patience.until
+    failures, n_others, until = 0, 0, math.inf if patience.until is None else patience.until
     while True:
         try:
             with timed_by(patience.timing):
                 return step()
         except TryAgain as error:
-            if error.has_other:
+            if error.has_other and n_others < ADDRESSES_MAX:  # another thread's luck must not keep us from waiting
                 log.info("%s; trying its next address", error)
+                n_others += 1
                 continue
-            failures += 1
+            failures, n_others = failures + 1, 0
             wait_s = patience.timing.backoff.wait_s(failures, _jitter(), error.retry_after_s)
             if time.monotonic() + wait_s > until:
                 raise OutOfTime(f"gave up at the end of the window: {error}") from error

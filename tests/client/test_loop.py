@@ -278,6 +278,50 @@ def test_a_damaged_unsent_update_is_dropped(tmp_path: Path) -> None:
     assert torch.allclose(double.updates[0], torch.ones(8))
 
 
+class Stepwise(AddOne):
+    """A training of the site's own that keeps itself: one added in each of four steps; killed after so many."""
+
+    def __init__(self, dies_after: int = 9) -> None:
+        super().__init__()
+        self.dies_after = dies_after
+        self.first_steps: list[int] = []
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        kept = plan.checkpoint.load()
+        if kept is not None:
+            model.load_state_dict(kept["model"])
+        self.first_steps.append(kept["done"] if kept else 0)
+        for step in range(self.first_steps[-1], 4):
+            if step == self.dies_after:
+                raise Crash
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+            plan.checkpoint.save({"done": step + 1, "model": model.state_dict()})
+        return TrainResult(self.sample_count, 4, 4)
+
+
+def test_a_training_of_the_sites_own_goes_on_from_what_it_kept(tmp_path: Path) -> None:
+    double = Double(AddOne().model, rounds=2)
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, Stepwise(dies_after=3))
+    app = Stepwise()
+    assert take_part(tmp_path, double, app).accepted == 2
+    assert app.first_steps == [3, 0]  # what was kept was of the first round
+    assert all(torch.allclose(update, torch.full((8,), 4.0)) for update in double.updates)
+    assert list(tmp_path.glob("*/training/*")) == []
+
+
+def test_what_was_kept_of_a_round_that_has_closed_is_not_taken_up(tmp_path: Path) -> None:
+    double = Double(AddOne().model, rounds=2)
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, Stepwise(dies_after=3))
+    double.close_round("the target was in")
+    app = Stepwise()
+    assert take_part(tmp_path, double, app).accepted == 1
+    assert app.first_steps == [0]
+
+
 # --- a coordinator that is away for longer than a window ---
 
 
