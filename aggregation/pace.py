@@ -80,7 +80,7 @@ def come_back_s(demand: Demand, now: float, client: ClientId, salt: bytes) -> fl
     """
     if not demand.is_small:
         wait_s = _in_next_cycle(demand.cycle_s, now, client, salt)
-    elif demand.opens_in_s >= COME_BACK_MIN_S:
+    elif demand.opens_in_s > 0:
         opens_at = now + demand.opens_in_s
         wait_s = demand.opens_in_s + demand.least_cycle_s * _phase(client, salt, "opening", int(opens_at))
     else:

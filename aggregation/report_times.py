@@ -146,7 +146,7 @@ def estimate(table: Table, weights: Floats, until_s: float) -> Curve:
     """The curve of the weighted observations, at about a hundred times up to `until_s`, denser where more report."""
     watched = _watch(table, weights)
     horizon_s = float(watched.seconds[watched.horizon])
-    times_s = _points(watched, table, until_s)
+    times_s = _points(watched, until_s)
     at = np.searchsorted(watched.seconds, np.minimum(times_s, horizon_s), side="right") - 1  # -1: nobody by then
     reported = np.where(at >= 0, watched.reported[at], 0.0)
     at_work = np.where(at >= 0, watched.at_work[at], 1.0)
@@ -186,12 +186,14 @@ def _rate(seconds: Floats, weight: Floats, kind: Flags, horizon: int) -> float:
     return float(weight[kind & is_late].sum()) / max(at_work_s, 1e-300)
 
 
-def _points(watched: _Watched, table: Table, until_s: float) -> Floats:
+def _points(watched: _Watched, until_s: float) -> Floats:
+    """Times between which alike many report, up to the horizon; some beyond; and `until_s`."""
+    seen = watched.reported[: watched.horizon + 1]
+    levels = np.linspace(0, seen[-1], POINTS_MAX + 1)[1:]
+    inner = watched.seconds[np.searchsorted(seen, levels * (1 - 1e-12))]
     horizon_s = float(watched.seconds[watched.horizon])
-    reports = table.seconds[table.is_report & (table.seconds <= min(horizon_s, until_s))]
-    inner = np.quantile(reports, np.linspace(0, 1, POINTS_MAX), method="higher") if len(reports) else reports
-    beyond = np.geomspace(horizon_s, until_s, _BEYOND) if horizon_s < until_s else reports[:0]
-    return np.unique(np.concatenate([inner, beyond[:-1], [until_s]]))
+    beyond = np.geomspace(horizon_s, until_s, _BEYOND) if horizon_s < until_s else inner[:0]
+    return np.unique(np.concatenate([inner[inner < until_s], beyond[:-1], [until_s]]))
 
 
 def _effective(weight: Floats, out_of_sight: Flags) -> Floats:

@@ -170,8 +170,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A client's update is stored and has passed every check; `work` is what it says of it, or of the model it measured.
-    """
+    """A client's update is stored and has passed every check; `work`: what it says of it, or of a model it measured."""
 
     now: float
     client: ClientId

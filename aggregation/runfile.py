@@ -286,7 +286,7 @@ class RunFile:
         """The first round of each stretch for which the same overrides hold, round 1 aside."""
         firsts = {override.first_round for override in self.override}
         nexts = {override.last_round + 1 for override in self.override if override.last_round is not None}
-        return sorted((firsts | nexts) - {self.rounds.count + 1})
+        return sorted(firsts | (nexts - {self.rounds.count + 1}))
 
     def _check_round(self, number: int) -> None:
         """Raise `ValueError` for overrides that lie beyond the run or add up to a round that cannot be planned."""

@@ -60,8 +60,8 @@ _COHORTS = 48
 class Evidence:
     """What is known when a plan is made. `observations`: the newest `OBSERVATIONS_MAX` of the run, in any order.
 
-    `model_bytes`: of the model to be sent, 0 if not known. `population`: distinct clients that could be asked, None if not known.
-    `waiting`: how many wait now, by tier; empty if not known.
+    `model_bytes`: of the model to be sent, 0 if not known. `population`: distinct clients that could be asked, None if
+    not known. `waiting`: how many wait now, by tier; empty if not known.
     """
 
     observations: Sequence[Observation] = ()

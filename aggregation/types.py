@@ -329,9 +329,7 @@ class Aggregate:
     n_partial: int
 
 
-def assignment_id(
-    run: RunId, number: int, attempt: int, client: ClientId, task: Task = Task.TRAINING
-) -> AssignmentId:
+def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task: Task = Task.TRAINING) -> AssignmentId:
     """`run.round.attempt.client`, with `e` before the attempt of an evaluation; none of the four can hold a dot."""
     mark = "e" if task is Task.EVALUATION else ""
     return AssignmentId(f"{run}.{number}.{mark}{attempt}.{client}")

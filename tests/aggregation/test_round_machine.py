@@ -13,6 +13,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from umbel.aggregation.coverage import Gap, Roll, gaps
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
     Abandoned,
@@ -39,10 +40,11 @@ from umbel.aggregation.round import (
     advance,
     takes,
 )
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate, weight_of
 
 CLIENTS = tuple(ClientId(f"c{i}") for i in range(6))
+TIERS = ("even", "odd") * 3
 STRANGER = ClientId("stranger")
 ALLOWED = {
     ("recruiting", "training"),
@@ -53,9 +55,30 @@ ALLOWED = {
     ("closing", "abandoned"),
 }
 
+NO_FLOOR = CoverageFloor()
+floors = st.builds(
+    lambda samples, site, tier, is_strict: CoverageFloor(
+        samples, site, tier, is_strict and bool(samples or site or tier)
+    ),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([(), (CLIENTS[0],), (CLIENTS[5],), (ClientId("nowhere"),)]),
+    st.sampled_from([(), ("odd",), ("nothing",)]),
+    st.booleans(),
+)
 plans = st.builds(
-    lambda minimum, more, over, window_s, weighting, seed: RoundPlan(
-        RunId("demo"), 1, 1, minimum + more, minimum, over, window_s, weighting, 100, 64.0, seed
+    lambda minimum, more, over, window_s, weighting, seed, floor: RoundPlan(
+        RunId("demo"),
+        1,
+        1,
+        minimum + more,
+        minimum,
+        over,
+        window_s,
+        weighting,
+        100,
+        64.0,
+        seed,
+        floor if len(floor.sites) + len(floor.tiers) <= minimum + more else NO_FLOOR,
     ),
     minimum=st.integers(1, 3),
     more=st.integers(0, 2),
@@ -63,6 +86,7 @@ plans = st.builds(
     window_s=st.sampled_from([5.0, 40.0]),
     weighting=st.sampled_from(Weighting),
     seed=st.integers(0, 20),
+    floor=st.one_of(st.just(NO_FLOOR), floors),
 )
 works = st.builds(lambda n, done: WorkDone(n, done, 4, "0" * 64), st.integers(1, 100), st.integers(1, 4))
 anybody = st.sampled_from([*CLIENTS, STRANGER])
@@ -88,11 +112,11 @@ class RoundMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 6), counts=st.lists(st.integers(0, 200), min_size=6, max_size=6))
     def gather(self, n: int, counts: list[int]) -> None:
-        self.send(Gathered(self.now, tuple(map(Candidate, CLIENTS[:n], counts))))
+        self.send(Gathered(self.now, tuple(map(Candidate, CLIENTS[:n], counts, TIERS))))
 
     @rule()
     def gather_everybody(self) -> None:
-        self.send(Gathered(self.now, tuple(Candidate(client, 10) for client in CLIENTS)))
+        self.send(Gathered(self.now, tuple(Candidate(*one) for one in zip(CLIENTS, [10] * 6, TIERS, strict=True))))
 
     @rule(client=anybody, work=works)
     def report(self, client: ClientId, work: WorkDone) -> None:
@@ -195,6 +219,7 @@ class RoundMachine(RuleBasedStateMachine):
             case Invite(clients):
                 assert isinstance(self.state, Training)
                 assert clients == tuple(self.state.cohort)
+                assert sum(member.draws for member in self.state.cohort.values()) <= self.plan.n_wanted
             case _:
                 assert_never(command)
 
@@ -213,14 +238,27 @@ class RoundMachine(RuleBasedStateMachine):
         heard = {*self.folds, *(c for c in before.declined), *([event.client] if isinstance(event, Declined) else [])}
         all_heard = set(before.cohort) <= heard
         is_over = event.now >= before.opened_at + self.plan.window_s
+        is_strict, known = self.plan.coverage.strict, self.gaps_when_it_ended(before, event)
         if isinstance(self.state, Closing):
             assert len(self.folds) >= self.plan.minimum
             assert n_reported >= self.plan.target or is_over or all_heard
-            assert self.state.late is (Outcome.SURPLUS if n_reported >= self.plan.target else Outcome.LATE)
+            is_surplus = n_reported >= self.plan.target and not is_over
+            assert self.state.late is (Outcome.SURPLUS if is_surplus else Outcome.LATE)
+            assert not (is_strict and known), "strict coverage was not met, and the round closed"
+            assert is_over or all_heard or not any(gap.may_close for gap in known), (
+                "what may still come was not awaited"
+            )
+            assert all(gap.what in self.state.reason for gap in known), "what is not covered is named"
         elif not isinstance(event, Stopped):
-            assert len(self.folds) < self.plan.minimum
-            assert is_over or all_heard
+            assert len(self.folds) < self.plan.minimum or (is_strict and known)
+            assert is_over or all_heard or (is_strict and not all(gap.may_close for gap in known))
         assert (self.released or ()) == tuple(c for c in before.cohort if c not in heard), "exactly the unheard"
+
+    def gaps_when_it_ended(self, before: Training, event: Event) -> tuple[Gap, ...]:
+        declined = {name: why for name, why in before.declined.items() if name not in self.folds}
+        if isinstance(event, Declined) and event.client in before.cohort and event.client not in self.folds:
+            declined[event.client] = event.reason
+        return gaps(Roll(self.plan, before.cohort, self.folds, declined))
 
     @invariant()
     def the_round_ends_once(self) -> None:
@@ -249,7 +287,10 @@ class RoundMachine(RuleBasedStateMachine):
     @invariant()
     def an_open_round_is_still_wanted(self) -> None:
         if isinstance(self.state, Training):
-            assert self.state.n_reported < self.plan.target or len(self.folds) < self.plan.minimum
+            open_gaps = gaps(Roll(self.plan, self.state.cohort, self.state.accepted, self.state.declined))
+            has_all = self.state.n_reported >= self.plan.target and len(self.folds) >= self.plan.minimum
+            assert not has_all or any(gap.may_close for gap in open_gaps)
+            assert not self.plan.coverage.strict or all(gap.may_close for gap in open_gaps), "hopeless, and still open"
             assert self.state.n_open > 0
             assert self.state.n_open == len(set(self.state.cohort) - set(self.folds) - set(self.state.declined))
 
