@@ -61,8 +61,8 @@ class RoundRecord:
     `model_bytes`: of the model that was sent out.
 
     `task`: a round of evaluation makes no model; `model_version` and `model_sha256` are then of the one it measured.
-    `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is then
-    the new version, a copy of that one.
+    `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
+    then the new version, a copy of that one.
     """
 
     run: str
@@ -104,8 +104,8 @@ class RoundRecord:
 class VersionRecord:
     """One model version of a run.
 
-    `round`: the one that made it, over `sample_count` samples, with `metrics` as means over its local training; None for
-    version 0 and for a rollback's copy of version `rolled_back_to`. `parent_sha256`: of the version before it.
+    `round`: the one that made it, over `sample_count` samples, with `metrics` as means over its local training; None
+    for version 0 and for a rollback's copy of version `rolled_back_to`. `parent_sha256`: of the version before it.
     `evaluation`: means over held-out samples, of this very version, where it was measured. `deleted_at`: since when it
     cannot be had any more, in Unix seconds as `created_at`; `reason`: how it came to be, in words.
     """

@@ -19,9 +19,9 @@ Rules:
 5. The target counts *draws*: under proportional weighting a client drawn twice answers for two. The minimum counts
    *clients*: it is what keeps a model from being one client's update.
 6. Coverage (`coverage.py`) holds a round open past its target, never past its window; strict, it abandons the round.
-7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model that they measure: there
-   is no update, so nothing is folded, and `Applied` names the model as it was. For want of clients it is abandoned when
-   patience has run out, so that it holds up no training.
+7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model that they measure:
+   there is no update, so nothing is folded, and `Applied` names the model as it was. For want of clients it is
+   abandoned when patience has run out, so that it holds up no training.
 8. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.

@@ -1,8 +1,8 @@
 """Early stopping: which version of a run is the best by one metric, and whether it is time to end. Pure.
 
-Judged anew after every round from what is stored of the versions, so a restart changes nothing. `evaluation.NAME` is a
-mean over held-out samples, of the version that was measured; `training.NAME` a mean over the local training of the round
-that made the version.
+Judged anew after every round from what is stored of the versions, so a restart changes nothing. `evaluation.NAME` is
+a mean over held-out samples, of the version that was measured; `training.NAME` a mean over the local training of the
+round that made the version.
 
 The idea is that of Prechelt, "Early stopping - but when?" (1998), section 2.1, criterion UP counted in measurements.
 """

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from umbel.server import journal, problems, routes_admin, routes_devices, routes_models, routes_uploads
+from umbel.server import (
+    journal,
+    problems,
+    routes_admin,
+    routes_devices,
+    routes_lifecycle,
+    routes_models,
+    routes_uploads,
+)
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
@@ -23,6 +31,7 @@ from umbel.server.round_store import RoundStore
 from umbel.server.services import Services
 from umbel.server.settings import Settings
 from umbel.server.upload_store import UploadStore
+from umbel.server.version_store import VersionStore
 from umbel.server.waiter_store import WaiterStore
 from umbel.server.waiting import Heard
 
@@ -53,7 +62,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
         redirect_slashes=False,  # a redirect would lead to whatever Host the request names
         lifespan=lifespan,
     )
-    for routes in (routes_devices, routes_models, routes_uploads, routes_admin):
+    for routes in (routes_devices, routes_models, routes_uploads, routes_admin, routes_lifecycle):
         app.include_router(routes.router)
     app.add_api_route("/v1/health", _health, tags=["health"])
     app.add_middleware(BodyLimits, caps=caps_of(settings))
@@ -98,6 +107,7 @@ def _services(settings: Settings, clock: Clock, database: Database, worker: Exec
         registry=Registry(database),
         models=ModelStore(database),
         rounds=RoundStore(database, replicas.id),
+        versions=VersionStore(database),
         uploads=UploadStore(database),
         waiters=WaiterStore(database),
         blobs=open_blobs(settings),

@@ -20,6 +20,7 @@ from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import ModelFiles, next_model
 from umbel.server.replicas import closing_job
 from umbel.server.services import Services
+from umbel.server.shelf import hold
 from umbel.server.stored import Chunk, LiveRun, PartialSum
 
 _log = logging.getLogger(__name__)
@@ -126,11 +127,13 @@ class Closer:
             raise DamagedSum("the sum is not that of the accepted reports")
         services, rate = self._services, live.run.file.aggregation.server_learning_rate
         try:
-            return await asyncio.get_running_loop().run_in_executor(
+            files = await asyncio.get_running_loop().run_in_executor(
                 services.worker, next_model, services.blobs, self._layout, live.run.master_sha256, total, rate
             )
         except ValueError as error:  # the same sum would fail again; a full disk is an OSError, and passes
             raise SumFailed(f"no model can be made of the sum: {error}") from error
+        await hold(services, closing_job(live.round_id), {files.published.sha256, files.master_sha256})
+        return files
 
     async def _post(self, live: LiveRun) -> None:
         """Hand this replica's share of the sum to whoever closes the round."""

@@ -29,15 +29,18 @@ from umbel.aggregation.round import (
     advance,
 )
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, WorkDone, derive_seed
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Task, Work, derive_seed
 from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
 from umbel.server import journal
+from umbel.server.blobs import UnknownBlob
 from umbel.server.driver import Letter, PastAttempt, RunDriver
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.services import Services
+from umbel.server.shelf import hold
 from umbel.server.stored import StoredAssignment
+from umbel.server.version_store import BeingRemoved, creator_of
 from umbel.server.waiting import Line
 
 _log = logging.getLogger(__name__)
@@ -63,9 +66,11 @@ class Place:
         return self.driver.open_round(self.client) if is_current else None
 
     def require_open(self) -> Training:
-        """Raise `Refused` unless the round still waits for this assignment."""
+        """Raise `Refused` unless the round still waits for an update of this assignment."""
         if (training := self.training) is None:
             raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
+        if training.plan.task is Task.EVALUATION:
+            raise Refused("report-refused", "this assignment asks to measure the model: send an evaluation, no update")
         return training
 
 
@@ -124,14 +129,20 @@ class Coordinator:
 
     async def _add_run(self, file: RunFile, model_sha256: str) -> bool:
         """Store a new run; False if another request was faster."""
-        services = self.services
+        services, owner = self.services, creator_of(RunId(file.name))
         model = await services.models.model(model_sha256)
         if model is None:
             raise Refused("unknown-model", "no such model here; upload it first, to /v1/admin/models/{sha256}")
         layout = await self._layout(model.layout_digest)
-        master = await asyncio.get_running_loop().run_in_executor(
-            services.worker, first_master, services.blobs, model_sha256, layout
-        )
+        try:
+            master = await asyncio.get_running_loop().run_in_executor(
+                services.worker, first_master, services.blobs, model_sha256, layout
+            )
+            await hold(services, owner, {model_sha256, master})
+        except (UnknownBlob, BeingRemoved) as error:
+            raise Refused(
+                "unknown-model", "this model was deleted with a run's old version; upload it again"
+            ) from error
         now = services.clock.now()
         try:
             await services.rounds.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
@@ -204,7 +215,7 @@ class Coordinator:
             return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
         return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(client, assignment), 0.0)
 
-    async def report(self, client: ClientId, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
+    async def report(self, client: ClientId, assignment: AssignmentId, work: Work) -> ReportAnswer:
         """Take a report. Answered when it is durable; the same report again gets the same answer."""
         place = await self.place(client, assignment)
         event = Reported(self.services.clock.now(), client, work)
@@ -301,6 +312,8 @@ class Coordinator:
             return CheckedIn(RunStatus.RUNNING, "work", 0.0, self._assignment(driver, client, training))
         if driver.is_over:
             return CheckedIn(driver.run.status, driver.run.reason, 0.0)
+        if driver.is_paused:
+            return CheckedIn(RunStatus.PAUSED, f"the run is paused: {driver.run.reason}", retry_after_s)
         why = driver.state.why if isinstance(driver.state, Recruiting) else "a round without this client is under way"
         return CheckedIn(RunStatus.RUNNING, why, retry_after_s)
 
@@ -316,12 +329,13 @@ class Coordinator:
             round=plan.number,
             attempt=plan.attempt,
             model=driver.run.model,
-            training=driver.run.file.training,
+            training=driver.run.file.training_plan(plan.number),
             codec=Codec.FLOAT32,
             grid=plan.grid,
             sample_count_max=plan.sample_count_max,
             seed=derive_seed(plan.seed, "client", plan.number, client),
             window_s=max(0.0, training.closes_at - self.services.clock.now()),
+            task=plan.task,
         )
 
     async def _difference(self, layout: Layout, digest: str) -> str:

@@ -36,18 +36,19 @@ from umbel.aggregation.round import (
     Reported,
     RoundState,
     Spoiled,
-    Stopped,
     Tick,
     Training,
     advance,
     next_deadline,
     takes,
 )
-from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
+from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, Task
 from umbel.server import endings, journal
 from umbel.server.closing import Closer, SumFailed
+from umbel.server.endings import Known
 from umbel.server.ledger import Book, Member, live_round
 from umbel.server.model_files import ModelFiles
+from umbel.server.orders import Order, Rollback, Situation, obey
 from umbel.server.pacing import Pacing
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.reports import check_report
@@ -61,6 +62,7 @@ from umbel.server.stored import (
     StoredAssignment,
     StoredRun,
     StoredUpload,
+    StoredVersion,
     Traffic,
 )
 from umbel.server.waiting import Bells, WaitingRoom
@@ -79,13 +81,13 @@ class PastAttempt(Exception):
 class Letter:
     """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
 
-    `status`: what the run becomes with it. `files`: the model that has been `Applied`. `round_id`: the attempt that it
+    `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`. `round_id`: the attempt that it
     speaks of, where its event would mean something else to the next.
     """
 
-    event: Event
+    event: Event | None = None
     assignment: AssignmentId | None = None
-    status: tuple[RunStatus, str] | None = None
+    order: Order | None = None
     files: ModelFiles | None = None
     round_id: int | None = None
     told: ReportAnswer | None = None
@@ -135,7 +137,12 @@ class RunDriver:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will happen in this run. A stop lets a round that has closed commit."""
-        return self.run.status is not RunStatus.RUNNING and not isinstance(self.state, Closing)
+        return self.run.status.is_over and not isinstance(self.state, Closing)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no round is begun until an operator resumes the run. One that is open goes on."""
+        return self.run.status is RunStatus.PAUSED
 
     def assignment_id(self, client: ClientId) -> AssignmentId:
         """This client's assignment in the newest attempt, if it has one."""
@@ -157,8 +164,8 @@ class RunDriver:
 
     def view(self) -> RunView:
         run, model = self.run, self.run.model
-        planned = run.file.rounds.count
-        return RunView(run.file.name, run.status, run.reason, model.version, planned, run.created_at, model)
+        done, planned = self.live.rounds_done, run.file.rounds.count
+        return RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, model)
 
     async def progress(self) -> LiveRound | None:
         """The round under way, with what is wrong with it, if anything is."""
@@ -166,6 +173,8 @@ class RunDriver:
         n_waiting = len(await self.waiting.candidates()) if isinstance(live.state, Recruiting) else 0
         assignments = await self.services.rounds.assignments(live.round_id)
         found = live_round(live.state, self.book(live.state, assignments), n_waiting, self.services.clock.now())
+        if found and self.is_paused and isinstance(live.state, Recruiting):
+            found = replace(found, why=f"the run is paused: {live.run.reason}")
         return replace(found, why=f"{self._trouble}; {found.why}") if found and self._trouble else found
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -212,12 +221,11 @@ class RunDriver:
                 self.live = after
                 await self._noticed(before, after)
 
-    async def stop(self, reason: str) -> None:
-        """End the run now: no further round, and an open one is abandoned."""
-        if self.run.status is RunStatus.RUNNING:
-            event = Stopped(self.services.clock.now(), reason)
-            await self.submit(Letter(event, status=(RunStatus.STOPPED, reason)))
+    async def obey(self, order: Order) -> None:
+        """Do as an operator says. Durable on return; raises `Refused` for what cannot be done."""
+        await self.submit(Letter(order=order))
         self.wake()
+        self.bells.ring_all()
 
     def note_download(self, client: ClientId, n_bytes: int) -> None:
         """Count bytes that a client of the cohort has fetched; they are stored before long."""
@@ -252,13 +260,13 @@ class RunDriver:
         before, began = self.live, self.services.clock.now()
         await self._adopt_orphans()
         match self.state:
-            case Recruiting():
+            case Recruiting() if not self.is_paused:
                 await self.submit(Letter(Gathered(began, await self.waiting.candidates())))
             case Training(closes_at=closes_at) if began >= closes_at:
                 await self.submit(Letter(Tick(began)))
             case Closing():
                 await self._close_round()
-            case Training() | Committed() | Abandoned():
+            case Recruiting() | Training() | Committed() | Abandoned():
                 pass
             case _:
                 assert_never(self.state)
@@ -273,6 +281,8 @@ class RunDriver:
         if isinstance(self.state, Closing):
             return 0.1  # another replica is at it: see whether it still is
         due, now = next_deadline(self.state), self.services.clock.now()
+        if self.is_paused and isinstance(self.state, Recruiting):
+            return None
         if due is None or (isinstance(self.state, Recruiting) and now >= due):
             return None  # patience is over: only another client changes anything
         return max(0.001, due - now)
@@ -343,8 +353,12 @@ class RunDriver:
     # --- how an attempt ends ------------------------------------------------------------------------------------------
 
     async def _close_round(self) -> None:
-        """Make the next model from the sum, unless another replica is at it."""
+        """Make the next model from the sum, unless another replica is at it. An evaluation has nothing to make."""
         live, now = self.live, self.services.clock.now
+        if live.plan.task is Task.EVALUATION:
+            await self.flush_traffic()
+            await self.submit(Letter(Applied(now(), live.run.model.sha256), round_id=live.round_id))
+            return
         try:
             files = await self._closer.close(live)
         except SumFailed as failed:
@@ -359,7 +373,7 @@ class RunDriver:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
         journal.round_ended(ended.end.record)
         self.pacing.note(ended.end.record)
-        if self.run.status is not RunStatus.RUNNING:
+        if self.run.status.is_over:
             journal.run_over(self.name, self.run.status, self.run.reason)
         self._woken.set()
         self.bells.ring_all()
@@ -386,13 +400,17 @@ class RunDriver:
 
     # --- the record ---------------------------------------------------------------------------------------------------
 
-    def end_of(self, letter: Letter, run: StoredRun, state: Abandoned | Committed, book: Book) -> RoundEnd:
-        """How the attempt ends that this letter has ended."""
-        now = self.services.clock.now()
+    def end_of(self, transition: "_Batch", state: Abandoned | Committed, run: StoredRun, known: Known) -> RoundEnd:
+        """How the attempt ends that the last letter of this transaction has ended."""
+        letter = transition.last
         if isinstance(state, Abandoned):
-            return endings.abandoned(run, state, book, now)
+            if transition.rolled_back_to is not None:
+                return endings.rolled_back(run, state, transition.rolled_back_to, known)
+            return endings.abandoned(run, state, known, by_order=letter.order is not None)
+        if state.closing.plan.task is Task.EVALUATION:
+            return endings.evaluated(run, state.closing, known)
         assert letter.files is not None, "only a model that is stored is applied"
-        return endings.committed(run, state.closing, letter.files, book, now)
+        return endings.committed(run, state.closing, letter.files, known)
 
     def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
         """What is known of the clients of a round, which is, or was until now, in this state."""
@@ -424,36 +442,56 @@ class _Batch:
         self._n_decided = 0
         self._failed: dict[int, Exception] = {}
         self._recruiting: Recruiting | None = None
+        self._status: tuple[RunStatus, str] | None = None
+        self.rolled_back_to: StoredVersion | None = None
 
     @property
     def uploads_of(self) -> Sequence[AssignmentId]:
         return [one.assignment for one in self._letters if isinstance(one.event, Reported) and one.assignment]
 
-    def decide(self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload]) -> Change:
+    @property
+    def reads_history(self) -> bool:
+        """Rollbacks go by what versions there are, and so do the ends of rounds that are not abandoned."""
+        return any(isinstance(one.order, Rollback) or isinstance(one.event, Applied) for one in self._letters)
+
+    @property
+    def last(self) -> Letter:
+        """The letter that was decided last: it has ended the attempt, if that has ended."""
+        return self._letters[self._n_decided - 1]
+
+    def decide(
+        self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload], history: Sequence[StoredVersion]
+    ) -> Change:
         self.found, self.uploads = live, uploads
-        state, status = live.state, None
+        state, self._status = live.state, None
         answered: list[Answered] = []
         for letter in self._letters:
             self._n_decided += 1
+            before = state
             try:
-                before, (state, commands) = state, self._decide_one(live, state, letter)
+                state, commands = self._decide_one(live, state, letter, history)
             except (Refused, UpdateRefused, PastAttempt) as refusal:
                 self._failed[self._n_decided - 1] = refusal
                 continue
-            status = letter.status or status
             self.commands += commands
-            answered += _answered(live, commands, letter)
+            answered += _answered(live, before, commands, letter)
             if isinstance(state, Abandoned | Committed) and type(state) is not type(before):
                 self.is_abandoned = isinstance(state, Abandoned)
                 break
-        if isinstance(state, Recruiting) and isinstance(live.state, Recruiting):
+        if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and state.since == live.state.since:
             self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
         if isinstance(state, Training) and isinstance(live.state, Recruiting):
             self.opened = len(state.cohort)
-        return Change(state, tuple(answered), status)
+        return Change(state, tuple(answered), self._status)
 
-    def _decide_one(self, live: LiveRun, state: RoundState, letter: Letter) -> tuple[RoundState, tuple[Command, ...]]:
-        event = letter.event
+    def _decide_one(
+        self, live: LiveRun, state: RoundState, letter: Letter, history: Sequence[StoredVersion]
+    ) -> tuple[RoundState, tuple[Command, ...]]:
+        event, status = letter.event, self._status[0] if self._status else live.run.status
+        if letter.order is not None:
+            obeyed = obey(letter.order, Situation(live.run.file, status, state, history))
+            event, self.rolled_back_to = obeyed.event, obeyed.rolled_back_to
+            self._status = obeyed.status or self._status
         if letter.assignment is not None:
             assert isinstance(event, Reported | Declined)
             if live.assignment_id(event.client) != letter.assignment:
@@ -462,11 +500,20 @@ class _Batch:
                 check_report(state, event, self.uploads.get(letter.assignment))
         if letter.round_id not in (None, live.round_id):
             return state, ()  # another replica was faster, and what it made is already the base of the next
+        if event is None or (isinstance(event, Gathered) and status is RunStatus.PAUSED):
+            return state, ()
         return advance(state, event)
 
-    def end(self, run: StoredRun, state: Abandoned | Committed, assignments: Sequence[StoredAssignment]) -> RoundEnd:
-        book = self._driver.book(self.found.state, assignments)
-        return self._driver.end_of(self._letters[self._n_decided - 1], run, state, book)
+    def end(
+        self,
+        run: StoredRun,
+        state: Abandoned | Committed,
+        assignments: Sequence[StoredAssignment],
+        history: Sequence[StoredVersion],
+    ) -> RoundEnd:
+        driver = self._driver
+        known = Known(driver.book(self.found.state, assignments), driver.services.clock.now(), history)
+        return driver.end_of(self, state, run, known)
 
     def shown(self, live: LiveRun) -> LiveRun:
         """The run as this replica shows it: while recruiting, with what it waits for."""
@@ -489,18 +536,16 @@ class _Batch:
         return list(self._letters[self._n_decided :])
 
 
-def _answered(live: LiveRun, commands: Sequence[Command], letter: Letter) -> list[Answered]:
-    """Note what a report is told; the one that this event made count, if it did."""
-    counted: list[Answered] = []
-    for command in commands:
-        if isinstance(command, Answer):
-            letter.told = ReportAnswer(command.outcome, command.reason)
-        if isinstance(command, Fold):
-            told = next(one for one in commands if isinstance(one, Answer) and one.client == command.client)
-            answer = ReportAnswer(told.outcome, told.reason)
-            name = live.assignment_id(command.client)
-            counted.append(Answered(command.client, name, answer, letter.event.now))
-    return counted
+def _answered(live: LiveRun, before: RoundState, commands: Sequence[Command], letter: Letter) -> list[Answered]:
+    """Note what a report is told; and, if it is this that made it count, that it does."""
+    event = letter.event
+    if not isinstance(event, Reported):
+        return []
+    told = next(one for one in commands if isinstance(one, Answer) and one.client == event.client)
+    letter.told = ReportAnswer(told.outcome, told.reason)
+    if not takes(before, event):
+        return []
+    return [Answered(event.client, live.assignment_id(event.client), letter.told, event.now)]
 
 
 def _fail(letters: Sequence[Letter], error: BaseException) -> None:

@@ -1,57 +1,157 @@
 """How an attempt ends: all that is stored together when a round commits or is abandoned. Pure."""
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.records import RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
+from umbel.aggregation.retention import expired
 from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
+from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
-from umbel.aggregation.types import ModelRef, RoundPlan
+from umbel.aggregation.types import ClientId, ModelRef, RoundPlan, Task
 from umbel.server.ledger import Book, Ending, round_record
 from umbel.server.model_files import ModelFiles
-from umbel.server.stored import NewModel, RoundEnd, StoredRun
+from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
 
 
-def committed(
-    run: StoredRun, closing: Closing, files: ModelFiles, book: Book, now: float, known: Evidence = NOTHING_KNOWN
-) -> RoundEnd:
-    """What to store: the new model and the next round; the run is finished if this was its last.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an ending goes by beside the attempt itself. `history`: the run's versions; `evidence`: for self-tuning."""
 
-    `known`: what a self-tuning run goes by, beside the attempt that ends here.
-    """
+    book: Book
+    now: float
+    history: Sequence[StoredVersion] = ()
+    evidence: Evidence = NOTHING_KNOWN
+
+
+def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known) -> RoundEnd:
+    """What to store: the new model, and what comes next."""
     plan, published = closing.plan, files.published
-    model = ModelRef(plan.number, published.sha256, published.size_bytes, run.model.layout_digest)
-    after = replace(run, model=model, master_sha256=files.master_sha256)
-    if run.status is RunStatus.RUNNING and plan.number >= run.file.rounds.count:
-        after = replace(after, status=RunStatus.FINISHED, reason=f"all {plan.number} rounds are committed")
-    ending = Ending(plan.number, model.sha256, closing.reason, now, run.model.size_bytes)
-    record = round_record(closing, book, ending)
-    following: Recruiting | None = None
-    if after.status is RunStatus.RUNNING:
-        following = Recruiting(_plan(after, plan.number + 1, 1, known, record, now), since=now)
-    return RoundEnd(
-        record=record,
-        model=NewModel(model, files.master_sha256, run.model.sha256),
-        next_state=following,
-        status=after.status,
-        reason=after.reason,
+    model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
+    ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
+    record = round_record(closing, known.book, ending)
+    new = NewModel(
+        model,
+        files.master_sha256,
+        run.model.sha256,
+        round=plan.number,
+        reason=f"made by round {plan.number}: {closing.reason}",
+        sample_count=record.sample_count,
+        metrics=record.metrics,
     )
+    measured = Measurement(run.model.version, record.evaluation) if record.evaluation else None
+    if run.file.evaluation is not None:
+        measured = None  # what those say who did not train is what counts
+    return _go_on(run, RoundEnd(record, new, None, run.status, run.reason, measured), known, closing.cohort)
 
 
-def abandoned(run: StoredRun, state: Abandoned, book: Book, now: float, known: Evidence = NOTHING_KNOWN) -> RoundEnd:
-    """What to store: the next attempt, or the run's failure if the run file allows no more. `known`: as above."""
-    record = round_record(state, book, Ending(run.model.version, None, state.reason, now, run.model.size_bytes))
-    if run.status is not RunStatus.RUNNING:
-        return RoundEnd(record, None, None, run.status, run.reason)
+def evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
+    """What to store of an evaluation: what was measured; the model stays as it is."""
+    ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
+    record = round_record(closing, known.book, ending)
+    measured = Measurement(run.model.version, record.evaluation) if record.evaluation else None
+    return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, measured), known)
+
+
+def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: Known) -> RoundEnd:
+    """What to store: the older version as the newest, and a fresh attempt at the round that was under way."""
+    old = target.record
+    model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
+    ending = Ending(model.version, None, state.reason, known.now, run.model.size_bytes, old.version)
+    record = round_record(state, known.book, ending)
+    master, parent = target.master_sha256, run.model.sha256
+    new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
+    end = RoundEnd(record, new, None, run.status, run.reason)
+    if state.plan.task is Task.EVALUATION:
+        return _go_on(run, end, known)
+    end = replace(end, deleted=_deleted(run, _with(known.history, end, known.now)))
+    return replace(end, next_state=_again(run, state, record, known))
+
+
+def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool = False) -> RoundEnd:
+    """What to store: the next attempt, or the run's failure if the run file allows no more.
+
+    `by_order`: an operator ended it, so nobody has failed and nothing is waited for. An evaluation is not tried again.
+    """
+    ending = Ending(run.model.version, None, state.reason, known.now, run.model.size_bytes)
+    record = round_record(state, known.book, ending)
+    end = RoundEnd(record, None, None, run.status, run.reason)
+    if run.status.is_over:
+        return end
+    if state.plan.task is Task.EVALUATION:
+        return _go_on(run, end, known)
+    if by_order:
+        return replace(end, next_state=_again(run, state, record, known))
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
-        return RoundEnd(record, None, None, RunStatus.FAILED, failure)
-    plan = _plan(run, state.plan.number, state.plan.attempt + 1, known, record, now)
-    return RoundEnd(record, None, next_attempt(state, plan, now), run.status, run.reason)
+        return replace(end, status=RunStatus.FAILED, reason=failure)
+    plan = _plan(run, state.plan.number, state.plan.attempt + 1, known, record)
+    return replace(end, next_state=next_attempt(state, plan, known.now))
 
 
-def _plan(run: StoredRun, number: int, attempt: int, known: Evidence, record: RoundRecord, now: float) -> RoundPlan:
+def _go_on(run: StoredRun, end: RoundEnd, known: Known, cohort: Mapping[ClientId, object] | None = None) -> RoundEnd:
+    """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end."""
+    versions, number = _with(known.history, end, known.now), end.record.round
+    end = replace(end, deleted=_deleted(run, versions))
+    if run.status.is_over:
+        return end
+    if (enough := _enough(run, end, versions)) is not None:
+        return replace(end, status=RunStatus.FINISHED, reason=enough)
+    if cohort is not None and run.file.evaluates_after(number):
+        evaluation = Recruiting(run.file.evaluation_plan(number), since=known.now, excluded=tuple(sorted(cohort)))
+        return replace(end, next_state=evaluation)
+    if number >= run.file.rounds.count:
+        return replace(end, status=RunStatus.FINISHED, reason=f"all {number} rounds are committed")
+    plan = _plan(run, number + 1, 1, known, end.record)
+    return replace(end, next_state=Recruiting(plan, since=known.now))
+
+
+def _enough(run: StoredRun, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:
+    """Why the run ends early, in words; None while it goes on."""
+    rule = run.file.stop
+    if rule is None or not end.record.committed:
+        return None
+    if (reason := judge(rule, versions).reason) is None:
+        return None
+    return f"stopped early after round {end.record.round} of {run.file.rounds.count}: {reason}"
+
+
+def _deleted(run: StoredRun, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
+    return expired(versions, run.file.retention.n_versions, run.file.stop) if versions else ()
+
+
+def _with(history: Sequence[StoredVersion], end: RoundEnd, now: float) -> list[VersionRecord]:
+    """The run's versions as they are after this ending; nothing if they were not looked up."""
+    versions = [one.record for one in history]
+    if versions and (measured := end.measured) is not None:
+        versions = [
+            replace(one, evaluation=measured.means) if one.version == measured.version else one for one in versions
+        ]
+    if versions and (new := end.model) is not None:
+        versions.append(
+            VersionRecord(
+                new.ref.version,
+                new.ref.sha256,
+                new.ref.size_bytes,
+                now,
+                rolled_back_to=new.rolled_back_to,
+                metrics=new.metrics,
+            )
+        )
+    return versions
+
+
+def _again(run: StoredRun, state: Abandoned, record: RoundRecord, known: Known) -> Recruiting:
+    """The next attempt at once, with anybody in it."""
+    plan = _plan(run, state.plan.number, state.plan.attempt + 1, known, record)
+    return Recruiting(plan, since=known.now)
+
+
+def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of what follows; the attempt that has just ended is the newest that is known."""
-    observations = (*known.observations, *observed(record))
-    return next_plan(run.file, number, attempt, replace(known, observations=observations), now)
+    evidence = known.evidence
+    if record.task is Task.TRAINING:
+        evidence = replace(evidence, observations=(*evidence.observations, *observed(record)))
+    return next_plan(run.file, number, attempt, evidence, known.now)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from umbel.server.services import Services
+from umbel.server.shelf import sweep_models
 
 _log = logging.getLogger(__name__)
 _NONCES_S = 60.0
@@ -19,6 +20,7 @@ async def keep_house(services: Services) -> None:
     await asyncio.gather(
         _repeat("expired nonces", _NONCES_S, lambda: services.registry.forget_nonces(services.clock.now())),
         _repeat("blobs of ended rounds", _REST_S, lambda: sweep_blobs(services)),
+        _repeat("models that no run refers to", _REST_S, lambda: sweep_models(services)),
         _repeat("clients that are long gone", _REST_S, lambda: services.waiters.sweep(services.clock.now())),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.coverage import Roll, gaps, names
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
-from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
+from umbel.aggregation.types import ClientId, RoundPlan, Task, Work
 from umbel.server.stored import StoredUpload
 
 
@@ -35,7 +35,7 @@ class Book:
 class Ending:
     """How an attempt ended: the model it left (its own, or the one it found) and why.
 
-    `model_bytes`: of the model that its clients were sent.
+    `model_bytes`: of the model that its clients were sent; `rolled_back_to`: where a rollback has ended it.
     """
 
     model_version: int
@@ -43,6 +43,7 @@ class Ending:
     reason: str
     ended_at: float
     model_bytes: int
+    rolled_back_to: int | None = None
 
 
 def silence_max_s(plan: RoundPlan) -> float:
@@ -54,17 +55,19 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
     """The round under way, or None once it has ended."""
     match state:
         case Recruiting(plan=plan):
-            return LiveRound(plan.number, plan.attempt, state.phase, state.why, waiting, plan.target, None)
+            why, target = state.why, plan.target
+            return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, target, None, task=plan.task)
         case Training(plan=plan):
             why = _progress(state)
             closes_in_s = max(0.0, state.closes_at - now)
             clients = _clients(state, book, now)
             phase, target = state.phase, plan.target
-            return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients)
+            return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients, plan.task)
         case Closing(plan=plan):
             clients = _clients(state, book, state.closed_at)
-            why = f"making the new model: {state.reason}"
-            return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, plan.target, 0.0, clients)
+            what = "making the new model" if plan.task is Task.TRAINING else "adding up what was measured"
+            numbers, words = (plan.number, plan.attempt), (state.phase, f"{what}: {state.reason}")
+            return LiveRound(*numbers, *words, waiting, plan.target, 0.0, clients, plan.task)
         case Committed() | Abandoned():
             return None
 
@@ -107,6 +110,8 @@ def round_record(state: Closing | Abandoned, book: Book, end: Ending) -> RoundRe
         over_selection=state.plan.over_selection,
         tuned=state.plan.tuned,
         model_bytes=end.model_bytes,
+        task=state.plan.task,
+        rolled_back_to=end.rolled_back_to,
     )
 
 
@@ -137,7 +142,7 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
     accepted = state.accepted.get(client)
     silent_s = max(0.0, now - book.heard_at(client))
     fate, reason = _fate(state, client, member, silent_s)
-    work: WorkDone | None = accepted.work if accepted else None
+    work: Work | None = accepted.work if accepted else None
     return ClientRecord(
         client=client,
         fate=fate,

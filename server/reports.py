@@ -2,6 +2,7 @@
 
 from umbel.aggregation.errors import ReportRefused
 from umbel.aggregation.round import Reported, RoundState, Training
+from umbel.aggregation.types import EvaluationDone, Task, Work
 from umbel.server.problems import Refused
 from umbel.server.stored import StoredUpload
 
@@ -9,6 +10,7 @@ from umbel.server.stored import StoredUpload
 def check_report(state: RoundState, report: Reported, upload: StoredUpload | None) -> None:
     """Raise `ReportRefused` for a report that makes no sense, `Refused` for one that has no whole update."""
     assert isinstance(state, Training), "only an open round takes reports"
+    _check_task(state.plan.task, report.work)
     work, count_max = report.work, state.plan.sample_count_max
     for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
         if count > count_max:
@@ -16,6 +18,8 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
                 f"{name}: {count} samples are over the run's sample_count_max {count_max}; "
                 "report at most that, or raise it in the run file"
             )
+    if isinstance(work, EvaluationDone):
+        return
     if work.sample_count > (announced := state.cohort[report.client].sample_count):
         raise ReportRefused(
             f"sample_count {work.sample_count} is over the {announced} of this client's check-in, by which it was "
@@ -25,3 +29,12 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
         raise Refused("upload-incomplete", "upload the whole update before reporting it")
     if upload.sha256 != work.update_sha256:
         raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")
+
+
+def _check_task(task: Task, work: Work) -> None:
+    if isinstance(work, EvaluationDone) != (task is Task.EVALUATION):
+        raise ReportRefused(
+            "this assignment asks to measure the model: send an evaluation, and no update"
+            if task is Task.EVALUATION
+            else "this assignment asks to train: send an update and its report, not an evaluation alone"
+        )

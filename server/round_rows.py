@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
-from pydantic import Discriminator, TypeAdapter
+from pydantic import Discriminator, Field, TypeAdapter
 
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.round import Accepted, Committed, RoundState
-from umbel.aggregation.types import ClientId, WorkDone
+from umbel.aggregation.types import ClientId, Work
 
 _STATE: TypeAdapter[RoundState] = TypeAdapter(Annotated[RoundState, Discriminator("phase")])
-_WORK = TypeAdapter(WorkDone)
+_WORK: TypeAdapter[Work] = TypeAdapter(Annotated[Work, Field(union_mode="left_to_right")])
 _MAPS = ("cohort", "accepted", "declined", "missing")
 
 

@@ -20,7 +20,7 @@ from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Abandoned, Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
+from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId, Task
 from umbel.server import tables
 from umbel.server.database import Database
 from umbel.server.replicas import closing_job
@@ -29,16 +29,25 @@ from umbel.server.stored import (
     Change,
     Ended,
     LiveRun,
-    NewModel,
     PartialSum,
     RoundEnd,
     StoredAssignment,
     StoredRun,
     StoredUpload,
+    StoredVersion,
     Traffic,
 )
 from umbel.server.tables import table_of
 from umbel.server.upload_store import uploads_of
+from umbel.server.version_store import (
+    add_first_version,
+    add_version,
+    creator_of,
+    mark_deleted,
+    note_measurement,
+    release,
+    versions_of,
+)
 
 _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
@@ -57,11 +66,24 @@ class Transition(Protocol):
         """The assignments whose uploads `decide` must see."""
         ...
 
-    def decide(self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload]) -> Change:
+    @property
+    def reads_history(self) -> bool:
+        """Whether the two below must see the run's versions."""
+        ...
+
+    def decide(
+        self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload], history: Sequence[StoredVersion]
+    ) -> Change:
         """What happens now. `live` is what is stored at this moment."""
         ...
 
-    def end(self, run: StoredRun, state: Abandoned | Committed, assignments: Sequence[StoredAssignment]) -> RoundEnd:
+    def end(
+        self,
+        run: StoredRun,
+        state: Abandoned | Committed,
+        assignments: Sequence[StoredAssignment],
+        history: Sequence[StoredVersion],
+    ) -> RoundEnd:
         """How the attempt ends that `decide` has just ended, and what comes next."""
         ...
 
@@ -90,8 +112,8 @@ class RoundStore:
                 "revision": 1,
             }
             await tx.execute(insert(_RUN).values(run))
-            version = {"run": file.name, "version": 0, "sha256": model.sha256, "master_sha256": master_sha256}
-            await tx.execute(insert(_VERSION).values(version))
+            await add_first_version(tx, RunId(file.name), model, master_sha256, now)
+            await release(tx, creator_of(RunId(file.name)))
             round_id = await _add_round(tx, state)
             await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id))
 
@@ -118,7 +140,8 @@ class RoundStore:
         async with self._db.writing("step") as tx:
             live = await self._locked(tx, known)
             uploads = await uploads_of(tx, transition.uploads_of, for_update=True)
-            change = transition.decide(live, uploads)
+            history = await versions_of(tx, live.name) if transition.reads_history else ()
+            change = transition.decide(live, uploads, history)
             if change.state is live.state and change.status is None:
                 return live, None
             revision = live.revision + 1
@@ -132,7 +155,7 @@ class RoundStore:
                 await _save_run(tx, live, revision)
                 return live, None
             assert isinstance(change.state, Committed | Abandoned)
-            end = transition.end(run, change.state, await _assignments(tx, live.round_id))
+            end = transition.end(run, change.state, await _assignments(tx, live.round_id), history)
             return await self._end(tx, live, end)
 
     async def _locked(self, tx: AsyncSession, known: LiveRun) -> LiveRun:
@@ -160,14 +183,14 @@ class RoundStore:
                 "outcome": one.answer.outcome.value,
                 "reason": one.answer.reason,
                 "reported_at": one.at,
-                "replica": self._replica,
+                "replica": self._replica if live.plan.task is Task.TRAINING else None,
             }
             for one in change.answered
         }
         await _update_assignments(tx, told)
 
     def _folded(self, live: LiveRun, change: Change) -> Mapping[ClientId, str]:
-        if not change.answered:
+        if not change.answered or live.plan.task is Task.EVALUATION:
             return live.folded_by
         return {**live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
 
@@ -184,9 +207,15 @@ class RoundStore:
         await tx.execute(delete(_PARTIAL).where(_PARTIAL.c.round_id == live.round_id))
         await tx.execute(delete(_LEASE).where(_LEASE.c.job == closing_job(live.round_id)))
         run = replace(live.run, status=end.status, reason=end.reason)
+        await release(tx, closing_job(live.round_id))
+        ended_at = end.record.opened_at + end.record.wall_s
+        if end.measured is not None:
+            await note_measurement(tx, live.name, end.measured)
         if end.model is not None:
-            await _add_version(tx, live.name, end.model, end.record.opened_at + end.record.wall_s)
+            await add_version(tx, live.name, end.model, ended_at)
             run = replace(run, model=end.model.ref, master_sha256=end.model.master_sha256)
+        if end.deleted:
+            await mark_deleted(tx, live.name, end.deleted, ended_at)
         after = replace(live, run=run)
         if end.next_state is not None:
             round_id = await _add_round(tx, end.next_state)
@@ -316,8 +345,8 @@ async def _caught_up(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> 
     head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
     changed = await _rows(tx, row.round_id, known.revision)
     state = with_rows(with_head(head, known.state), [_client_row(one) for one in changed])
-    if isinstance(state, Committed):
-        return await _loaded(tx, row, known)  # the run's last round: there is a new model, and no next round
+    if isinstance(state, Committed | Abandoned):
+        return await _loaded(tx, row, known)  # the run's last round: there may be a new model, and no next round
     run = replace(known.run, status=RunStatus(row.status), reason=row.reason)
     return LiveRun(run, row.round_id, state, {**known.folded_by, **_folded_by(changed)}, row.revision)
 
@@ -405,25 +434,6 @@ async def _save_run(tx: AsyncSession, live: LiveRun, revision: int) -> None:
 
 async def _add_round(tx: AsyncSession, state: Recruiting) -> int:
     plan = state.plan
-    row = {"run": plan.run, "number": plan.number, "attempt": plan.attempt, "head": head_of(state)}
+    names = {"run": plan.run, "task": plan.task.value, "number": plan.number, "attempt": plan.attempt}
+    row = {**names, "head": head_of(state)}
     return int((await tx.execute(insert(_ROUND).values(row).returning(_ROUND.c.id))).scalar_one())
-
-
-async def _add_version(tx: AsyncSession, run: RunId, new: NewModel, now: float) -> None:
-    known = select(_MODEL.c.sha256).where(_MODEL.c.sha256 == new.ref.sha256)
-    if (await tx.execute(known)).one_or_none() is None:
-        row = {
-            "sha256": new.ref.sha256,
-            "size_bytes": new.ref.size_bytes,
-            "layout_digest": new.ref.layout_digest,
-            "created_at": now,
-        }
-        await tx.execute(insert(_MODEL).values(row))
-    version = {
-        "run": run,
-        "version": new.ref.version,
-        "sha256": new.ref.sha256,
-        "master_sha256": new.master_sha256,
-        "parent_sha256": new.parent_sha256,
-    }
-    await tx.execute(insert(_VERSION).values(version))

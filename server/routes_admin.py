@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.messages import WAIT_S_MAX, require_reason
+from umbel.aggregation.messages import WAIT_S_MAX
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef, RunId
@@ -52,17 +52,7 @@ class Tokens:
     tokens: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StopOrder:
-    """POST /v1/admin/runs/{name}/stop: why the run is ended."""
-
-    reason: str = "stopped by an operator"
-
-    def __post_init__(self) -> None:
-        require_reason(self.reason)
-
-
-_TOKEN_ORDER, _STOP_ORDER = TypeAdapter(TokenOrder), TypeAdapter(StopOrder)
+_TOKEN_ORDER = TypeAdapter(TokenOrder)
 
 
 @router.post("/tokens", openapi_extra=body_of(_TOKEN_ORDER))
@@ -165,15 +155,6 @@ async def get_progress(
         await request.body()
         await Line(request.receive).hold(state.services.clock, bell, wait_s)
     return await _progress(state, driver, after)
-
-
-@router.post("/runs/{name}/stop", openapi_extra=body_of(_STOP_ORDER), responses=problems("unknown-run"))
-async def post_stop(request: Request, state: StateDep, name: str) -> RunView:
-    """End a run now. A round that has closed still commits; an open one is abandoned and its clients released."""
-    order = parse_json(await request.body() or b"{}", _STOP_ORDER)
-    driver = await state.coordinator.driver(RunId(name))
-    await driver.stop(order.reason)
-    return driver.view()
 
 
 def _run_file(body: bytes) -> RunFile:

@@ -15,7 +15,7 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
-from umbel.aggregation.types import AssignmentId, WorkDone
+from umbel.aggregation.types import AssignmentId, EvaluationDone, WorkDone
 from umbel.server.auth import claims_of, enrol
 from umbel.server.http import (
     SIGNED,
@@ -29,7 +29,7 @@ from umbel.server.http import (
 
 router = APIRouter(prefix="/v1", tags=["devices"])
 _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
-_WORK, _DECLINE = TypeAdapter(WorkDone), TypeAdapter(Decline)
+_WORK, _EVALUATION, _DECLINE = TypeAdapter(WorkDone), TypeAdapter(EvaluationDone), TypeAdapter(Decline)
 _ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "name-taken")
 
 
@@ -75,6 +75,17 @@ async def get_assignment(
 async def put_report(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
     """Report an uploaded update. Answered when the report is durable."""
     work = await read_message(request, device.body_sha256, _WORK)
+    return await state.coordinator.report(device.client, AssignmentId(assignment), work)
+
+
+@router.put(
+    "/assignments/{assignment}/evaluation",
+    responses=problems(*SIGNED, "unknown-assignment", "report-refused"),
+    openapi_extra=body_of(_EVALUATION),
+)
+async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
+    """Report how a model did on held-out data, where the assignment asks for that. Answered when it is durable."""
+    work = await read_message(request, device.body_sha256, _EVALUATION)
     return await state.coordinator.report(device.client, AssignmentId(assignment), work)
 
 

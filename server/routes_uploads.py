@@ -25,6 +25,7 @@ _RESPONSES = problems(
     "mismatching-upload-offset",
     "upload-complete",
     "assignment-closed",
+    "report-refused",
 )
 
 

@@ -11,6 +11,7 @@ from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.settings import Settings
 from umbel.server.upload_store import UploadStore
+from umbel.server.version_store import VersionStore
 from umbel.server.waiter_store import WaiterStore
 from umbel.server.waiting import Heard
 
@@ -25,6 +26,7 @@ class Services:
     registry: Registry
     models: ModelStore
     rounds: RoundStore
+    versions: VersionStore
     uploads: UploadStore
     waiters: WaiterStore
     blobs: BlobStore

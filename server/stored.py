@@ -1,10 +1,10 @@
 """What a coordinator remembers of runs, rounds and uploads, as the stores take and give it. No database here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from umbel.aggregation.messages import ReportAnswer, RunStatus
-from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.records import RoundRecord, VersionRecord
 from umbel.aggregation.round import Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import (
@@ -13,6 +13,7 @@ from umbel.aggregation.types import (
     ModelRef,
     RoundPlan,
     RunId,
+    Task,
     assignment_id,
 )
 
@@ -58,7 +59,13 @@ class LiveRun:
 
     def assignment_id(self, client: ClientId) -> AssignmentId:
         """This client's assignment in the newest attempt, if it has one."""
-        return assignment_id(self.name, self.plan.number, self.plan.attempt, client)
+        return assignment_id(self.name, self.plan.number, self.plan.attempt, client, self.plan.task)
+
+    @property
+    def rounds_done(self) -> int:
+        """Committed rounds of training."""
+        is_done = isinstance(self.state, Committed) or self.plan.task is Task.EVALUATION
+        return self.plan.number if is_done else self.plan.number - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +119,33 @@ class PartialSum:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A model version. `master_sha256`: of the coordinator's full-precision copy."""
+
+    record: VersionRecord
+    master_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class NewModel:
-    """A committed round's outcome. `parent_sha256`: the version it was made from."""
+    """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`."""
 
     ref: ModelRef
     master_sha256: str
-    parent_sha256: str
+    parent_sha256: str | None
+    round: int | None = None
+    rolled_back_to: int | None = None
+    reason: str = ""
+    sample_count: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A version was measured on held-out data; `means`: over clients, weighted by their sample counts."""
+
+    version: int
+    means: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +177,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """What ends an attempt: its record, and what comes next (None: the run is over)."""
+    """What ends an attempt: its record, and what comes next (None: the run is over).
+
+    `measured`: what the attempt tells of a version; `deleted`: the versions that are not kept from now on.
+    """
 
     record: RoundRecord
     model: NewModel | None
     next_state: Recruiting | None
     status: RunStatus
     reason: str
+    measured: Measurement | None = None
+    deleted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

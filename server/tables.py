@@ -107,12 +107,42 @@ class Run(Base):
 
 
 class ModelVersion(Base):
+    """A model version, as `records.VersionRecord` tells of it; `metrics`, `evaluation`: JSON.
+
+    A version that is marked `deleted_at` is not used any more; `removed_at`: its files, where no version that is kept
+    has the same, are gone.
+    """
+
     __tablename__ = "model_versions"
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[str] = mapped_column(ForeignKey("models.sha256"))
     master_sha256: Mapped[str] = mapped_column(_SHA256)
     parent_sha256: Mapped[str | None] = mapped_column(_SHA256)
+    created_at: Mapped[float]
+    round: Mapped[int | None]
+    rolled_back_to: Mapped[int | None]
+    reason: Mapped[str] = mapped_column(Text)
+    sample_count: Mapped[int] = mapped_column(BigInteger)
+    metrics: Mapped[str] = mapped_column(Text)
+    evaluation: Mapped[str] = mapped_column(Text)
+    deleted_at: Mapped[float | None]
+    removed_at: Mapped[float | None]
+
+
+class ModelClaim(Base):
+    """A model file that `owner` is about to store and to refer to: until it has, nobody removes it."""
+
+    __tablename__ = "model_claims"
+    owner: Mapped[str] = mapped_column(String(128), primary_key=True)
+    sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
+
+
+class ModelRemoval(Base):
+    """A model file that is being removed: until it is gone, nobody may claim it."""
+
+    __tablename__ = "model_removals"
+    sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
 
 
 class Round(Base):
@@ -122,9 +152,10 @@ class Round(Base):
     """
 
     __tablename__ = "rounds"
-    __table_args__ = (UniqueConstraint("run", "number", "attempt"),)
+    __table_args__ = (UniqueConstraint("run", "task", "number", "attempt"),)
     id: Mapped[int] = mapped_column(primary_key=True)
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"))
+    task: Mapped[str] = mapped_column(String(16))
     number: Mapped[int]
     attempt: Mapped[int]
     head: Mapped[str] = mapped_column(Text)

@@ -37,6 +37,17 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job"),
     )
     op.create_table(
+        "model_claims",
+        sa.Column("owner", sa.String(length=128), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.PrimaryKeyConstraint("owner", "sha256"),
+    )
+    op.create_table(
+        "model_removals",
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.PrimaryKeyConstraint("sha256"),
+    )
+    op.create_table(
         "nonces",
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
         sa.Column("client", sa.String(length=63), nullable=False),
@@ -109,6 +120,15 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("master_sha256", sa.String(length=64), nullable=False),
         sa.Column("parent_sha256", sa.String(length=64), nullable=True),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=True),
+        sa.Column("rolled_back_to", sa.Integer(), nullable=True),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("sample_count", sa.BigInteger(), nullable=False),
+        sa.Column("metrics", sa.Text(), nullable=False),
+        sa.Column("evaluation", sa.Text(), nullable=False),
+        sa.Column("deleted_at", sa.Double(), nullable=True),
+        sa.Column("removed_at", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(
             ["run"],
             ["runs.name"],
@@ -123,6 +143,7 @@ def upgrade() -> None:
         "rounds",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("run", sa.String(length=63), nullable=False),
+        sa.Column("task", sa.String(length=16), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("head", sa.Text(), nullable=False),
@@ -132,7 +153,7 @@ def upgrade() -> None:
             ["runs.name"],
         ),
         sa.PrimaryKeyConstraint("id"),
-        sa.UniqueConstraint("run", "number", "attempt"),
+        sa.UniqueConstraint("run", "task", "number", "attempt"),
     )
     op.create_table(
         "assignments",

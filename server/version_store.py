@@ -1,0 +1,174 @@
+"""The model versions of runs, as they are stored, and which of their files may be removed.
+
+A file is named by its content, so several versions, of several runs, may be the same file. It is removed once every
+version that refers to it was deleted, and a while ago. Whoever is about to store a file and to refer to it claims it
+first: what is claimed is not removed, and what is being removed cannot be claimed.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Row, delete, insert, or_, select, text, union, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.types import ModelRef, RunId
+from umbel.server import tables
+from umbel.server.database import Database
+from umbel.server.stored import Measurement, NewModel, StoredVersion
+from umbel.server.tables import table_of
+
+_VERSION, _MODEL = table_of(tables.ModelVersion), table_of(tables.Model)
+_CLAIM, _REMOVAL = table_of(tables.ModelClaim), table_of(tables.ModelRemoval)
+_CLAIMS_LOCK = 0x636C61696D  # "claim": claims and removals are made one at a time
+_WITH_SIZE = select(_VERSION, _MODEL.c.size_bytes).join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
+
+
+class BeingRemoved(OSError):
+    """The file is being removed at this moment; try again in a second."""
+
+
+def creator_of(run: RunId) -> str:
+    """Who claims the files of a run that is being created."""
+    return f"create.{run}"
+
+
+class VersionStore:
+    """The rows of model versions, of claims and of removals."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def versions(self, run: RunId, after: int, limit: int) -> tuple[VersionRecord, ...]:
+        """The versions of a run that come after version `after`, in their order."""
+        query = _WITH_SIZE.where(_VERSION.c.run == run, _VERSION.c.version > after)
+        async with self._db.reading() as tx:
+            rows = (await tx.execute(query.order_by(_VERSION.c.version).limit(limit))).all()
+        return tuple(_version(row).record for row in rows)
+
+    async def claim(self, owner: str, sha256s: Collection[str]) -> None:
+        """Keep files of these names from being removed until `release`. Raises `BeingRemoved`."""
+        async with self._db.writing("claim_models") as tx:
+            await self._lock(tx)
+            if (await tx.execute(select(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)).limit(1))).first():
+                raise BeingRemoved("a model file of the same content is being removed at this moment")
+            await release(tx, owner)
+            await tx.execute(insert(_CLAIM), [{"owner": owner, "sha256": sha256} for sha256 in sorted(set(sha256s))])
+
+    async def release(self, owner: str) -> None:
+        async with self._db.writing("release_models") as tx:
+            await release(tx, owner)
+
+    async def begin_removal(self, deleted_before: float) -> tuple[str, ...]:
+        """The files of which every version was deleted before then. From now on nobody can claim them."""
+        async with self._db.writing("begin_removal") as tx:
+            await self._lock(tx)
+            is_old = _VERSION.c.deleted_at <= deleted_before
+            is_kept = or_(_VERSION.c.deleted_at.is_(None), _VERSION.c.deleted_at > deleted_before)
+            kept = union(_names(is_kept), select(_CLAIM.c.sha256), select(_REMOVAL.c.sha256))
+            old = _names(is_old & _VERSION.c.removed_at.is_(None)).subquery()
+            found = await tx.scalars(select(old.c.sha256).where(old.c.sha256.not_in(kept)))  # one snapshot for all
+            rows = [{"sha256": sha256} for sha256 in sorted(found)]
+            if rows:
+                await tx.execute(insert(_REMOVAL), rows)
+            return tuple((await tx.scalars(select(_REMOVAL.c.sha256).order_by(_REMOVAL.c.sha256))).all())
+
+    async def end_removal(self, sha256s: Sequence[str], now: float) -> None:
+        """These files are gone."""
+        gone = or_(_VERSION.c.sha256.in_(sha256s), _VERSION.c.master_sha256.in_(sha256s))
+        async with self._db.writing("end_removal") as tx:
+            await tx.execute(update(_VERSION).where(gone, _VERSION.c.deleted_at.is_not(None)).values(removed_at=now))
+            await tx.execute(delete(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)))
+
+    async def _lock(self, tx: AsyncSession) -> None:
+        """SQLite has one writer at a time anyway."""
+        if not self._db.is_sqlite:
+            await tx.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIMS_LOCK})
+
+
+# --- within a transaction of others -----------------------------------------------------------------------------------
+
+
+async def versions_of(tx: AsyncSession, run: RunId) -> tuple[StoredVersion, ...]:
+    """Every version of a run, in their order."""
+    rows = await tx.execute(_WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version))
+    return tuple(_version(row) for row in rows)
+
+
+async def release(tx: AsyncSession, owner: str) -> None:
+    """What this owner has claimed is referred to by now, or not needed."""
+    await tx.execute(delete(_CLAIM).where(_CLAIM.c.owner == owner))
+
+
+async def add_first_version(tx: AsyncSession, run: RunId, model: ModelRef, master_sha256: str, now: float) -> None:
+    """Version 0: the model that a run is created with."""
+    first = NewModel(model, master_sha256, None, reason="the model that the run was created with")
+    await tx.execute(insert(_VERSION).values(_columns(run, first, now)))
+
+
+async def add_version(tx: AsyncSession, run: RunId, new: NewModel, now: float) -> None:
+    """The next version, and its model's row if there is none."""
+    known = select(_MODEL.c.sha256).where(_MODEL.c.sha256 == new.ref.sha256)
+    if (await tx.execute(known)).one_or_none() is None:
+        row = {
+            "sha256": new.ref.sha256,
+            "size_bytes": new.ref.size_bytes,
+            "layout_digest": new.ref.layout_digest,
+            "created_at": now,
+        }
+        await tx.execute(insert(_MODEL).values(row))
+    await tx.execute(insert(_VERSION).values(_columns(run, new, now)))
+
+
+async def note_measurement(tx: AsyncSession, run: RunId, measured: Measurement) -> None:
+    """A version was measured on held-out data."""
+    mine = (_VERSION.c.run == run, _VERSION.c.version == measured.version)
+    await tx.execute(update(_VERSION).where(*mine).values(evaluation=json.dumps(dict(measured.means))))
+
+
+async def mark_deleted(tx: AsyncSession, run: RunId, versions: Collection[int], now: float) -> None:
+    """These versions are not kept any longer; their files go later."""
+    mine = (_VERSION.c.run == run, _VERSION.c.version.in_(versions))
+    await tx.execute(update(_VERSION).where(*mine).values(deleted_at=now))
+
+
+def _columns(run: RunId, new: NewModel, now: float) -> dict[str, Any]:
+    return {
+        "run": run,
+        "version": new.ref.version,
+        "sha256": new.ref.sha256,
+        "master_sha256": new.master_sha256,
+        "parent_sha256": new.parent_sha256,
+        "created_at": now,
+        "round": new.round,
+        "rolled_back_to": new.rolled_back_to,
+        "reason": new.reason,
+        "sample_count": new.sample_count,
+        "metrics": json.dumps(dict(new.metrics)),
+        "evaluation": "{}",
+    }
+
+
+def _version(row: Row[Any]) -> StoredVersion:
+    record = VersionRecord(
+        version=row.version,
+        sha256=row.sha256,
+        size_bytes=row.size_bytes,
+        created_at=row.created_at,
+        parent_sha256=row.parent_sha256,
+        round=row.round,
+        rolled_back_to=row.rolled_back_to,
+        reason=row.reason,
+        sample_count=row.sample_count,
+        metrics=json.loads(row.metrics),
+        evaluation=json.loads(row.evaluation),
+        deleted_at=row.deleted_at,
+    )
+    return StoredVersion(record, row.master_sha256)
+
+
+def _names(which: Any) -> Any:
+    """The names of the files, both kinds, of some versions."""
+    published, masters = select(_VERSION.c.sha256).where(which), select(_VERSION.c.master_sha256).where(which)
+    return union(published, masters.with_only_columns(_VERSION.c.master_sha256.label("sha256")))
