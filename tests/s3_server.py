@@ -90,19 +90,20 @@ def s3_server(port: int = 0) -> Generator[S3Server]:
         process.wait()
 
 
-def bucket_fields(server: S3Server) -> dict[str, Any]:
+def bucket_fields(server: S3Server, **changed: Any) -> dict[str, Any]:
     """The settings of a coordinator whose blobs are in a new bucket of this server."""
-    return {
+    fields: dict[str, Any] = {
         "blobs": f"s3://{server.make_bucket()}/a/prefix",
         "s3_endpoint": server.url,
         "s3_access_key_id": ACCESS_KEY,
         "s3_secret_access_key": SecretStr(SECRET_KEY),
         "s3_allow_http": True,
     }
+    return fields | changed
 
 
 def bucket_settings(server: S3Server, data: Path, **changed: Any) -> Settings:
-    return Settings(data=data, **{**bucket_fields(server), **changed})
+    return Settings(data=data, **bucket_fields(server, **changed))
 
 
 def _wait_for(server: S3Server) -> None:

@@ -52,7 +52,7 @@ def test_a_bucket_that_is_away_at_the_end_of_a_round_delays_it_and_loses_nothing
     wire = Wire(server.url)
 
     async def scenario() -> str:
-        async with house(tmp_path / "a", **{**bucket_fields(server), "s3_endpoint": wire.url}) as it:
+        async with house(tmp_path / "a", **bucket_fields(server, s3_endpoint=wire.url)) as it:
             layout = await it.begin(run_file(target=1), small_state())
             [device] = await it.devices(1)
             assignment = await device.work(layout)

@@ -128,7 +128,7 @@ def test_a_model_that_is_gone_and_one_that_cannot_be_had_now_are_told_apart(
 ) -> None:
     monkeypatch.setattr(bucket, "RETRY_S", 0.5)
     wire = Wire(bucket_server.url)
-    fields = {**bucket_fields(bucket_server), "s3_endpoint": wire.url}
+    fields = bucket_fields(bucket_server, s3_endpoint=wire.url)
 
     async def scenario() -> None:
         async with house(tmp_path, **fields) as it:
