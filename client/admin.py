@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import httpx
 from pydantic import TypeAdapter
 
-from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RunProgress, RunView
+from umbel.aggregation.records import RunProgress, RunView, VersionRecord
 from umbel.aggregation.signatures import Target
 from umbel.aggregation.types import require_slug
 from umbel.client.addresses import addresses_in, warn_if_readable
@@ -30,9 +29,11 @@ MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
 CLIENTS_BYTES_MAX = 1 << 28
 _PIECE_BYTES = 1 << 20
+VERSIONS_PAGE = 1000
 _RUN = TypeAdapter(RunView)
 _RUNS = TypeAdapter(list[RunView])
 _PROGRESS = TypeAdapter(RunProgress)
+_VERSIONS = TypeAdapter(list[VersionRecord])
 T = TypeVar("T")
 
 
@@ -132,13 +133,40 @@ class Operator:
         """
         progress = self.progress(name)
         yield progress
-        while progress.ended or progress.run.status is RunStatus.RUNNING:
+        while progress.ended or not progress.run.status.is_over:
             progress = _asking_again(partial(self.progress, name, progress.next_after, wait_s), patience_s)
             yield progress
 
     def stop_run(self, name: str, reason: str) -> RunView:
         require_slug(name, "name")
         return self._ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
+
+    def pause_run(self, name: str, reason: str, now: bool = False) -> RunView:
+        """Begin no further round until it is resumed; `now`: abandon the one that is open."""
+        require_slug(name, "name")
+        return self._ask("POST", f"/v1/admin/runs/{name}/pause", **_json({"reason": reason, "now": now})).parse(_RUN)
+
+    def resume_run(self, name: str) -> RunView:
+        require_slug(name, "name")
+        return self._ask("POST", f"/v1/admin/runs/{name}/resume", **_json({})).parse(_RUN)
+
+    def roll_back(self, name: str, to: int | Literal["best"], reason: str) -> RunView:
+        """Go on from an older version, or the best by the run file's `[stop]`: it becomes the newest, as a copy."""
+        require_slug(name, "name")
+        order = {"to": to, "reason": reason}
+        return self._ask("POST", f"/v1/admin/runs/{name}/rollback", **_json(order)).parse(_RUN)
+
+    def versions(self, name: str, first: int = 0, count: int | None = None) -> list[VersionRecord]:
+        """A run's model versions from `first` on: `count` of them, or all; those that were deleted included."""
+        require_slug(name, "name")
+        found, after, limit = list[VersionRecord](), first - 1, min(count or VERSIONS_PAGE, VERSIONS_PAGE)
+        while count is None or len(found) < count:
+            path, query = f"/v1/admin/runs/{name}/versions", f"after={after}&limit={limit}"
+            page = self._ask("GET", path, query=query, bytes_max=PROGRESS_BYTES_MAX).parse(_VERSIONS)
+            if not page:
+                break
+            found, after = [*found, *page], page[-1].version
+        return found[:count]
 
     def download_model(self, sha256: str, path: Path | str) -> None:
         """Write a model to `path`, whole and checked, or not at all."""

@@ -1,6 +1,7 @@
 """The command line's verbs for a site (`join`) and for an operator (`run`, `client`, `token`, `model`): flags and help.
 
-What they do is in `console.py` and `roster.py`, which bring torch and so are imported only when a verb runs.
+What they do is in `console.py`, `lifecycle.py` and `roster.py`, which bring torch and so are imported only when a verb
+runs.
 """
 
 from pathlib import Path
@@ -27,7 +28,10 @@ RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 
 ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
 
-run_app = typer.Typer(help="Training runs: create, list, show, watch, stop, download.", no_args_is_help=True)
+run_app = typer.Typer(
+    help="Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export.",
+    no_args_is_help=True,
+)
 client_app = typer.Typer(help="Enrolled clients: list, remove.", no_args_is_help=True)
 token_app = typer.Typer(help="One-time enrolment tokens.", no_args_is_help=True)
 model_app = typer.Typer(help="Model files.", no_args_is_help=True)
@@ -101,7 +105,7 @@ def show_run(run: RunName, server: Server, admin_key_file: KeyFile = None, as_js
 
 @run_app.command("watch")
 def watch_run(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """Follow a run until it ends. With --json: one line for each round that ends."""
+    """Follow a run until it ends; exit status 1 if it was stopped or failed. --json: a line for each round's end."""
     from umbel.client import console
 
     with console.operator_at(server, admin_key_file) as operator:
@@ -116,26 +120,77 @@ def stop_run(
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a run now; its newest model stays."""
-    from umbel.client import console
+    """End a run now, for good; its newest model stays."""
+    from umbel.client import console, lifecycle
 
     with console.operator_at(server, admin_key_file) as operator:
-        console.stop_run(operator, run, reason, as_json)
+        lifecycle.stop_run(operator, run, reason, as_json)
 
 
-@run_app.command("download")
-def download_model(
+@run_app.command("pause")
+def pause_run(
     run: RunName,
-    out: Annotated[Path, typer.Option("--out", help="Where to write the newest model, in safetensors.")],
     server: Server,
+    reason: Annotated[str, typer.Option("--reason", help="Why; clients are told.")] = "paused by the operator",
+    now: Annotated[bool, typer.Option("--now", help="Abandon the open round instead of letting it finish.")] = False,
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a run's newest model, checked against its digest."""
-    from umbel.client import console
+    """Begin no further round until the run is resumed; its clients stay, and a restart leaves it paused."""
+    from umbel.client import console, lifecycle
 
     with console.operator_at(server, admin_key_file) as operator:
-        console.download_model(operator, run, out, as_json)
+        lifecycle.pause_run(operator, run, reason, now, as_json)
+
+
+@run_app.command("resume")
+def resume_run(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Let a paused run go on."""
+    from umbel.client import console, lifecycle
+
+    with console.operator_at(server, admin_key_file) as operator:
+        lifecycle.resume_run(operator, run, as_json)
+
+
+@run_app.command("rollback")
+def roll_back(
+    run: RunName,
+    to: Annotated[str, typer.Option("--to", metavar="VERSION|best", help="The version to go on from.")],
+    server: Server,
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "rolled back by the operator",
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on from an older model version: a copy of it becomes the newest; the open round is abandoned."""
+    from umbel.client import console, lifecycle
+
+    with console.operator_at(server, admin_key_file) as operator:
+        lifecycle.roll_back(operator, run, to, reason, as_json)
+
+
+@run_app.command("versions")
+def list_versions(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """A run's model versions: where each is from, how it did, and which were deleted."""
+    from umbel.client import console, lifecycle
+
+    with console.operator_at(server, admin_key_file) as operator:
+        lifecycle.list_versions(operator, run, as_json)
+
+
+@run_app.command("export")
+def export_model(
+    run: RunName,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
+    server: Server,
+    version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; by default the newest.")] = None,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model version to a file, checked against its digest; whole, or not at all."""
+    from umbel.client import console, lifecycle
+
+    with console.operator_at(server, admin_key_file) as operator:
+        lifecycle.export_model(operator, run, version, out, as_json)
 
 
 @client_app.command("list")

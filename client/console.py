@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord, RunProgress, RunView
+from umbel.aggregation.records import RoundRecord, RunProgress
 from umbel.client.admin import Operator
 from umbel.client.errors import ClientError
 from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
 from umbel.client.model_files import layout_in, write_model
-from umbel.client.output import log_to_stderr, print_json, screen
+from umbel.client.output import log_to_stderr, print_json, screen, tell_run
 from umbel.client.printable import printable
 from umbel.client.run_files import read_run_file
 from umbel.client.view import render_run
@@ -63,7 +63,7 @@ def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> No
     """Both files are checked here first, so that mistakes are named before anything is sent."""
     text, run_file = read_run_file(file)
     layout_in(model)
-    _tell(operator.create_run(run_file.name, text, operator.upload_model(model)), as_json)
+    tell_run(operator.create_run(run_file.name, text, operator.upload_model(model)), as_json)
 
 
 def list_runs(operator: Operator, as_json: bool) -> None:
@@ -89,24 +89,8 @@ def show_run(operator: Operator, run: str, as_json: bool) -> None:
 
 def watch_run(operator: Operator, run: str, as_json: bool) -> None:
     status = _follow_json(operator, run) if as_json else _follow_live(operator, run)
-    if status is RunStatus.FAILED:
+    if status in (RunStatus.FAILED, RunStatus.STOPPED):
         raise typer.Exit(1)
-
-
-def stop_run(operator: Operator, run: str, reason: str, as_json: bool) -> None:
-    view = operator.run(run)
-    if view.status is not RunStatus.RUNNING and not as_json:
-        typer.echo(f"{run} is over already, nothing was stopped", err=True)
-    _tell(operator.stop_run(run, reason) if view.status is RunStatus.RUNNING else view, as_json)
-
-
-def download_model(operator: Operator, run: str, out: Path, as_json: bool) -> None:
-    newest = operator.run(run).model
-    operator.download_model(newest.sha256, out)
-    if as_json:
-        print_json(newest)
-    else:
-        typer.echo(f"{out}: version {newest.version}, sha256 {printable(newest.sha256)}")
 
 
 def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: bool) -> None:
@@ -182,11 +166,3 @@ def _follow_json(operator: Operator, run: str) -> RunStatus:
             print_json(record)
         status = progress.run.status
     return status
-
-
-def _tell(view: RunView, as_json: bool) -> None:
-    if as_json:
-        print_json(view)
-    else:
-        rounds = f"{view.rounds_done} of {view.rounds_planned} rounds"
-        typer.echo(f"{printable(view.name)}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())

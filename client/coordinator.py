@@ -23,7 +23,7 @@ from umbel.aggregation.messages import (
     ReportAnswer,
 )
 from umbel.aggregation.signatures import content_digest
-from umbel.aggregation.types import AssignmentId, WorkDone
+from umbel.aggregation.types import AssignmentId, EvaluationDone, WorkDone
 from umbel.client.bodies import Body
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.printable import printable
@@ -117,6 +117,10 @@ class Coordinator:
 
     def report(self, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
         answer = self._send_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
+        return replace(answer, reason=printable(answer.reason))
+
+    def report_evaluation(self, assignment: AssignmentId, done: EvaluationDone) -> ReportAnswer:
+        answer = self._send_json("PUT", f"/v1/assignments/{assignment}/evaluation", done).parse(_REPORT_ANSWER)
         return replace(answer, reason=printable(answer.reason))
 
     def decline(self, assignment: AssignmentId, reason: str) -> None:

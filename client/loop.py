@@ -32,8 +32,8 @@ from pathlib import Path
 import httpx
 
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.messages import AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
+from umbel.aggregation.messages import AssignmentState, CheckedIn, CheckIn, Outcome
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Task
 from umbel.aggregation.wire import expected_bytes
 from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Client, LocalPlan
@@ -54,6 +54,7 @@ from umbel.client.errors import (
 )
 from umbel.client.fetch import fetch_model
 from umbel.client.link import Link
+from umbel.client.measure import measure
 from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
 from umbel.client.send import Upload
 from umbel.client.shutdown import Interrupted, Shutdown
@@ -142,7 +143,7 @@ class Participant:
         self._settle_pending()
         while True:
             answer = self._check_in()
-            if answer.run_status is not RunStatus.RUNNING:
+            if answer.run_status.is_over:
                 return self.end(answer.run_status.value, answer.reason)
             if answer.assignment is None:
                 self._pause(answer.retry_after_s)
@@ -176,7 +177,10 @@ class Participant:
         check_offer(offer, self._run, self._client, self._layout)
         window_end = time.monotonic() + offer.window_s
         try:
-            self._work(offer, window_end)
+            if offer.task is Task.EVALUATION:
+                self._measure(offer, window_end)
+            else:
+                self._work(offer, window_end)
             self._failures = 0
         except AssignmentClosed as error:
             log.info("round %d: not sent, %s", offer.round, error)
@@ -214,6 +218,24 @@ class Participant:
             return
         pending = save_work(self._app, self._layout, start, offer, done, self._store)
         self._deliver(pending, offer.window_s, Patience(timing, window_end), resume=False)
+
+    def _measure(self, offer: Assignment, window_end: float) -> None:
+        """Say how the model does here. Nothing of it is kept on disk: after a kill it is measured again."""
+        check_able(offer, self._app.sample_count, self._layout)
+        timing = within(offer.window_s)
+        start, patience = self._fetch(offer, timing, window_end), Patience(timing, window_end)
+        log.info("round %d: measuring the model, %.0f s left", offer.round, window_end - time.monotonic())
+        with Watch(self._coordinator, offer.id, offer.window_s) as watch:
+            done = measure(self._app, self._layout, start, offer)
+        if watch.closed is not None:
+            log.info("round %d: told to stop, %s", offer.round, watch.closed)
+        elif done is None:
+            self._decline(offer.id, "this client has no held-out data to measure the model on", patience)
+        else:
+            answer = patiently(lambda: self._coordinator.report_evaluation(offer.id, done), patience)
+            self._reports += 1
+            self._accepted += answer.outcome is Outcome.ACCEPTED
+            log.info("%s: measured, %s: %s", offer.id, answer.outcome.value, answer.reason)
 
     def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
         patience = Patience(timing, window_end, self._shutdown.wait)

@@ -26,7 +26,7 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
     """Raise `CoordinatorMisbehaved` for a malformed assignment or one that is not this client's."""
     if not (1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX):  # before they stand in a name or a log
         raise CoordinatorMisbehaved("the assignment's round or attempt is out of range")
-    if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client):
+    if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client, offer.task):
         raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")
     if not (math.isfinite(offer.window_s) and 0 <= offer.window_s <= WINDOW_S_MAX):
         raise CoordinatorMisbehaved(f"the assignment's window is {offer.window_s} s")

@@ -9,6 +9,9 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.logging import RichHandler
 
+from umbel.aggregation.records import RunView
+from umbel.client.printable import printable
+
 _UNWRAPPED_COLUMNS = 1 << 16
 
 
@@ -21,6 +24,15 @@ def screen() -> Console:
 def print_json(value: object) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(type(value))
     typer.echo(adapter.dump_json(value).decode())
+
+
+def tell_run(view: RunView, as_json: bool) -> None:
+    """How a run stands, after something was done to it."""
+    if as_json:
+        print_json(view)
+    else:
+        rounds = f"{view.rounds_done} of {view.rounds_planned} rounds"
+        typer.echo(f"{printable(view.name)}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())
 
 
 def log_to_stderr() -> None:

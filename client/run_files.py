@@ -10,8 +10,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.runfile import AggregationSection, RoundsSection, RunFile
-from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.runfile import (
+    AggregationSection,
+    EvaluationSection,
+    RetentionSection,
+    RoundsSection,
+    RunFile,
+)
+from umbel.aggregation.stopping import StopRule
+from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
 _RUN_FILE = TypeAdapter(RunFile)
 _KEYS = {
@@ -21,6 +28,10 @@ _KEYS = {
         ("rounds", RoundsSection),
         ("training", TrainingPlan),
         ("aggregation", AggregationSection),
+        ("coverage", CoverageFloor),
+        ("evaluation", EvaluationSection),
+        ("stop", StopRule),
+        ("retention", RetentionSection),
     )
 }
 _STRAY = "unexpected_keyword_argument"

@@ -8,7 +8,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from umbel.aggregation.coverage import Gap
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView
+from umbel.aggregation.types import Task
 from umbel.client.printable import printable
 
 ENDED_SHOWN = 10
@@ -25,8 +27,8 @@ _STYLES = {
 }
 _WORST_FIRST = (Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
 _LEGEND = (
-    "training: means over the clients' local training in the round. model before: the model that entered the round,"
-    " measured on the clients' held-out data before they trained."
+    "training: means over the clients' local training in the round. held-out data: the model that entered the round,"
+    " measured by its clients before they trained; or, in an evaluation, the newest, by clients that did not train it."
 )
 
 
@@ -51,12 +53,17 @@ def _headline(run: RunView) -> Text:
 
 def _live_line(live: LiveRound) -> Text:
     left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
-    line = Text(f"round {live.round}{_attempt(live.attempt)}: {printable(live.phase)}{left}")
+    line = Text(f"{_name(live)}: {printable(live.phase)}{left}")
     return line.append(f"  {printable(live.why)}", "dim")
 
 
-def _attempt(number: int) -> str:
-    return "" if number == 1 else f" (attempt {number})"
+def _name(attempt: LiveRound | RoundRecord) -> str:
+    return f"round {_number(attempt)}"
+
+
+def _number(attempt: LiveRound | RoundRecord) -> str:
+    what = " evaluation" if attempt.task is Task.EVALUATION else ""
+    return f"{attempt.round}{what}" + ("" if attempt.attempt == 1 else f" (attempt {attempt.attempt})")
 
 
 def _ended(records: Sequence[RoundRecord]) -> Iterable[RenderableType]:
@@ -70,12 +77,13 @@ def _ended(records: Sequence[RoundRecord]) -> Iterable[RenderableType]:
 
 
 def _ended_table(records: Sequence[RoundRecord]) -> Table:
-    counts, means = ("clients reported", "partial", "dropped"), ("training", "model before")
+    counts, means = ("clients reported", "data in", "partial", "dropped"), ("training", "held-out data")
     table = Table("round", *counts, "MB up", "MB down", "seconds", *means, box=None)
     for record in records:
         table.add_row(
-            f"{record.round}{_attempt(record.attempt)}" + ("" if record.committed else " abandoned"),
+            _number(record) + ("" if record.committed else " abandoned"),
             f"{record.reported} of {record.selected}",
+            f"{record.samples_share:.0%}",
             str(record.partial),
             str(record.dropped),
             f"{record.bytes_up / 1e6:.2f}",
@@ -92,8 +100,9 @@ def _figures(means: Mapping[str, float]) -> Text:
 
 
 def _notes(record: RoundRecord) -> Text | None:
-    """Why an attempt was abandoned, and whose work is missing or partial and why; None where all went as planned."""
+    """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
     parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
+    parts += [_uncovered(gap) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
     exceptions = sorted(
         (client for client in record.clients if client.fate in _WORST_FIRST),
         key=lambda client: (_WORST_FIRST.index(client.fate), client.client),
@@ -103,13 +112,20 @@ def _notes(record: RoundRecord) -> Text | None:
         parts.append("and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items())))
     if not parts:
         return None
-    return Text(f"round {record.round}{_attempt(record.attempt)}: " + "; ".join(parts))
+    return Text(f"{_name(record)}: " + "; ".join(parts))
+
+
+def _uncovered(gap: Gap) -> str:
+    return f"{printable(gap.what)} not covered, {gap.sample_count} samples: {_short(gap.reason)}"
 
 
 def _exception(client: ClientRecord) -> str:
-    reason = printable(client.reason)
-    short = reason if len(reason) <= _REASON_CHARS else reason[: _REASON_CHARS - 1] + "…"
-    return f"{printable(client.client)} {client.fate.value}: {short}"
+    return f"{printable(client.client)} {client.fate.value}: {_short(client.reason)}"
+
+
+def _short(reason: str) -> str:
+    words = printable(reason)
+    return words if len(words) <= _REASON_CHARS else words[: _REASON_CHARS - 1] + "…"
 
 
 def _client_table(clients: Sequence[ClientRecord]) -> Table:

@@ -108,15 +108,15 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment) -> Wo
             steps_planned=result.steps_planned,
             update_sha256=sha256,
             train_s=done.train_s,
-            metrics=_finite(result.metrics),
-            evaluation=_finite(evaluation.metrics) if evaluation else {},
+            metrics=finite(result.metrics),
+            evaluation=finite(evaluation.metrics) if evaluation else {},
             evaluation_sample_count=evaluation.sample_count if evaluation else 0,
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that are numbers; the others are named in the log and left out."""
     numbers = {name: float(value) for name, value in metrics.items()}
     kept = {name: value for name, value in numbers.items() if abs(value) <= METRIC_ABS_MAX}

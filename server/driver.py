@@ -81,8 +81,8 @@ class PastAttempt(Exception):
 class Letter:
     """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
 
-    `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`. `round_id`: the attempt that it
-    speaks of, where its event would mean something else to the next.
+    `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`. `round_id`: the
+    attempt that it speaks of, where its event would mean something else to the next.
     """
 
     event: Event | None = None

@@ -13,8 +13,8 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.types import ModelRef
 from umbel.client import Operator
-from umbel.client.console import stop_run
 from umbel.client.errors import CoordinatorUnreachable, OutOfTime
+from umbel.client.lifecycle import stop_run
 
 RUN = RunView("ward", RunStatus.RUNNING, "", 1, 5, 1.7e9, ModelRef(1, "a" * 64, 100, "b" * 64))
 OVER = replace(RUN, status=RunStatus.FINISHED, reason="all 5 rounds are committed")

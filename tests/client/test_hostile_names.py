@@ -9,7 +9,7 @@ from tests.client.answers import operator_that_hears
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RunView
 from umbel.aggregation.types import ModelRef
-from umbel.client import Operator, console
+from umbel.client import Operator, console, lifecycle
 from umbel.client.view import render_run
 
 NAME = "[bold red]demo[/]\x1b]0;owned\x07"
@@ -27,7 +27,7 @@ def test_a_run_is_listed_by_its_name_as_it_is(capsys: pytest.CaptureFixture[str]
 def test_a_stopped_run_is_told_by_its_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     stopped = replace(RUN, status=RunStatus.STOPPED)
     answers = {"GET /runs/demo": RUN, "POST /runs/demo/stop": stopped}
-    console.stop_run(operator_that_hears(answers), "demo", "enough", as_json=False)
+    lifecycle.stop_run(operator_that_hears(answers), "demo", "enough", as_json=False)
     assert capsys.readouterr().out.startswith(SHOWN)
 
 

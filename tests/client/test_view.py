@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord, RunView
 from umbel.aggregation.types import ModelRef
@@ -59,6 +60,16 @@ def test_an_ended_round_says_who_was_missing_and_why() -> None:
     )
 
 
+def test_an_ended_round_says_how_much_data_is_in_and_what_is_not_covered() -> None:
+    gaps = (Gap("site", "north", "low battery", 500), Gap("samples", "", "50 of 550 samples are in", 500))
+    header, row, note = told([replace(ROUND, samples_share=0.0909, uncovered=gaps)])[1:]
+    assert row.index("9%") >= header.index("data in")
+    assert note == (
+        "round 2: site north not covered, 500 samples: low battery; "
+        "the share of samples not covered, 500 samples: 50 of 550 samples are in"
+    )
+
+
 def test_abandoned_attempts_show_their_number_and_their_reason() -> None:
     lost = replace(ROUND, committed=False, model_sha256=None, reason="the window of 9 s is over with 0 reports")
     lines = told([lost, replace(lost, attempt=2, reason="everyone has declined"), replace(ROUND, attempt=3)])
@@ -80,9 +91,9 @@ def test_a_long_list_of_the_missing_ends_in_counts_and_a_long_reason_is_cut() ->
 
 def test_training_and_the_evaluation_of_the_model_before_are_told_apart() -> None:
     header, row, *_, legend = told([replace(ROUND, evaluation={"loss": 0.5})])[1:]
-    assert header.split("  ")[-1].strip() == "model before"
+    assert header.split("  ")[-1].strip() == "held-out data"
     assert row.index("loss 0.25") == header.index("training")
-    assert row.index("loss 0.5") == header.index("model before")
+    assert row.index("loss 0.5") == header.index("held-out data")
     assert "the model that entered the round" in legend
 
 

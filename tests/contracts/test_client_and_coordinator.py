@@ -140,7 +140,7 @@ def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_
     assert [record["reported"] for record in progress["ended"]] == [2] * 10
     assert progress["ended"][-1]["evaluation"]["accuracy"] > 0.9
     out = tmp_path / "final.safetensors"
-    newest = umbel(coordinator, "run_app", "download", "breast-cancer", "--out", str(out))
+    newest = umbel(coordinator, "run_app", "export", "breast-cancer", "--out", str(out))
     assert newest["version"] == 10
     assert load_file(out).keys() == load_file(init).keys()
     (listed,) = umbel(coordinator, "run_app", "list")

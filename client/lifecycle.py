@@ -1,0 +1,114 @@
+"""What the command line does with a run that is there: pause, resume, stop, roll back; versions, and one as a file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+import umbel
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import VersionRecord
+from umbel.client.admin import Operator
+from umbel.client.output import print_json, screen, tell_run
+from umbel.client.printable import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model version that was written to `file`. `round`: the one that made it, None for version 0 and rollbacks."""
+
+    file: str
+    run: str
+    version: int
+    round: int | None
+    sha256: str
+    size_bytes: int
+    umbel: str
+
+
+def stop_run(operator: Operator, run: str, reason: str, as_json: bool) -> None:
+    view = operator.run(run)
+    if view.status.is_over and not as_json:
+        typer.echo(f"{run} is over already, nothing was stopped", err=True)
+    tell_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
+
+
+def pause_run(operator: Operator, run: str, reason: str, now: bool, as_json: bool) -> None:
+    if operator.run(run).status is RunStatus.PAUSED and not now and not as_json:
+        typer.echo(f"{run} is paused already", err=True)
+    tell_run(operator.pause_run(run, reason, now), as_json)
+
+
+def resume_run(operator: Operator, run: str, as_json: bool) -> None:
+    if operator.run(run).status is RunStatus.RUNNING and not as_json:
+        typer.echo(f"{run} is not paused", err=True)
+    tell_run(operator.resume_run(run), as_json)
+
+
+def roll_back(operator: Operator, run: str, to: str, reason: str, as_json: bool) -> None:
+    before, after = operator.run(run), operator.roll_back(run, _version_or_best(to), reason)
+    if after.model.version == before.model.version and not as_json:
+        typer.echo(f"{run} stands on this model already, nothing was changed", err=True)
+    tell_run(after, as_json)
+
+
+def list_versions(operator: Operator, run: str, as_json: bool) -> None:
+    versions = operator.versions(run)
+    if as_json:
+        print_json(versions)
+        return
+    means = ("training", "held-out data")
+    table = Table("version", "sha256", "MB", "from", "samples", *means, "made", "", box=None)
+    for one in versions:
+        made = _time(one.created_at)
+        state = "" if one.deleted_at is None else f"deleted {_time(one.deleted_at)}"
+        facts = (str(one.version), one.sha256[:12], f"{one.size_bytes / 1e6:.2f}", _origin(one), str(one.sample_count))
+        cells = (*facts, _figures(one.metrics), _figures(one.evaluation), made, state)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    screen().print(table)
+
+
+def export_model(operator: Operator, run: str, version: int | None, out: Path, as_json: bool) -> None:
+    newest = operator.run(run).model.version
+    found = _kept(operator.versions(run, first=newest if version is None else version, count=1), run, version, newest)
+    operator.download_model(found.sha256, out)
+    facts = Exported(str(out), run, found.version, found.round, found.sha256, found.size_bytes, umbel.__version__)
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(f"{out}: version {found.version} ({_origin(found)}), sha256 {printable(found.sha256)}")
+
+
+def _kept(found: Sequence[VersionRecord], run: str, version: int | None, newest: int) -> VersionRecord:
+    if not found or (version is not None and found[0].version != version):
+        raise ValueError(f"run {run} has no version {version}, only 0 to {newest}")
+    if found[0].deleted_at is not None:
+        raise ValueError(f"version {version} was deleted; `umbel run versions {run}` tells which are kept")
+    return found[0]
+
+
+def _version_or_best(to: str) -> int | Literal["best"]:
+    if to == "best":
+        return "best"
+    if not (to.isascii() and to.isdigit() and len(to) < 16):
+        raise ValueError(f"--to must be a version's number, or best, not {to!r}")
+    return int(to)
+
+
+def _origin(version: VersionRecord) -> str:
+    if version.rolled_back_to is not None:
+        return f"rollback to {version.rolled_back_to}"
+    return "the start" if version.round is None else f"round {version.round}"
+
+
+def _figures(means: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in sorted(means.items()))
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
