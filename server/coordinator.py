@@ -147,6 +147,8 @@ class Coordinator:
         try:
             await services.rounds.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
         except IntegrityError:
+            if await services.rounds.load(RunId(file.name)) is None:
+                raise
             return False
         journal.run_created(file.name, file.rounds.count, model_sha256)
         return True
