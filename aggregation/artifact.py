@@ -14,11 +14,17 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.layout import Layout, State
 
 LAYOUT_KEY = "umbel.layout"
+MASTER_KEY = "umbel.master_of"
 
 
 def metadata_of(layout: Layout) -> dict[str, str]:
     """The safetensors metadata that carries the layout."""
     return {LAYOUT_KEY: layout.to_json()}
+
+
+def master_metadata_of(layout: Layout) -> dict[str, str]:
+    """The safetensors metadata of a coordinator's full-precision copy, where that is another file."""
+    return {MASTER_KEY: layout.digest}
 
 
 def layout_of(metadata: Mapping[str, str] | None, owned: State) -> Layout:

@@ -178,6 +178,13 @@ class Bundle:
     format: int = FORMAT
 
 
+def bundle_of(
+    run: str, number: int, previous: str, key: str, maker: Maker, facts: RunCreated | RoundEnded
+) -> Bundle:
+    """A bundle of these facts."""
+    return Bundle("run" if isinstance(facts, RunCreated) else "round", run, number, previous, key, maker, facts)
+
+
 @dataclass(frozen=True, slots=True)
 class Sealed:
     """A bundle's canonical text, its SHA-256 (hex) and the signature (base64)."""
@@ -185,6 +192,14 @@ class Sealed:
     text: str
     sha256: str
     signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublicAuditKey:
+    """GET /v1/audit-key: the key whose signatures stand on audit bundles, base64 of its 32 bytes."""
+
+    public_key: str
+    algorithm: Literal["ed25519"] = "ed25519"
 
 
 def seal(bundle: Bundle, key: Ed25519PrivateKey) -> Sealed:

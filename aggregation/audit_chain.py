@@ -160,7 +160,7 @@ class Auditor:
             return
         self.n_reports_signed += 1
         assignment = assignment_id(RunId(self._run), ended.round, ended.attempt, ClientId(one.client), ended.plan.task)
-        check_report(report, one, assignment)
+        check_report(report, one, report_target(assignment, ended.plan.task))
         _require(
             ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,
             f"the report of {one.client} was signed at another time than the round's",
@@ -180,17 +180,18 @@ def sample_count_of(one: Participant) -> int:
     return count
 
 
-def report_target(assignment: AssignmentId) -> Target:
+def report_target(assignment: AssignmentId, task: Task) -> Target:
     """Where a report goes: the one spelling that its signature may cover."""
-    return Target("PUT", f"/v1/assignments/{assignment}/report")
+    what = "evaluation" if task is Task.EVALUATION else "report"
+    return Target("PUT", f"/v1/assignments/{assignment}/{what}")
 
 
-def check_report(report: SignedReport, one: Participant, assignment: AssignmentId) -> None:
-    """Raise `AuditFailed` unless the client's key has signed this report for this assignment."""
+def check_report(report: SignedReport, one: Participant, target: Target) -> None:
+    """Raise `AuditFailed` unless the client's key has signed this report, for this address."""
     digest = content_digest(hashlib.sha256(report.body.encode()).digest())
     try:
         headers = signed_headers(one.client, digest, report.created, report.nonce, report.signature)
-        parse(headers).verify(key_bytes(one.key), report_target(assignment), report.created)
+        parse(headers).verify(key_bytes(one.key), target, report.created)
     except (SignatureRefused, ValueError) as error:
         raise AuditFailed(f"the report of {one.client} is not what this client's key has signed: {error}") from error
 

@@ -141,7 +141,10 @@ class LiveRound:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run at a glance. `rounds_done`: committed rounds; `model`: the newest version."""
+    """A run at a glance. `rounds_done`: committed rounds; `model`: the newest version.
+
+    `audit_head`: the hash of its newest audit bundle. Whoever notes it can tell later whether bundles were taken away.
+    """
 
     name: str
     status: RunStatus
@@ -150,6 +153,7 @@ class RunView:
     rounds_planned: int
     created_at: float
     model: ModelRef
+    audit_head: str = ""
 
 
 @dataclass(frozen=True, slots=True)

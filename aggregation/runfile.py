@@ -46,6 +46,7 @@ target = 0.1            # end as soon as it is reached
 
 [retention]
 versions = 10           # newest model versions to keep, beside version 0 and the best; or "all"
+updates = "none"        # clients' updates to keep for `umbel run replay`: "none", "5 rounds", "all"
 
 [[override]]            # other values of [rounds] and [training] for some rounds; of several, the last one counts
 first_round = 1
@@ -59,6 +60,7 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 """
 
 import math
+import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -67,6 +69,7 @@ from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, Task, Train
 
 ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
+_ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +133,32 @@ class EvaluationSection:
 
 @dataclass(frozen=True, slots=True)
 class RetentionSection:
-    """What is kept. `versions`: how many of the newest model versions, beside version 0 and the best."""
+    """What is kept. `versions`: how many of the newest model versions, beside version 0 and the best.
+
+    `updates`: clients' updates after their round: "none", those of the last "N rounds", or "all".
+    """
 
     versions: int | Literal["all"] = "all"
+    updates: str = "none"
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
         if self.versions != "all" and self.versions < 1:
             raise ValueError(f'versions must be "all" or at least 1, not {self.versions}')
+        if self.updates not in ("none", "all") and not _ROUNDS.fullmatch(self.updates):
+            raise ValueError(f'updates must be "none", "all" or as "3 rounds", not {self.updates[:40]!r}')
 
     @property
     def n_versions(self) -> int | None:
         """How many versions to keep, None for all."""
         return None if self.versions == "all" else self.versions
+
+    @property
+    def n_update_rounds(self) -> int | None:
+        """Of how many of the newest rounds the updates are kept, None for all."""
+        if self.updates == "all":
+            return None
+        return 0 if self.updates == "none" else int(self.updates.split()[0])
 
 
 @dataclass(frozen=True, slots=True)

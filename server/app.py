@@ -12,11 +12,15 @@ from umbel.server import (
     journal,
     problems,
     routes_admin,
+    routes_audit,
     routes_devices,
     routes_lifecycle,
     routes_models,
     routes_uploads,
 )
+from umbel.server.audit_key import AuditKey
+from umbel.server.audit_store import AuditStore
+from umbel.server.audit_trail import AuditTrail
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
@@ -62,7 +66,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
         redirect_slashes=False,  # a redirect would lead to whatever Host the request names
         lifespan=lifespan,
     )
-    for routes in (routes_devices, routes_models, routes_uploads, routes_admin, routes_lifecycle):
+    for routes in (routes_devices, routes_models, routes_uploads, routes_admin, routes_lifecycle, routes_audit):
         app.include_router(routes.router)
     app.add_api_route("/v1/health", _health, tags=["health"])
     app.add_middleware(BodyLimits, caps=caps_of(settings))
@@ -75,12 +79,13 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     """Everything a coordinator consists of, from its first transaction to its last."""
     settings.data.mkdir(parents=True, exist_ok=True)
     database, worker = Database(settings.database), ThreadPoolExecutor(1, "umbel-worker")
-    services = _services(settings, clock, database, worker)
+    audit_key = AuditKey.load(settings.audit_key_path)
+    services = _services(settings, clock, database, worker, audit_key)
     try:
         await asyncio.to_thread(services.blobs.prepare)
         await database.migrate()
         await services.replicas.start()
-        state = State(services, AdminKey.load(settings.admin_key_path))
+        state = State(services, AdminKey.load(settings.admin_key_path), audit_key)
         await state.coordinator.start()
         journal.started(settings.data, len(state.coordinator.drivers))
         house = asyncio.create_task(keep_house(services), name="housekeeping")
@@ -98,7 +103,7 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
         journal.stopped()
 
 
-def _services(settings: Settings, clock: Clock, database: Database, worker: Executor) -> Services:
+def _services(settings: Settings, clock: Clock, database: Database, worker: Executor, audit_key: AuditKey) -> Services:
     replicas = Replicas(database, clock)
     return Services(
         settings=settings,
@@ -106,7 +111,8 @@ def _services(settings: Settings, clock: Clock, database: Database, worker: Exec
         replicas=replicas,
         registry=Registry(database),
         models=ModelStore(database),
-        rounds=RoundStore(database, replicas.id),
+        rounds=RoundStore(database, replicas.id, AuditTrail(audit_key)),
+        audits=AuditStore(database),
         versions=VersionStore(database),
         uploads=UploadStore(database),
         waiters=WaiterStore(database),

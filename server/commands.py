@@ -32,6 +32,7 @@ def serve(
     """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file."""
     from pydantic import ValidationError
 
+    from umbel.server.audit_key import UnfitAuditKey
     from umbel.server.auth import UnfitAdminKey
     from umbel.server.problems import first_error
     from umbel.server.process import DataInUse, run
@@ -42,6 +43,6 @@ def serve(
         run(settings, log_level, announce=typer.echo)
     except ValidationError as error:
         raise typer.BadParameter(first_error(error)) from error
-    except (DataInUse, UnfitAdminKey, OSError) as error:
+    except (DataInUse, UnfitAdminKey, UnfitAuditKey, OSError) as error:
         typer.echo(f"umbel serve: {error}", err=True)
         raise typer.Exit(1) from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import IntegrityError
 
+from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.errors import WrongLayout
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import (
@@ -217,12 +218,14 @@ class Coordinator:
             return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
         return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(client, assignment), 0.0)
 
-    async def report(self, client: ClientId, assignment: AssignmentId, work: Work) -> ReportAnswer:
+    async def report(
+        self, client: ClientId, assignment: AssignmentId, work: Work, signed: SignedReport
+    ) -> ReportAnswer:
         """Take a report. Answered when it is durable; the same report again gets the same answer."""
         place = await self.place(client, assignment)
         event = Reported(self.services.clock.now(), client, work)
         try:
-            answer = await place.driver.submit(Letter(event, assignment))
+            answer = await place.driver.submit(Letter(event, assignment, signed=signed))
         except PastAttempt:
             return await self._answer_past(client, assignment, event)
         assert answer is not None, "the machine answers every report"

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -82,7 +83,8 @@ class Letter:
     """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
 
     `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`. `round_id`: the
-    attempt that it speaks of, where its event would mean something else to the next.
+    attempt that it speaks of, where its event would mean something else to the next. `signed`: a report as its client
+    signed it.
     """
 
     event: Event | None = None
@@ -90,6 +92,7 @@ class Letter:
     order: Order | None = None
     files: ModelFiles | None = None
     round_id: int | None = None
+    signed: SignedReport | None = None
     told: ReportAnswer | None = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -165,7 +168,7 @@ class RunDriver:
     def view(self) -> RunView:
         run, model = self.run, self.run.model
         done, planned = self.live.rounds_done, run.file.rounds.count
-        return RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, model)
+        return RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, model, run.audit_sha256)
 
     async def progress(self) -> LiveRound | None:
         """The round under way, with what is wrong with it, if anything is."""
@@ -545,7 +548,7 @@ def _answered(live: LiveRun, before: RoundState, commands: Sequence[Command], le
     letter.told = ReportAnswer(told.outcome, told.reason)
     if not takes(before, event):
         return []
-    return [Answered(event.client, live.assignment_id(event.client), letter.told, event.now)]
+    return [Answered(event.client, live.assignment_id(event.client), letter.told, event.now, letter.signed)]
 
 
 def _fail(letters: Sequence[Letter], error: BaseException) -> None:

@@ -41,6 +41,7 @@ def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known)
         reason=f"made by round {plan.number}: {closing.reason}",
         sample_count=record.sample_count,
         metrics=record.metrics,
+        sum_sha256=files.sum_sha256,
     )
     measured = Measurement(run.model.version, record.evaluation) if record.evaluation else None
     if run.file.evaluation is not None:

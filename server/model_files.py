@@ -14,7 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from umbel.aggregation.artifact import layout_of, metadata_of
+from umbel.aggregation.artifact import layout_of, master_metadata_of, metadata_of
+from umbel.aggregation.audit import sum_sha256
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
 from umbel.aggregation.layout import Layout, TensorSpec, published, step
@@ -22,15 +23,17 @@ from umbel.server.blobs import Blob, BlobStore, model_key
 from umbel.server.files import file_sha256
 from umbel.server.tensor_file import TensorFile, write_skeleton
 
-_MASTER_KEY = "umbel.master_of"
-
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model version's files. `master_sha256` equals the published one's for models without half precision."""
+    """A model version's files. `master_sha256` equals the published one's for models without half precision.
+
+    `sum_sha256`: of the exact sum that it was made of, as audit bundles have it.
+    """
 
     published: Blob
     master_sha256: str
+    sum_sha256: str
 
 
 def inspect_model(path: Path) -> Layout:
@@ -85,7 +88,8 @@ def next_model(
                 outputs.append(files.enter_context(TensorFile(master, is_writable=True)))
             _step_all(layout, start, outputs, total, learning_rate)
         kept = keep_model(blobs, public)
-        return ModelFiles(kept, kept.sha256 if layout.is_master_published else keep_model(blobs, master).sha256)
+        master_kept = kept if layout.is_master_published else keep_model(blobs, master)
+        return ModelFiles(kept, master_kept.sha256, sum_sha256(total))
 
 
 def _step_all(
@@ -108,7 +112,7 @@ def _pieces(layout: Layout) -> Iterator[tuple[TensorSpec, int, int]]:
 
 def _begin(path: Path, layout: Layout, is_master: bool) -> None:
     dtypes = {s.name: s.master_dtype if is_master else s.torch_dtype for s in layout.owners()}
-    metadata = {_MASTER_KEY: layout.digest} if is_master else metadata_of(layout)
+    metadata = master_metadata_of(layout) if is_master else metadata_of(layout)
     write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
 
 

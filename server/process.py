@@ -18,6 +18,7 @@ import uvicorn
 
 from umbel.server import journal
 from umbel.server.app import create_app
+from umbel.server.audit_key import AuditKey
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
 from umbel.server.connection import Connection, Door
@@ -36,7 +37,7 @@ class DataInUse(Exception):
 def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -> None:
     """Serve until told to stop. `announce` is told, in words, where.
 
-    Raises `DataInUse`, `UnfitAdminKey` and `OSError`.
+    Raises `DataInUse`, `UnfitAdminKey`, `UnfitAuditKey` and `OSError`.
     """
     journal.begin(log_level)
     os.umask(0o077)  # models, updates and the database are nobody else's to read
@@ -44,6 +45,7 @@ def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -
     with _locked(settings.data):
         AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in the application's traceback
         open_blobs(settings).prepare()  # so is a store that cannot be used
+        announce(f"audit bundles are signed with the key {AuditKey.load(settings.audit_key_path).public}")
         _Server(settings, log_level, announce).run()
 
 

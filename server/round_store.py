@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
-from sqlalchemy import Row, bindparam, delete, insert, select, update
+from sqlalchemy import Row, bindparam, delete, insert, select, union, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from umbel.aggregation.cohort import Member
@@ -22,6 +22,7 @@ from umbel.aggregation.round import Abandoned, Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId, Task
 from umbel.server import tables
+from umbel.server.audit_trail import AuditTrail, signed_text
 from umbel.server.database import Database
 from umbel.server.replicas import closing_job
 from umbel.server.round_rows import ClientRow, accepted_of, changed_columns, head_of, state_of, with_head, with_rows
@@ -52,7 +53,7 @@ from umbel.server.version_store import (
 _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
 _RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
-_UPLOAD, _CHUNK = table_of(tables.Upload), table_of(tables.UploadChunk)
+_UPLOAD = table_of(tables.Upload)
 _MODEL, _VERSION, _PARTIAL = table_of(tables.Model), table_of(tables.ModelVersion), table_of(tables.PartialSum)
 _CLIENT, _LEASE = table_of(tables.Client), table_of(tables.Lease)
 _WITH_HEARD = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
@@ -89,11 +90,15 @@ class Transition(Protocol):
 
 
 class RoundStore:
-    """The stored side of every run's newest attempt. `replica`: the name of this process among the coordinators."""
+    """The stored side of every run's newest attempt. `replica`: the name of this process among the coordinators.
 
-    def __init__(self, database: Database, replica: str) -> None:
+    `trail`: what is signed of it, in the same transaction.
+    """
+
+    def __init__(self, database: Database, replica: str, trail: AuditTrail) -> None:
         self._db = database
         self._replica = replica
+        self._trail = trail
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -110,12 +115,15 @@ class RoundStore:
                 "salt": secrets.token_bytes(16),
                 "round_id": 0,
                 "revision": 1,
+                "audit_number": 0,
+                "audit_sha256": "",
             }
             await tx.execute(insert(_RUN).values(run))
             await add_first_version(tx, RunId(file.name), model, master_sha256, now)
             await release(tx, creator_of(RunId(file.name)))
             round_id = await _add_round(tx, state)
-            await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id))
+            head = await self._trail.begin(tx, file, model, master_sha256, now)
+            await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id, audit_sha256=head))
 
     async def revisions(self) -> Mapping[RunId, int]:
         """Every run, in the order of their creation, and how often it has changed."""
@@ -184,6 +192,7 @@ class RoundStore:
                 "reason": one.answer.reason,
                 "reported_at": one.at,
                 "replica": self._replica if live.plan.task is Task.TRAINING else None,
+                "signed_report": signed_text(one.signed),
             }
             for one in change.answered
         }
@@ -197,16 +206,16 @@ class RoundStore:
     async def _end(self, tx: AsyncSession, live: LiveRun, end: RoundEnd) -> tuple[LiveRun, Ended]:
         record = _RECORD.dump_json(end.record).decode()
         await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(record=record))
-        mine = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.round_id == live.round_id)
+        head = await self._trail.end(tx, live, end)
         keys = [
-            *await tx.scalars(select(_CHUNK.c.key).where(_CHUNK.c.assignment.in_(mine))),
+            *head.keys,
             *await tx.scalars(select(_PARTIAL.c.key).where(_PARTIAL.c.round_id == live.round_id)),
         ]
-        await tx.execute(delete(_CHUNK).where(_CHUNK.c.assignment.in_(mine)))
-        await tx.execute(delete(_UPLOAD).where(_UPLOAD.c.assignment.in_(mine)))
         await tx.execute(delete(_PARTIAL).where(_PARTIAL.c.round_id == live.round_id))
         await tx.execute(delete(_LEASE).where(_LEASE.c.job == closing_job(live.round_id)))
-        run = replace(live.run, status=end.status, reason=end.reason)
+        run = replace(
+            live.run, status=end.status, reason=end.reason, audit_number=head.number, audit_sha256=head.sha256
+        )
         await release(tx, closing_job(live.round_id))
         ended_at = end.record.opened_at + end.record.wall_s
         if end.measured is not None:
@@ -286,11 +295,14 @@ class RoundStore:
             return state_of(head, [_client_row(row) for row in await _rows(tx, round_id, 0)])
 
     async def open_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The assignments and the ids of every attempt that has not ended."""
+        """The assignments whose updates are needed, and the ids of attempts whose partial sums are.
+
+        They are of attempts that have not ended, or kept for a replay: those that are not lose their rows.
+        """
         is_open = _ROUND.c.record.is_(None)
         assignments = select(_ASSIGNMENT.c.id).join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id).where(is_open)
         async with self._db.reading() as tx:
-            names = frozenset((await tx.scalars(assignments)).all())
+            names = frozenset((await tx.scalars(union(assignments, select(_UPLOAD.c.assignment)))).all())
             rounds = frozenset(str(one) for one in await tx.scalars(select(_ROUND.c.id).where(is_open)))
         return names, rounds
 
@@ -370,6 +382,8 @@ async def _loaded(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> Liv
         master_sha256=version.master_sha256,
         first_model_sha256=row.model_sha256,
         salt=row.salt,
+        audit_number=row.audit_number,
+        audit_sha256=row.audit_sha256,
     )
     head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
     rows = await _rows(tx, row.round_id, 0)
@@ -428,6 +442,8 @@ async def _save_run(tx: AsyncSession, live: LiveRun, revision: int) -> None:
         "reason": live.run.reason,
         "round_id": live.round_id,
         "revision": revision,
+        "audit_number": live.run.audit_number,
+        "audit_sha256": live.run.audit_sha256,
     }
     await tx.execute(update(_RUN).where(_RUN.c.name == live.name).values(columns))
 

@@ -1,6 +1,6 @@
 """What devices ask: enrol, check in, look at an assignment, report, decline. Parse, call the coordinator, answer."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter
@@ -15,17 +15,20 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
-from umbel.aggregation.types import AssignmentId, EvaluationDone, WorkDone
-from umbel.server.auth import claims_of, enrol
+from umbel.aggregation.types import AssignmentId, EvaluationDone, Task, Work, WorkDone
+from umbel.server.auth import Device, claims_of, enrol, read_body
 from umbel.server.http import (
     SIGNED,
     DeviceDep,
+    State,
     StateDep,
     body_of,
+    parse_json,
     problems,
     read_message,
     require_no_body,
 )
+from umbel.server.signed_reports import signed_report
 
 router = APIRouter(prefix="/v1", tags=["devices"])
 _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
@@ -74,8 +77,7 @@ async def get_assignment(
 )
 async def put_report(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
     """Report an uploaded update. Answered when the report is durable."""
-    work = await read_message(request, device.body_sha256, _WORK)
-    return await state.coordinator.report(device.client, AssignmentId(assignment), work)
+    return await _report(request, device, state, AssignmentId(assignment), _WORK, Task.TRAINING)
 
 
 @router.put(
@@ -85,8 +87,7 @@ async def put_report(request: Request, device: DeviceDep, state: StateDep, assig
 )
 async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
     """Report how a model did on held-out data, where the assignment asks for that. Answered when it is durable."""
-    work = await read_message(request, device.body_sha256, _EVALUATION)
-    return await state.coordinator.report(device.client, AssignmentId(assignment), work)
+    return await _report(request, device, state, AssignmentId(assignment), _EVALUATION, Task.EVALUATION)
 
 
 @router.put(
@@ -100,3 +101,13 @@ async def put_decline(request: Request, device: DeviceDep, state: StateDep, assi
     message = await read_message(request, device.body_sha256, _DECLINE)
     await state.coordinator.decline(device.client, AssignmentId(assignment), message.reason)
     return Response(status_code=204)
+
+
+async def _report(
+    request: Request, device: Device, state: State, assignment: AssignmentId, adapter: TypeAdapter[Any], task: Task
+) -> ReportAnswer:
+    """Take what a client did, and keep it as it was signed."""
+    body = await read_body(request, device.body_sha256)
+    work: Work = parse_json(body, adapter)
+    signed = signed_report(request, assignment, task, body)
+    return await state.coordinator.report(device.client, assignment, work, signed)

@@ -3,6 +3,7 @@
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from umbel.server.audit_store import AuditStore
 from umbel.server.blobs import BlobStore
 from umbel.server.clock import Clock
 from umbel.server.model_store import ModelStore
@@ -26,6 +27,7 @@ class Services:
     registry: Registry
     models: ModelStore
     rounds: RoundStore
+    audits: AuditStore
     versions: VersionStore
     uploads: UploadStore
     waiters: WaiterStore

@@ -25,6 +25,9 @@ class Settings(BaseSettings):
         repr=False,  # it may hold a password
     )
     admin_key_file: Path | None = Field(default=None, description="the admin key, which replicas share; else in data")
+    audit_key_file: Path | None = Field(
+        default=None, description="the key that signs audit bundles, which replicas share; else in data"
+    )
     json_bytes_max: int = Field(default=64 * KIB, ge=KIB, description="cap of a control message")
     chunk_bytes_max: int = Field(default=16 * MIB, ge=KIB, description="cap of one chunk of an upload")
     model_bytes_max: int = Field(default=4 * GIB, ge=KIB, description="cap of a model file")
@@ -75,6 +78,10 @@ class Settings(BaseSettings):
     @property
     def admin_key_path(self) -> Path:
         return self.admin_key_file or self.data / "admin.key"
+
+    @property
+    def audit_key_path(self) -> Path:
+        return self.audit_key_file or self.data / "audit.key"
 
     @property
     def endpoint_path(self) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
 from umbel.aggregation.round import Committed, Recruiting, RoundState
@@ -22,7 +23,8 @@ from umbel.aggregation.types import (
 class StoredRun:
     """A run and its newest model. `master_sha256`: of the coordinator's full-precision copy.
 
-    `salt`: 16 random bytes, the same for all replicas and told to nobody.
+    `salt`: 16 random bytes, the same for all replicas and told to nobody. `audit_number`, `audit_sha256`: its newest
+    audit bundle.
     """
 
     file: RunFile
@@ -33,6 +35,8 @@ class StoredRun:
     master_sha256: str
     first_model_sha256: str
     salt: bytes
+    audit_number: int
+    audit_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,10 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`."""
+    """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
+
+    `sum_sha256`: of the exact sum that it was made of.
+    """
 
     ref: ModelRef
     master_sha256: str
@@ -138,6 +145,7 @@ class NewModel:
     reason: str = ""
     sample_count: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    sum_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +158,13 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A report that counts, and what it was told."""
+    """A report that counts, and what it was told. `signed`: as the client has signed it."""
 
     client: ClientId
     assignment: AssignmentId
     answer: ReportAnswer
     at: float
+    signed: SignedReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

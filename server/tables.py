@@ -5,6 +5,7 @@ clients   tokens   nonces                                       who may speak
 waiters                                                         who waits for work
 layouts <- models <- model_versions -> runs                     what was made
 runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
+runs <- audits                                                  what is signed of it
 replicas   leases   partial_sums                                which coordinator does what
 ```
 
@@ -91,7 +92,7 @@ class Model(Base):
 class Run(Base):
     """`run_file`: canonical JSON; `status`: of `messages.RunStatus`; `round_id`: its newest attempt at a round.
 
-    `salt`: random, and told to nobody.
+    `salt`: random, and told to nobody. `audit_number`, `audit_sha256`: the newest of its audit bundles.
     """
 
     __tablename__ = "runs"
@@ -104,6 +105,8 @@ class Run(Base):
     salt: Mapped[bytes] = mapped_column(LargeBinary(16))
     round_id: Mapped[int]
     revision: Mapped[int] = mapped_column(BigInteger)
+    audit_number: Mapped[int]
+    audit_sha256: Mapped[str] = mapped_column(_SHA256)
 
 
 class ModelVersion(Base):
@@ -166,6 +169,7 @@ class Assignment(Base):
     """One client in one attempt.
 
     `draws`, `sample_count`, `tier`: the cohort's member; `weight`, `work`: its accepted report (`WorkDone` as JSON);
+    `signed_report`: that report as the client signed it (`audit.SignedReport` as JSON), until its bundle has it;
     `declined`, `missing`: why it does not count; `replica`: whose partial sum its update is in.
     """
 
@@ -180,6 +184,7 @@ class Assignment(Base):
     revision: Mapped[int] = mapped_column(BigInteger)
     weight: Mapped[int | None] = mapped_column(BigInteger)
     work: Mapped[str | None] = mapped_column(Text)
+    signed_report: Mapped[str | None] = mapped_column(Text)
     replica: Mapped[str | None] = mapped_column(_REPLICA)
     outcome: Mapped[str | None] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(Text)
@@ -209,6 +214,22 @@ class UploadChunk(Base):
     offset: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     length: Mapped[int] = mapped_column(BigInteger)
     key: Mapped[str] = mapped_column(String(255))
+
+
+class Audit(Base):
+    """A sealed audit bundle (`umbel.aggregation.audit`). `round_id`: the attempt that it is of; None for the run's own.
+
+    `updates_deleted_at`: when the updates that it names were given up; None while they are kept, or if it names none.
+    """
+
+    __tablename__ = "audits"
+    run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    round_id: Mapped[int | None] = mapped_column(ForeignKey("rounds.id"), unique=True)
+    bundle: Mapped[str] = mapped_column(Text)
+    sha256: Mapped[str] = mapped_column(_SHA256)
+    signature: Mapped[str] = mapped_column(String(88))
+    updates_deleted_at: Mapped[float | None]
 
 
 class Replica(Base):

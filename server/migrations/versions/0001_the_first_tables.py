@@ -107,6 +107,8 @@ def upgrade() -> None:
         sa.Column("salt", sa.LargeBinary(length=16), nullable=False),
         sa.Column("round_id", sa.Integer(), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("audit_number", sa.Integer(), nullable=False),
+        sa.Column("audit_sha256", sa.String(length=64), nullable=False),
         sa.ForeignKeyConstraint(
             ["model_sha256"],
             ["models.sha256"],
@@ -156,6 +158,26 @@ def upgrade() -> None:
         sa.UniqueConstraint("run", "task", "number", "attempt"),
     )
     op.create_table(
+        "audits",
+        sa.Column("run", sa.String(length=63), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("round_id", sa.Integer(), nullable=True),
+        sa.Column("bundle", sa.Text(), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("signature", sa.String(length=88), nullable=False),
+        sa.Column("updates_deleted_at", sa.Double(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["round_id"],
+            ["rounds.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["run"],
+            ["runs.name"],
+        ),
+        sa.PrimaryKeyConstraint("run", "number"),
+        sa.UniqueConstraint("round_id"),
+    )
+    op.create_table(
         "assignments",
         sa.Column("id", sa.String(length=160), nullable=False),
         sa.Column("round_id", sa.Integer(), nullable=False),
@@ -166,6 +188,7 @@ def upgrade() -> None:
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("weight", sa.BigInteger(), nullable=True),
         sa.Column("work", sa.Text(), nullable=True),
+        sa.Column("signed_report", sa.Text(), nullable=True),
         sa.Column("replica", sa.String(length=32), nullable=True),
         sa.Column("outcome", sa.String(length=16), nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),

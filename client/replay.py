@@ -1,0 +1,115 @@
+"""A round made again on an operator's machine, from what the coordinator kept: `umbel.aggregation.replay` with files."""
+
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from umbel.aggregation.artifact import master_metadata_of, metadata_of
+from umbel.aggregation.audit import AuditFailed, ModelId, Participant, RoundEnded
+from umbel.aggregation.audit_chain import update_sha256_of
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.replay import Replay
+from umbel.aggregation.wire import HEADER_BYTES, Codec, expected_bytes
+from umbel.client.admin import Operator
+from umbel.client.files import file_sha256
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a replay takes files from: bundle `number` of a run at a coordinator."""
+
+    operator: Operator
+    run: str
+    number: int
+
+
+def replay(source: Source, ended: RoundEnded, layout_text: str, tell: Tell) -> ModelId:
+    """Make a committed round's model again; the model, which is the bundle's. `tell` hears what was recomputed.
+
+    Raises `AuditFailed` for the first thing that does not fit, or a `ClientError` for what cannot be fetched.
+    """
+    layout = _layout(layout_text)
+    again = Replay(ended, layout)
+    with tempfile.TemporaryDirectory(prefix="umbel-replay-") as folder:
+        for one in ended.accepted:
+            _fold(source, one, layout, again, Path(folder) / "update")
+        found = again.require_sum()
+        tell(f"{len(ended.accepted)} updates have the hashes of their reports, and add up to the sum {found[:16]}…")
+        made = _make_model(source, ended, layout, again, Path(folder))
+    if made != ended.model_out:
+        raise AuditFailed(_other_model(made, ended))
+    tell(f"the sum makes version {made.version} of the model, sha256 {made.sha256}: the same hash")
+    return made
+
+
+def _fold(source: Source, one: Participant, layout: Layout, again: Replay, path: Path) -> None:
+    """Fetch one update, see that it is the one that was reported, and add it. One at a time is on disk."""
+    sha256, bytes_max = update_sha256_of(one), expected_bytes(Codec.FLOAT32, layout.n_values)
+    source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
+    if (found := file_sha256(path)) != sha256:
+        raise AuditFailed(
+            f"the update of {one.client} has the hash {found[:16]}…, not the {sha256[:16]}… of its report: it was changed"
+        )
+    with path.open("rb", buffering=0) as file:
+        again.fold(one, file.read(HEADER_BYTES), _values(file.readinto))
+
+
+def _values(readinto: Callable[[memoryview], int | None]) -> Iterator[Tensor]:
+    """The float32 values of an update after its header, in pieces. Each piece is overwritten by the next."""
+    buffer = memoryview(bytearray(4 * CHUNK_VALUES))
+    while n_bytes := readinto(buffer):
+        if n_bytes % 4:
+            raise AuditFailed("an update ends in the middle of a value")
+        yield torch.frombuffer(buffer[:n_bytes], dtype=torch.float32)
+
+
+def _make_model(source: Source, ended: RoundEnded, layout: Layout, again: Replay, folder: Path) -> ModelId:
+    """The files of the next version, written as the coordinator writes them; what they hash to."""
+    start = folder / "start"
+    source.operator.download_start(source.run, source.number, ended.model_in.master_sha256, start)
+    with _state(start) as master:
+        stepped = again.next_master(master)
+    path = folder / "made"
+    save_file(layout.published(stepped), path, metadata_of(layout))
+    published = master_sha256 = file_sha256(path)
+    if not layout.is_master_published:
+        save_file(stepped, path, master_metadata_of(layout))
+        master_sha256 = file_sha256(path)
+    return ModelId(ended.model_in.version + 1, published, master_sha256)
+
+
+@contextmanager
+def _state(path: Path) -> Generator[dict[str, Tensor]]:
+    """The tensors of a model file, mapped from disk."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise AuditFailed(f"the model that the round began with cannot be read: {error}") from error
+
+
+def _layout(text: str) -> Layout:
+    try:
+        return Layout.from_json(text)
+    except LayoutError as error:
+        raise AuditFailed(f"the layout in the run's first bundle cannot be read: {error}") from error
+
+
+def _other_model(made: ModelId, ended: RoundEnded) -> str:
+    assert ended.model_out is not None, "a round with a sum has a model"
+    expected, maker = ended.model_out, f"this machine runs torch {torch.__version__}"
+    what, (ours, theirs) = "published model", (made.sha256, expected.sha256)
+    if ours == theirs:
+        what, (ours, theirs) = "full-precision model", (made.master_sha256, expected.master_sha256)
+    return f"the {what} comes out as {ours[:16]}…, the bundle says {theirs[:16]}…; {maker}, see the bundle's `maker`"

@@ -1,0 +1,114 @@
+"""What is signed of a run: of its creation, and of each attempt that ends. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from umbel.aggregation.audit import (
+    ExactSum,
+    KeptUpdates,
+    ModelId,
+    Participant,
+    RoundEnded,
+    RunCreated,
+    SignedReport,
+    json_sha256,
+    key_text,
+)
+from umbel.aggregation.canonical import canonical, parsed
+from umbel.aggregation.records import ClientRecord
+from umbel.aggregation.round import Abandoned, Closing, Committed
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import ClientId, ModelRef, Task
+from umbel.server.stored import LiveRun, RoundEnd, StoredRun
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is stored of one client for the audit: its public key, and its report, if it reported in time."""
+
+    public_key: bytes
+    report: SignedReport | None
+
+
+def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str, now: float) -> RunCreated:
+    """The facts of a run's creation."""
+    whole = parsed(canonical(file))
+    assert isinstance(whole, dict), "a run file is an object"
+    return RunCreated(now, whole, json_sha256(file), ModelId(0, model.sha256, master_sha256), layout)
+
+
+def round_ended(
+    live: LiveRun, end: RoundEnd, evidence: Mapping[ClientId, Evidence], updates: KeptUpdates
+) -> RoundEnded:
+    """The facts of an attempt's end. `live`: the run with the model that the attempt began with, and its last state."""
+    state = live.state.closing if isinstance(live.state, Committed) else live.state
+    assert isinstance(state, Closing | Abandoned), "the attempt has ended"
+    run, record, plan = live.run, end.record, state.plan
+    return RoundEnded(
+        round=plan.number,
+        attempt=plan.attempt,
+        committed=record.committed,
+        reason=record.reason,
+        run_status=end.status.value,
+        run_reason=end.reason,
+        run_file_sha256=json_sha256(run.file),
+        layout_digest=run.model.layout_digest,
+        model_in=_newest(run),
+        model_out=_made(end),
+        rolled_back_to=record.rolled_back_to,
+        plan=plan,
+        grid=plan.grid,
+        training=run.file.training_plan(plan.number),
+        server_learning_rate=run.file.aggregation.server_learning_rate,
+        clients=tuple(_participant(one, state, evidence[ClientId(one.client)]) for one in record.clients),
+        sum=_sum(state, end),
+        passed_over=record.passed_over,
+        samples_passed_over=record.samples_passed_over,
+        uncovered=record.uncovered,
+        metrics=record.metrics,
+        evaluation=record.evaluation,
+        opened_at=record.opened_at,
+        closed_at=state.closed_at,
+        ended_at=record.opened_at + record.wall_s,
+        updates=updates,
+    )
+
+
+def _newest(run: StoredRun) -> ModelId:
+    return ModelId(run.model.version, run.model.sha256, run.master_sha256)
+
+
+def _made(end: RoundEnd) -> ModelId | None:
+    new = end.model
+    return None if new is None else ModelId(new.ref.version, new.ref.sha256, new.master_sha256)
+
+
+def _sum(state: Closing | Abandoned, end: RoundEnd) -> ExactSum | None:
+    if isinstance(state, Abandoned) or state.plan.task is not Task.TRAINING:
+        return None
+    assert end.model is not None, "a committed round of training has made a model"
+    assert end.model.sum_sha256 is not None, "of a sum"
+    return ExactSum(end.model.sum_sha256, state.aggregate.total_weight, len(state.accepted))
+
+
+def _participant(one: ClientRecord, state: Closing | Abandoned, evidence: Evidence) -> Participant:
+    client = ClientId(one.client)
+    member, accepted = state.cohort[client], state.accepted.get(client)
+    report = evidence.report
+    if accepted is not None and report is None:  # it came before this coordinator kept signatures
+        report = SignedReport(canonical(accepted.work))
+    return Participant(
+        client=one.client,
+        key=key_text(evidence.public_key),
+        draws=member.draws,
+        announced=member.sample_count,
+        tier=member.tier,
+        fate=one.fate,
+        reason=one.reason,
+        weight=None if accepted is None else accepted.weight,
+        report=None if accepted is None else report,
+        report_s=one.report_s,
+        silent_s=one.silent_s,
+        bytes_up=one.bytes_up,
+        bytes_down=one.bytes_down,
+    )
