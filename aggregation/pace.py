@@ -5,6 +5,8 @@ together, so that enough of them wait at the same moment; large ones are spread,
 comes as often as the rounds need it, and no oftener. Nothing is remembered of a client: the moment follows from the
 demand, the clock, and a salted hash of its name.
 
+A client stays away for a day at most (`RETRY_AFTER_MAX_S` in the client), so the load cannot be bounded below N / 10 h.
+
 Let N be the population, k how many a round wants, R the time from one opening to the next, L the load that is allowed.
 Nobody may come oftener than every N / L seconds. A check-in waits for h = `WAIT_S_MAX` seconds at most, so enough wait
 at any moment if each client comes every N min(R, h) / (m k) seconds, with a margin of m = 1.5. The longer of the two

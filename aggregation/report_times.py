@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from umbel.aggregation.binomial import Floats
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
+from umbel.aggregation.types import Task
 
 POINTS_MAX = 96
 WATCHED_MIN = 10.0
@@ -61,7 +62,12 @@ class Observation:
 
 
 def observed(record: RoundRecord) -> tuple[Observation, ...]:
-    """What an ended attempt shows: a report is one, whether or not its round came to anything."""
+    """What an ended attempt at training shows: a report is one, whether or not its round came to anything.
+
+    Evaluations take other times, and show nothing.
+    """
+    if record.task is not Task.TRAINING:
+        return ()
     return tuple(_observe(record, client) for client in record.clients)
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.cohort import Choice, choose
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
-from umbel.aggregation.weighting import Candidate
+from umbel.aggregation.cohort import Choice, PassedOver, choose
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting
+from umbel.aggregation.weighting import Candidate, weight_of
 
 PLAN = RoundPlan(RunId("demo"), 3, 1, 4, 2, 1.5, 60.0, Weighting.SAMPLES, 1000, 64.0, seed=7)
 
@@ -100,3 +100,81 @@ def test_where_no_draw_reaches_the_minimum_the_reason_says_what_to_change() -> N
     choice = choose(plan, able, waited_s=60.0)
     assert choice.cohort is None
     assert "lower sample_count_max" in choice.why
+
+
+# --- who must be in it ------------------------------------------------------------------------------------------------
+
+BOTH = pytest.mark.parametrize("weighting", list(Weighting))
+
+
+def covered(weighting: Weighting, sites: tuple[str, ...] = (), tiers: tuple[str, ...] = ()) -> RoundPlan:
+    floor = CoverageFloor(sites=tuple(ClientId(site) for site in sites), tiers=tiers)
+    return replace(PLAN, weighting=weighting, coverage=floor)
+
+
+@BOTH
+def test_a_named_site_that_waits_is_in_every_cohort_and_none_grows(weighting: Weighting) -> None:
+    for number in range(1, 60):
+        plan = replace(covered(weighting, ("c7", "c31")), number=number)
+        cohort = draws(choose(plan, waiting(40), waited_s=0))
+        assert {"c7", "c31"} <= cohort.keys()
+        assert sum(cohort.values()) == plan.n_wanted
+
+
+@BOTH
+def test_a_named_tier_that_waits_has_a_client_in_every_cohort(weighting: Weighting) -> None:
+    rare = [Candidate(ClientId(f"r{i}"), 1, "rare") for i in range(3)]
+    taken: set[ClientId] = set()
+    for number in range(1, 60):
+        plan = replace(covered(weighting, tiers=("rare",)), number=number)
+        taken |= choose(plan, [*waiting(60), *rare], waited_s=0).cohort.keys() & {one.client for one in rare}  # type: ignore[union-attr]  # there is one
+    assert taken == {"r0", "r1", "r2"}, "drawn evenly from the tier, not always the same"
+
+
+def test_a_site_stands_for_its_tier() -> None:
+    able = [*waiting(60), Candidate(ClientId("north"), 10, "rare"), Candidate(ClientId("south"), 10, "rare")]
+    drawn = [
+        choose(replace(covered(Weighting.SAMPLES, ("north",), ("rare",)), number=n), able, 0).cohort
+        for n in range(1, 40)
+    ]
+    n_south = sum("south" in (cohort or {}) for cohort in drawn)
+    assert all("north" in (cohort or {}) for cohort in drawn)
+    assert n_south < 12, "no more often than by chance"
+
+
+def test_the_round_waits_for_what_is_named_while_it_has_patience() -> None:
+    plan = covered(Weighting.SAMPLES, ("north",), ("rare",))
+    choice = choose(plan, waiting(9), waited_s=4)
+    assert choice.cohort is None
+    assert choice.why == "9 clients wait; another 2.0 s for site north, tier rare"
+    assert choose(plan, waiting(9), waited_s=6).cohort is not None
+
+
+def test_where_all_are_asked_a_name_changes_nothing() -> None:
+    plain = choose(PLAN, waiting(6), waited_s=0)
+    assert choose(covered(Weighting.SAMPLES, ("c3",)), waiting(6), waited_s=0) == plain
+    assert plain.passed_over == PassedOver(0, 0)
+
+
+def test_who_waited_and_was_not_drawn_is_counted_at_what_it_is_worth() -> None:
+    choice = choose(PLAN, waiting(9, sample_count=5000), waited_s=0)
+    assert choice.passed_over == PassedOver(3, 3 * PLAN.sample_count_max)
+
+
+@given(
+    st.lists(st.integers(1, 500), min_size=6, max_size=30),
+    st.sets(st.integers(0, 5), max_size=2),
+    st.sampled_from(Weighting),
+    st.integers(1, 50),
+    st.sets(st.integers(0, 29)),
+)
+def test_whoever_is_named_the_bound_on_weights_holds(
+    counts: list[int], named: set[int], weighting: Weighting, number: int, avoided: set[int]
+) -> None:
+    able = [Candidate(ClientId(f"c{i}"), count, "even" if i % 2 == 0 else "odd") for i, count in enumerate(counts)]
+    plan = replace(covered(weighting, tuple(f"c{i}" for i in named), ("odd",)), number=number)
+    cohort = draws(choose(plan, able, 99, [ClientId(f"c{i}") for i in avoided]))
+    assert {f"c{i}" for i in named} <= cohort.keys()
+    assert any(int(client[1:]) % 2 for client in cohort)
+    assert sum(cohort.values()) <= plan.n_wanted
+    assert sum(weight_of(weighting, n, plan.sample_count_max) for n in cohort.values()) <= plan.total_weight_max

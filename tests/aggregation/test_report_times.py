@@ -1,5 +1,6 @@
 """The estimate of report times against what is known of made-up fleets, and against its own definition."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.report_times import Observation, Seen, estimate, observed, tabulate
+from umbel.aggregation.types import Task
 
 
 def seen(kind: Seen, seconds: float, at: float = 0.0, tier: str = "") -> Observation:
@@ -127,3 +129,8 @@ def record(*clients: ClientRecord, committed: bool = True) -> RoundRecord:
 )
 def test_a_record_shows_what_became_of_each_client(client: ClientRecord, expected: tuple[Seen, float]) -> None:
     assert observed(record(client)) == (Observation(5000.0, "lab", 1234, *expected),)
+
+
+def test_an_evaluation_shows_nothing_of_training() -> None:
+    measured = ClientRecord("a", Fate.ACCEPTED, "", 1, report_s=1.0)
+    assert observed(replace(record(measured), task=Task.EVALUATION)) == ()

@@ -342,3 +342,51 @@ def test_a_smaller_cohort_is_part_of_a_larger_one(
 def test_the_weight_of_a_client() -> None:
     assert weight_of(Weighting.SAMPLES, n_draws=1, sample_count=70) == 70
     assert weight_of(Weighting.PROPORTIONAL, n_draws=3, sample_count=70) == 3
+
+
+# --- a coverage floor's price -----------------------------------------------------------------------------------------
+
+
+def inclusion(clients: Sequence[ClientId], named: ClientId, k: int) -> dict[ClientId, Fraction]:
+    """The chance of each client to be in a cohort of `k` that `named` is always in."""
+    return {client: Fraction(1) if client == named else Fraction(k - 1, len(clients) - 1) for client in clients}
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_a_named_site_counts_as_if_the_others_held_less(k: int) -> None:
+    """`samples`: numerator and denominator are, in expectation, those of the mean weighted by n_i pi_i."""
+    clients = [candidate.client for candidate in CANDIDATES]
+    named, others = clients[0], clients[1:]
+    cohorts = [[HOLDERS[c] for c in (named, *rest)] for rest in combinations(others, k - 1)]
+    pi = inclusion(clients, named, k)
+    numerator = sum((h.n * h.x for cohort in cohorts for h in cohort), Fraction()) / len(cohorts)
+    denominator = Fraction(sum(h.n for cohort in cohorts for h in cohort), len(cohorts))
+    assert numerator == sum((pi[c] * HOLDERS[c].n * HOLDERS[c].x for c in clients), Fraction())
+    assert denominator == sum((pi[c] * HOLDERS[c].n for c in clients), Fraction())
+
+
+def test_the_draw_includes_the_named_always_and_the_others_alike() -> None:
+    k, clients = 2, [candidate.client for candidate in CANDIDATES]
+    pi = inclusion(clients, clients[0], k)
+    cohorts = [draw(Weighting.SAMPLES, CANDIDATES, k, seed, required=clients[:1]) for seed in range(N_SEEDS)]
+    for client in clients[1:]:
+        assert abs(z_score([float(client in cohort) for cohort in cohorts], float(pi[client]))) < 4
+    assert all(clients[0] in cohort and len(cohort) == k for cohort in cohorts)
+
+
+def test_a_named_site_takes_the_last_draw_where_all_missed_it() -> None:
+    """`proportional`: its expected draws rise from K p to K p + (1 - p)^K, and the cohort stays as large."""
+    k, named = 5, CANDIDATES[0]
+    p = named.sample_count / N
+    cohorts = [draw(Weighting.PROPORTIONAL, CANDIDATES, k, seed, required=[named.client]) for seed in range(N_SEEDS)]
+    plain = [draw(Weighting.PROPORTIONAL, CANDIDATES, k, seed) for seed in range(N_SEEDS)]
+    assert all(sum(cohort.values()) == k and named.client in cohort for cohort in cohorts)
+    assert all(new == old for new, old in zip(cohorts, plain, strict=True) if named.client in old)
+    assert abs(z_score([float(cohort[named.client]) for cohort in cohorts], k * p + (1 - p) ** k)) < 4
+
+
+def test_as_many_may_be_required_as_are_drawn() -> None:
+    everybody = [candidate.client for candidate in CANDIDATES]
+    for seed in range(50):
+        cohort = draw(Weighting.PROPORTIONAL, CANDIDATES, len(everybody), seed, required=everybody)
+        assert cohort == dict.fromkeys(everybody, 1)

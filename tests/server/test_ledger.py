@@ -1,0 +1,93 @@
+"""What an ended attempt's record tells of the data: how much was asked, in and left out, and what was not covered."""
+
+from dataclasses import replace
+
+import pytest
+
+from umbel.aggregation import round as machine
+from umbel.aggregation.coverage import Gap
+from umbel.aggregation.records import Fate, RoundRecord
+from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Reported, RoundState, Tick, Training
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.weighting import Candidate
+from umbel.server.ledger import Book, Ending, Member, live_round, round_record
+
+NORTH, SOUTH, NOWHERE = (ClientId(name) for name in ("north", "south", "nowhere"))
+FLOOR = CoverageFloor(0.9, (NORTH, NOWHERE), ("ward",))
+PLAN = RoundPlan(
+    RunId("demo"), 1, 1, 3, 1, 1.0, 60.0, Weighting.SAMPLES, 1000, 64.0, seed=7, coverage=FLOOR, tuned="from 80 clients"
+)
+WAITING = (
+    Candidate(NORTH, 800, "hospital"),
+    Candidate(SOUTH, 100, "ward"),
+    Candidate(ClientId("w1"), 50, "ward"),
+    Candidate(ClientId("w2"), 50, "ward"),
+)
+
+
+def opened() -> Training:
+    state, _ = machine.advance(Recruiting(PLAN, since=0.0), Gathered(100.0, WAITING))
+    assert isinstance(state, Training)
+    return state
+
+
+def book(state: Training) -> Book:
+    members = {client: Member(member.sample_count) for client, member in state.cohort.items()}
+    return Book(members, state.opened_at, heard_at=lambda _client: 160.0)
+
+
+def told(state: RoundState, of: Training) -> RoundRecord:
+    assert isinstance(state, Closing | Abandoned)
+    return round_record(state, book(of), Ending(1, None, state.reason, 161.0, model_bytes=1234))
+
+
+def without_north() -> tuple[Training, RoundRecord]:
+    """Everybody of the cohort but `north` reports; then the window is over."""
+    training = opened()
+    state: RoundState = training
+    for client in sorted(training.cohort.keys() - {NORTH}):
+        state, _ = machine.advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64)))
+    state, _ = machine.advance(state, Tick(160.0))
+    return training, told(state, training)
+
+
+def test_a_record_tells_how_much_data_was_asked_in_and_left_out() -> None:
+    training, record = without_north()
+    asked = sum(member.sample_count for member in training.cohort.values())
+    assert len(training.cohort) == 3
+    assert NORTH in training.cohort
+    assert (record.samples_selected, record.samples_left_out) == (asked, 800)
+    assert record.samples_in == asked - 800
+    assert record.samples_share == pytest.approx((asked - 800) / asked)
+    assert (record.passed_over, record.samples_passed_over) == (1, 1000 - asked)
+
+
+def test_a_record_tells_what_is_not_covered_and_why() -> None:
+    _, record = without_north()
+    assert [gap.what for gap in record.uncovered] == ["the share of samples", "site north", "site nowhere"]
+    why = "had not reported: the window of 60 s is over with 2 reports"
+    assert record.uncovered[1] == Gap("site", "north", why, 800)
+    assert not any(gap.may_close for gap in record.uncovered)
+    assert record.reason.endswith("; not covered: the share of samples, site north, site nowhere")
+
+
+def test_a_record_tells_the_window_it_had_and_each_clients_tier() -> None:
+    training, record = without_north()
+    assert (record.window_s, record.over_selection, record.tuned) == (60.0, 1.0, "from 80 clients")
+    assert (record.open_s, record.model_bytes) == (60.0, 1234)
+    tiers = {client.client: client.tier for client in record.clients}
+    assert tiers == {client: member.tier for client, member in training.cohort.items()}
+    assert {client.fate for client in record.clients if client.client == NORTH} == {Fate.RELEASED}
+
+
+def test_an_attempt_that_never_opened_asked_for_nothing() -> None:
+    stopped, _ = machine.advance(Recruiting(PLAN, since=0.0), machine.Stopped(5.0, "enough"))
+    record = told(stopped, replace(opened(), cohort={}))
+    assert (record.samples_selected, record.samples_share, record.open_s) == (0, 0.0, 0.0)
+
+
+def test_an_open_round_says_what_it_still_waits_for() -> None:
+    training = opened()
+    live = live_round(training, book(training), waiting=0, now=101.0)
+    assert live is not None
+    assert live.why == "0 of 3 reports are in; coverage waits for the share of samples, site north, tier ward"
