@@ -26,9 +26,9 @@ from umbel.client.files import make_private, sync_directory
 from umbel.client.nested import Packing, unpack
 
 _SHARE = 1 / 40
-# Until one was saved, expect weights and as much again twice (Adam's moments), on a disk as slow as a good SD card.
+# Until one was saved, expect weights and as much again twice (Adam's moments), on a disk that turns.
 _FIRST_COPIES = 3
-_FIRST_BYTES_PER_S = 50e6
+_FIRST_BYTES_PER_S = 100e6
 # What the smallest one costs: two flushes to a disk that turns.
 _LEAST_S = 0.025
 _KEY = "umbel.checkpoint"
