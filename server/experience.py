@@ -31,7 +31,8 @@ class Experience:
             self._attempts, self._count = {}, 0
             for record in sorted(records, key=lambda record: record.opened_at):
                 self.note(record)
-            if len(records) < n_wanted or self._count >= OBSERVATIONS_MAX or n_wanted >= _ATTEMPTS_MAX:
+            n_read = sum(len(record.clients) for record in records)
+            if len(records) < n_wanted or n_read >= OBSERVATIONS_MAX or n_wanted >= _ATTEMPTS_MAX:
                 return
             n_wanted *= _GROWTH
 
