@@ -46,7 +46,7 @@ class Auditor:
         self.n_reports_unsigned = 0
         self._keys = {key_text(key) for key in keys}
         self._parse = parse
-        self._run = ""
+        self.run = ""
         self._versions: list[ModelId] = []
         self._training = (1, 1)
         self._evaluation = (0, 1)
@@ -93,8 +93,8 @@ class Auditor:
             raise AuditFailed(f"it says that it is bundle {bundle.number}: one is missing, out of order, or twice here")
         if bundle.previous != self.head:
             raise AuditFailed("it does not follow the bundle before it: its `previous` is another hash")
-        if number and bundle.run != self._run:
-            raise AuditFailed(f"it is of the run {bundle.run!r}, not of {self._run!r}")
+        if number and bundle.run != self.run:
+            raise AuditFailed(f"it is of the run {bundle.run!r}, not of {self.run!r}")
         if isinstance(bundle.facts, RunCreated) is not (number == 0):
             raise AuditFailed("a chain begins with its run's creation, and holds that once")
 
@@ -102,7 +102,7 @@ class Auditor:
         _require(json_sha256(created.run_file) == created.run_file_sha256, "the run file does not have its hash")
         _require(created.run_file.get("name") == bundle.run, "the run file is of another run")
         _require(created.model.version == 0, "a run begins with version 0 of its model")
-        self._run, self.created, self._versions = bundle.run, created, [created.model]
+        self.run, self.created, self._versions = bundle.run, created, [created.model]
 
     def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
         created = self.created
@@ -159,7 +159,7 @@ class Auditor:
             self.n_reports_unsigned += 1
             return
         self.n_reports_signed += 1
-        assignment = assignment_id(RunId(self._run), ended.round, ended.attempt, ClientId(one.client), ended.plan.task)
+        assignment = assignment_id(RunId(self.run), ended.round, ended.attempt, ClientId(one.client), ended.plan.task)
         check_report(report, one, report_target(assignment, ended.plan.task))
         _require(
             ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import IO, Any, Literal, Self, TypeVar
 
 import httpx
 from pydantic import TypeAdapter
 
+from umbel.aggregation.audit import PublicAuditKey
 from umbel.aggregation.records import RunProgress, RunView, VersionRecord
 from umbel.aggregation.signatures import Target
 from umbel.aggregation.types import require_slug
@@ -27,9 +28,11 @@ from umbel.client.transport import Answer, Patience, Transport, at_any_address, 
 
 MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
+AUDIT_BYTES_MAX = 1 << 30  # bundles of the largest cohorts, some in a page
 CLIENTS_BYTES_MAX = 1 << 28
 _PIECE_BYTES = 1 << 20
 VERSIONS_PAGE = 1000
+_AUDIT_KEY = TypeAdapter(PublicAuditKey)
 _RUN = TypeAdapter(RunView)
 _RUNS = TypeAdapter(list[RunView])
 _PROGRESS = TypeAdapter(RunProgress)
@@ -170,25 +173,55 @@ class Operator:
 
     def download_model(self, sha256: str, path: Path | str) -> None:
         """Write a model to `path`, whole and checked, or not at all."""
-        path, digest, n_bytes = Path(path), hashlib.sha256(), 0
+        self._download(f"/v1/admin/models/{sha256}", Path(path), sha256)
+
+    def audit_key(self) -> str:
+        """The key that the coordinator says it signs audit bundles with, base64. Anyone may ask."""
+        return self._ask("GET", "/v1/audit-key").parse(_AUDIT_KEY).public_key
+
+    def audit_page(self, name: str, after: int) -> bytes:
+        """Some of a run's audit bundles, from number `after` on, as they came; `audit.py` reads them."""
+        require_slug(name, "name")
+        return self._ask("GET", f"/v1/admin/runs/{name}/audit", query=f"after={after}", bytes_max=AUDIT_BYTES_MAX).body
+
+    def download_start(self, name: str, number: int, sha256: str, path: Path) -> None:
+        """Write the full-precision model that an audit bundle's attempt began with to `path`, checked."""
+        require_slug(name, "name")
+        self._download(f"/v1/admin/runs/{name}/audit/{number}/model", path, sha256)
+
+    def download_update(self, name: str, number: int, client: str, path: Path, bytes_max: int) -> str:
+        """Write a client's update, if the coordinator has kept it, to `path`; the SHA-256 of what came."""
+        require_slug(name, "name")
+        require_slug(client, "client")
+        with path.open("wb") as file:
+            return self._write(f"/v1/admin/runs/{name}/audit/{number}/updates/{client}", file, bytes_max)
+
+    def _download(self, address: str, path: Path, sha256: str) -> None:
+        """Write a model to `path`, whole and checked, or not at all."""
         if not path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to; make it first")
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
             part = Path(file.name)
             try:
-                with self._transport.stream("GET", f"/v1/admin/models/{sha256}") as response:
-                    for piece in response.iter_raw(_PIECE_BYTES):
-                        n_bytes += len(piece)
-                        if n_bytes > MODEL_BYTES_MAX:
-                            raise CoordinatorMisbehaved("the model has no end")
-                        digest.update(piece)
-                        file.write(piece)
-                if digest.hexdigest() != sha256:
+                if self._write(address, file, MODEL_BYTES_MAX) != sha256:
                     raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {sha256[:12]}…")
                 part.replace(path)
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
+
+    def _write(self, address: str, file: IO[bytes], bytes_max: int) -> str:
+        """Write what is at an address to an open file; its SHA-256."""
+        digest, n_bytes = hashlib.sha256(), 0
+        with self._transport.stream("GET", address) as response:
+            for piece in response.iter_raw(_PIECE_BYTES):
+                n_bytes += len(piece)
+                if n_bytes > bytes_max:
+                    raise CoordinatorMisbehaved(f"what came from {address} has no end")
+                digest.update(piece)
+                file.write(piece)
+        file.flush()
+        return digest.hexdigest()
 
 
 def _asking_again(step: Callable[[], T], patience_s: float) -> T:

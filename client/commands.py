@@ -9,22 +9,10 @@ from typing import Annotated
 
 import typer
 
-Server = Annotated[
-    str,
-    typer.Option(
-        "--server",
-        envvar="UMBEL_SERVER",
-        metavar="URL[,URL...]",
-        help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas.",
-    ),
-]
+from umbel.client.audit_commands import audit_run, replay_run, verify_file
+from umbel.client.flags import AsJson, KeyFile, RunName, Server
+
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option("--admin-key-file", help="File that holds the admin key; else the variable UMBEL_ADMIN_KEY is read."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
-RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
 
 ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
 
@@ -32,6 +20,9 @@ run_app = typer.Typer(
     help="Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export.",
     no_args_is_help=True,
 )
+run_app.command("audit")(audit_run)
+run_app.command("verify")(verify_file)
+run_app.command("replay")(replay_run)
 client_app = typer.Typer(help="Enrolled clients: list, remove.", no_args_is_help=True)
 token_app = typer.Typer(help="One-time enrolment tokens.", no_args_is_help=True)
 model_app = typer.Typer(help="Model files.", no_args_is_help=True)

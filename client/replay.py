@@ -1,4 +1,4 @@
-"""A round made again on an operator's machine, from what the coordinator kept: `umbel.aggregation.replay` with files."""
+"""A round made again on an operator's machine, of what the coordinator kept; `aggregation.replay` with files."""
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -56,10 +56,10 @@ def replay(source: Source, ended: RoundEnded, layout_text: str, tell: Tell) -> M
 def _fold(source: Source, one: Participant, layout: Layout, again: Replay, path: Path) -> None:
     """Fetch one update, see that it is the one that was reported, and add it. One at a time is on disk."""
     sha256, bytes_max = update_sha256_of(one), expected_bytes(Codec.FLOAT32, layout.n_values)
-    source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
-    if (found := file_sha256(path)) != sha256:
+    found = source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
+    if found != sha256:
         raise AuditFailed(
-            f"the update of {one.client} has the hash {found[:16]}…, not the {sha256[:16]}… of its report: it was changed"
+            f"the update of {one.client} was changed: it has the hash {found[:16]}…, its report says {sha256[:16]}…"
         )
     with path.open("rb", buffering=0) as file:
         again.fold(one, file.read(HEADER_BYTES), _values(file.readinto))

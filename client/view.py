@@ -48,7 +48,9 @@ def _headline(run: RunView) -> Text:
     line = Text.assemble(
         (printable(run.name), "bold"), f"  {run.rounds_done} of {run.rounds_planned} rounds  ", run.status.value
     )
-    return line.append(f"  {printable(run.reason)}", "dim") if run.reason else line
+    if run.reason:
+        line.append(f"  {printable(run.reason)}", "dim")
+    return line.append(f"\naudit head {printable(run.audit_head)}", "dim") if run.audit_head else line
 
 
 def _live_line(live: LiveRound) -> Text:

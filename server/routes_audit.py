@@ -25,12 +25,12 @@ _BINARY: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
 _PAGE: dict[int | str, dict[str, Any]] = {200: {"description": "See docs/audit.md"}}
-router = APIRouter(prefix="/v1", tags=["audit"])
+router = APIRouter(tags=["audit"])
 admin = APIRouter(prefix="/v1/admin/runs/{name}/audit", tags=["audit"], dependencies=[Operator])
 Number = Annotated[int, Path(ge=0, lt=1 << 31)]
 
 
-@router.get("/audit-key", responses=problems())
+@router.get("/v1/audit-key", responses=problems())
 async def get_audit_key(state: StateDep) -> PublicAuditKey:
     """The key that signs audit bundles: note it while you trust its source."""
     return PublicAuditKey(state.audit_key.public)

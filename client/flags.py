@@ -1,0 +1,22 @@
+"""Flags and arguments that several of the command line's verbs have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        envvar="UMBEL_SERVER",
+        metavar="URL[,URL...]",
+        help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--admin-key-file", help="File that holds the admin key; else the variable UMBEL_ADMIN_KEY is read."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]

@@ -1,0 +1,338 @@
+"""Audit bundles end to end: what a coordinator signs, an auditor verifies and makes again; what is tampered with."""
+
+import asyncio
+import json
+import sqlite3
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tests.server_device import Device, House, Json, house, problem, run_file, small_state, stored_updates, update_of
+from umbel.aggregation.audit import key_text
+from umbel.aggregation.layout import Layout
+from umbel.client.admin import Operator
+from umbel.client.audit_console import audit_run, replay_run, verify_file
+
+N_CLIENTS = 3
+
+
+class _Bridge(httpx.BaseTransport):
+    """Requests of a synchronous client, answered by an application that runs in the event loop of another thread."""
+
+    def __init__(self, it: House, loop: asyncio.AbstractEventLoop) -> None:
+        self._it, self._loop = it, loop
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return asyncio.run_coroutine_threadsafe(self._ask(request), self._loop).result()
+
+    async def _ask(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._it.http.request(
+            request.method, request.url, headers=request.headers, content=request.read()
+        )
+        return httpx.Response(answer.status_code, headers=answer.headers, content=iter([answer.content]))
+
+
+async def operating(it: House, act: Callable[[Operator], object]) -> None:
+    """Do what an operator does, from a thread."""
+    key = it.settings.admin_key_path.read_text().strip()
+    bridge = _Bridge(it, asyncio.get_running_loop())
+
+    def work() -> None:
+        with Operator("http://127.0.0.1", key, bridge) as operator:
+            act(operator)
+
+    await asyncio.to_thread(work)
+
+
+def values_of(layout: Layout, seed: int) -> torch.Tensor:
+    return torch.randn(layout.n_values, generator=torch.Generator().manual_seed(seed))
+
+
+async def play(it: House, updates: str, rounds: int = 2) -> list[Device]:
+    """A run of some rounds, over; its devices."""
+    text = run_file(count=rounds, target=N_CLIENTS) + f'[retention]\nupdates = "{updates}"\n'
+    layout = await it.begin(text, small_state())
+    devices = await it.devices(N_CLIENTS)
+    for number in range(rounds):
+        await asyncio.gather(
+            *(one.take_part(layout, values_of(layout, 10 * number + i)) for i, one in enumerate(devices))
+        )
+        await it.ended(number + 1)
+    return devices
+
+
+async def bundles(it: House) -> list[Json]:
+    answer = await it.http.get("/v1/admin/runs/demo/audit", headers=it.admin)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["bundles"])
+
+
+def in_house(data: Path, act: Callable[[House], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with house(data) as it:
+            await act(it)
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    with pytest.raises(typer.Exit) as raised:
+        yield
+    assert raised.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("any_database")
+def test_a_run_is_verified_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def act(it: House) -> None:
+        await play(it, "all")
+        await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+        out = tmp_path / "audit.jsonl"
+        await operating(it, lambda operator: audit_run(operator, "demo", out, (), (), as_json=False))
+        key = (await it.http.get("/v1/audit-key")).json()["public_key"]
+        head = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()["audit_head"]
+        assert head == (await bundles(it))[-1]["sha256"]
+        verify_file(out, [key], [head], as_json=True)
+
+    in_house(tmp_path / "data", act)
+    told = capsys.readouterr().out
+    assert told.count("the same hash") == 2
+    assert "3 bundles fit, 2 committed rounds, 6 reports with their clients' signatures" in told
+    assert "pin it with --key" in told
+    assert stat.S_IMODE((tmp_path / "data" / "audit.key").stat().st_mode) == 0o600
+
+
+def test_updates_that_are_not_kept_leave_a_chain_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def act(it: House) -> None:
+        await play(it, "none")
+        with failing():
+            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+        while stored_updates(it.settings):  # noqa: ASYNC110 - nothing rings when a file is gone
+            await asyncio.sleep(0.01)
+        gone = await it.http.get("/v1/admin/runs/demo/audit/1/updates/d0", headers=it.admin)
+        assert problem(gone) == "unknown-upload"
+
+    in_house(tmp_path, act)
+    told = capsys.readouterr()
+    assert "3 bundles fit" in told.out
+    assert (
+        "round 1 cannot be made again: its updates were deleted when the round had ended: the run file says "
+        'retention.updates = "none"' in told.err
+    )
+
+
+@pytest.mark.usefixtures("any_database")
+def test_updates_are_kept_for_as_many_rounds_as_the_policy_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def act(it: House) -> None:
+        await play(it, "2 rounds", rounds=3)
+        lines = await bundles(it)
+        assert [one["bundle"]["facts"].get("updates", {}).get("deleted") for one in lines] == [None, [], [], [1]]
+        assert [one["updates_deleted_at"] is None for one in lines] == [True, False, True, True]
+        with failing():
+            await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+
+    in_house(tmp_path, act)
+    told = capsys.readouterr()
+    assert told.out.count("the same hash") == 2
+    assert "round 1 cannot be made again: its updates were deleted at 20" in told.err
+
+    async def again(it: House) -> None:
+        await operating(it, lambda operator: replay_run(operator, "demo", 3, (), ()))
+
+    in_house(tmp_path, again)  # the sweep at the start keeps what is kept
+
+
+def test_an_update_that_was_changed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def act(it: House) -> None:
+        await play(it, "all", rounds=1)
+        path = next(path for path in stored_updates(it.settings) if ".d1" in str(path))
+        data = bytearray(path.read_bytes())
+        data[70] ^= 1
+        path.write_bytes(data)
+        with failing():
+            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+        path.unlink()
+        with failing():
+            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+
+    in_house(tmp_path, act)
+    assert "round 1: the update of d1 was changed" in capsys.readouterr().err
+
+
+def test_a_model_that_was_changed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def act(it: House) -> None:
+        await play(it, "all", rounds=1)
+        [_, line] = await bundles(it)
+        path = tmp_path / "blobs" / "models" / line["bundle"]["facts"]["model_in"]["master_sha256"]
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.chmod(0o600)
+        path.write_bytes(data)
+        with failing():
+            await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
+
+    in_house(tmp_path, act)
+    assert "the model that came does not have the SHA-256" in capsys.readouterr().err
+
+
+def _execute(data: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(data / "umbel.db")) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE audits SET bundle = replace(bundle, '\"round\":1', '\"round\":7') WHERE number = 1", "it was changed"),
+        ("UPDATE audits SET sha256 = (SELECT sha256 FROM audits WHERE number = 0) WHERE number = 1", "it was changed"),
+        ("UPDATE audits SET signature = (SELECT signature FROM audits WHERE number = 0) WHERE number = 1", "signature"),
+        ("DELETE FROM audits WHERE number = 1", "bundle 1 (round 2): it says that it is bundle 2: one is missing"),
+        ("DELETE FROM audits WHERE number = 2", "bundles are missing or replaced"),
+        ("DELETE FROM audits WHERE number = 0", "bundle 0 (round 1): it says that it is bundle 1"),
+        (
+            "UPDATE audits SET number = CASE number WHEN 1 THEN 12 ELSE 11 END WHERE number > 0",
+            "bundle 1 (round 2): it says that it is bundle 2",
+        ),
+    ],
+)
+def test_what_is_changed_in_the_database_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str, said: str
+) -> None:
+    async def prepare(it: House) -> None:
+        await play(it, "none")
+
+    async def act(it: House) -> None:
+        with failing():
+            await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+
+    in_house(tmp_path, prepare)
+    _execute(tmp_path, statement)
+    in_house(tmp_path, act)
+    assert said in capsys.readouterr().err
+
+
+def test_a_chain_cut_off_together_with_its_head_is_noticed_by_who_noted_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = ""
+
+    async def prepare(it: House) -> None:
+        nonlocal noted
+        await play(it, "none")
+        noted = (await bundles(it))[-1]["sha256"]
+
+    async def act(it: House) -> None:
+        await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=True))
+        with failing():
+            await operating(it, lambda operator: audit_run(operator, "demo", None, (), [noted], as_json=True))
+
+    in_house(tmp_path, prepare)
+    cut = "UPDATE runs SET audit_number = 1, audit_sha256 = (SELECT sha256 FROM audits WHERE number = 1)"
+    _execute(tmp_path, "DELETE FROM audits WHERE number = 2", cut)
+    in_house(tmp_path, act)
+    assert f"no bundle of this chain has the hash {noted[:16]}… that was noted" in capsys.readouterr().err
+
+
+def test_another_key_than_the_pinned_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def act(it: House) -> None:
+        await play(it, "none", rounds=1)
+        pinned = [key_text(Ed25519PrivateKey.generate().public_key().public_bytes_raw())]
+        with failing():
+            await operating(it, lambda operator: audit_run(operator, "demo", None, pinned, (), as_json=False))
+
+    in_house(tmp_path, act)
+    assert "which is none of those that are trusted" in capsys.readouterr().err
+
+
+def test_a_key_that_was_replaced_in_mid_run_is_seen_and_may_be_trusted_beside_the_old_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def first(it: House) -> None:
+        await it.begin(run_file(target=1), small_state())
+
+    async def act(it: House) -> None:
+        [device] = await it.devices(1)
+        layout = Layout.of_state(small_state())
+        await device.take_part(layout, values_of(layout, 1))
+        await it.ended(1)
+        with failing():
+            await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+        keys = [one["bundle"]["key"] for one in await bundles(it)]
+        assert len(set(keys)) == 2
+        await operating(it, lambda operator: audit_run(operator, "demo", None, keys, (), as_json=False))
+
+    in_house(tmp_path, first)
+    (tmp_path / "audit.key").unlink()
+    in_house(tmp_path, act)
+    assert "bundle 0: it names the audit key" in capsys.readouterr().err
+
+
+def test_every_attempt_has_its_bundle_and_a_restart_goes_on_with_the_chain(tmp_path: Path) -> None:
+    async def begin(it: House) -> None:
+        layout = await it.begin(run_file(count=2, target=2, minimum=2, window_s=60.0), small_state())
+        devices = await it.devices(2)
+        await asyncio.gather(*(one.work(layout) for one in devices))
+        for one in devices:
+            answer = await one.send(
+                "PUT", f"/v1/assignments/demo.1.1.{one.name}/decline", json.dumps({"reason": "no data"}).encode()
+            )
+            assert answer.status_code == 204
+        await it.ended(1)
+
+    async def go_on(it: House) -> None:
+        stopped = await it.http.post("/v1/admin/runs/demo/stop", json={"reason": "enough"}, headers=it.admin)
+        assert stopped.status_code == 200
+        await it.ended(2)
+        lines = await bundles(it)
+        facts = [one["bundle"]["facts"] for one in lines]
+        assert [(one.get("round"), one.get("attempt")) for one in facts] == [(None, None), (1, 1), (1, 2)]
+        assert [one["reason"] for one in facts[1]["clients"]][0] == "no data"
+        assert not facts[1]["committed"]
+        assert facts[2]["run_status"] == "stopped"
+        await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+
+    in_house(tmp_path, begin)
+    in_house(tmp_path, go_on)
+
+
+def test_a_report_to_an_address_in_another_spelling_is_refused(tmp_path: Path) -> None:
+    async def act(it: House) -> None:
+        layout = await it.begin(run_file(target=1), small_state())
+        [device] = await it.devices(1)
+        assignment = await device.work(layout)
+        update = update_of(layout, values_of(layout, 1))
+        assert (await device.upload(assignment["id"], update)).status_code == 201
+        for url in (f"/v1/assignments/{assignment['id']}/report?a=1", "/v1/assignments/demo%2E1.1.d0/report"):
+            body = {"sample_count": 10, "steps_done": 1, "steps_planned": 1, "update_sha256": "a" * 64}
+            refused = await device.send("PUT", url, json.dumps(body).encode())
+            assert problem(refused) == "malformed-request"
+            assert "in this spelling" in refused.json()["detail"]
+
+    in_house(tmp_path, act)
+
+
+def test_bundles_and_updates_are_the_operators_alone_and_the_key_is_anyones(tmp_path: Path) -> None:
+    async def act(it: House) -> None:
+        await play(it, "all", rounds=1)
+        for path in ("", "/1/updates/d0", "/1/model"):
+            refused = await it.http.get(f"/v1/admin/runs/demo/audit{path}")
+            assert problem(refused) == "admin-key-refused"
+        assert (await it.http.get("/v1/audit-key")).json()["algorithm"] == "ed25519"
+        update = await it.http.get("/v1/admin/runs/demo/audit/1/updates/d0", headers=it.admin)
+        assert update.content[:4] == b"UMBL"
+        unknown = await it.http.get("/v1/admin/runs/demo/audit/9/model", headers=it.admin)
+        assert problem(unknown) == "not-found"
+
+    in_house(tmp_path, act)
