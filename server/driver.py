@@ -515,6 +515,8 @@ class _Batch:
         history: Sequence[StoredVersion],
     ) -> RoundEnd:
         driver = self._driver
+        declined = {one.event.client for one in self._letters[: self._n_decided] if isinstance(one.event, Declined)}
+        assignments = [replace(one, is_declined=one.is_declined or one.client in declined) for one in assignments]
         known = Known(driver.book(self.found.state, assignments), driver.services.clock.now(), history)
         return driver.end_of(self, state, run, known)
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, or_, select, text, union, update
+from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, text, union, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from umbel.aggregation.records import VersionRecord
@@ -66,8 +66,8 @@ class VersionStore:
             await self._lock(tx)
             is_old = _VERSION.c.deleted_at <= deleted_before
             is_kept = or_(_VERSION.c.deleted_at.is_(None), _VERSION.c.deleted_at > deleted_before)
-            kept = union(_names(is_kept), select(_CLAIM.c.sha256), select(_REMOVAL.c.sha256))
-            old = _names(is_old & _VERSION.c.removed_at.is_(None)).subquery()
+            kept = union(*_names(is_kept), select(_CLAIM.c.sha256), select(_REMOVAL.c.sha256))
+            old = union(*_names(is_old & _VERSION.c.removed_at.is_(None))).subquery()
             found = await tx.scalars(select(old.c.sha256).where(old.c.sha256.not_in(kept)))  # one snapshot for all
             rows = [{"sha256": sha256} for sha256 in sorted(found)]
             if rows:
@@ -75,8 +75,11 @@ class VersionStore:
             return tuple((await tx.scalars(select(_REMOVAL.c.sha256).order_by(_REMOVAL.c.sha256))).all())
 
     async def end_removal(self, sha256s: Sequence[str], now: float) -> None:
-        """These files are gone."""
-        gone = or_(_VERSION.c.sha256.in_(sha256s), _VERSION.c.master_sha256.in_(sha256s))
+        """These files are gone. A version whose master copy alone is gone is done with, too, for its published file is
+        that of another version, which answers for it; unless it is only claimed.
+        """
+        is_claimed = _VERSION.c.sha256.in_(select(_CLAIM.c.sha256))
+        gone = _VERSION.c.sha256.in_(sha256s) | (_VERSION.c.master_sha256.in_(sha256s) & ~is_claimed)
         async with self._db.writing("end_removal") as tx:
             await tx.execute(update(_VERSION).where(gone, _VERSION.c.deleted_at.is_not(None)).values(removed_at=now))
             await tx.execute(delete(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)))
@@ -168,7 +171,7 @@ def _version(row: Row[Any]) -> StoredVersion:
     return StoredVersion(record, row.master_sha256)
 
 
-def _names(which: Any) -> Any:
-    """The names of the files, both kinds, of some versions."""
-    published, masters = select(_VERSION.c.sha256).where(which), select(_VERSION.c.master_sha256).where(which)
-    return union(published, masters.with_only_columns(_VERSION.c.master_sha256.label("sha256")))
+def _names(which: ColumnElement[bool]) -> tuple[Select[tuple[str]], Select[tuple[str]]]:
+    """The names of the files, published ones and master copies, of some versions."""
+    published, masters = _VERSION.c.sha256, _VERSION.c.master_sha256.label("sha256")
+    return select(published).where(which), select(masters).where(which)
