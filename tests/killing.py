@@ -1,0 +1,138 @@
+"""Coordinator processes that kill themselves, with SIGKILL, at a chosen step: just before it, or just after.
+
+The steps are the seams between what a coordinator decides, stores and does. The machine's commands are read from their
+union, so that a new one cannot be forgotten. Processes are forked from one that has imported everything already
+(`forkserver`): a real process each, that starts within a tenth of a second instead of seconds.
+"""
+
+import functools
+import inspect
+import itertools
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, get_args
+
+from umbel.aggregation.round import Command
+from umbel.server import driver
+from umbel.server.closing import Closer
+from umbel.server.driver import RunDriver
+from umbel.server.local_blobs import LocalBlobs
+from umbel.server.process import run
+from umbel.server.registry import Registry
+from umbel.server.replicas import Replicas
+from umbel.server.round_store import RoundStore
+from umbel.server.settings import Settings
+from umbel.server.upload_store import UploadStore
+from umbel.server.waiter_store import WaiterStore
+
+COMMANDS: tuple[type[Command], ...] = get_args(Command)
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A method, and which of its calls are meant: those with an argument of type `takes`, if it is given."""
+
+    owner: type
+    method: str
+    takes: type | None = None
+
+
+STEPS: Mapping[str, Step] = {
+    "enter the list of replicas": Step(Replicas, "start"),
+    "store a run": Step(RoundStore, "add_run"),
+    "store an enrolment": Step(Registry, "enrol"),
+    "store nonces": Step(Registry, "_write_batch"),
+    "store who waits": Step(WaiterStore, "_put"),
+    "put a blob": Step(LocalBlobs, "put"),
+    "store a chunk": Step(UploadStore, "add_chunk"),
+    "decide": Step(vars(driver)["_Batch"], "decide"),  # in the middle of a transaction
+    "store what was decided": Step(RoundStore, "step"),
+    **{f"carry out {command.__name__}": Step(RunDriver, "carry_out", command) for command in COMMANDS},
+    "take the lease to close": Step(Closer, "leads"),
+    "adopt what a dead replica had folded": Step(RoundStore, "adopt"),
+    "make the model": Step(Closer, "_make_model"),
+    "store the end of an attempt": Step(RoundStore, "_end"),  # in the middle of a transaction
+    "remove the updates of an attempt": Step(Closer, "end"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Die before or after the `nth` time that a step is done."""
+
+    step: str
+    is_before: bool
+    nth: int = 1
+
+
+def start(settings: Settings, death: Death | None = None) -> ForkServerProcess:
+    """A coordinator in a process of its own. It dies with this process, and at the latest when it is told to."""
+    process = _CONTEXT.Process(target=_serve, args=(settings.model_dump(), death), daemon=True)
+    process.start()
+    return process
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _serve(settings: dict[str, Any], death: Death | None) -> None:
+    if death is not None:
+        _arm(death)
+    data = Path(settings["data"])
+    data.mkdir(parents=True, exist_ok=True)
+    log = os.open(data / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    run(Settings(**settings), "info", announce=print)
+
+
+def _arm(death: Death) -> None:
+    """Have the step's method kill this process."""
+    step = STEPS[death.step]
+    original = inspect.getattr_static(step.owner, step.method)
+    setattr(step.owner, step.method, _deadly(original, step, death))
+
+
+def _deadly(original: Callable[..., Any], step: Step, death: Death) -> Callable[..., Any]:
+    count = itertools.count(1)
+
+    def is_due(arguments: Sequence[object]) -> bool:
+        is_meant = step.takes is None or any(isinstance(one, step.takes) for one in arguments)
+        return is_meant and next(count) == death.nth
+
+    @functools.wraps(original)
+    def call(*arguments: Any, **named: Any) -> Any:
+        due = is_due(arguments)
+        if due and death.is_before:
+            _die()
+        result = original(*arguments, **named)
+        if due:
+            _die()
+        return result
+
+    @functools.wraps(original)
+    async def call_async(*arguments: Any, **named: Any) -> Any:
+        due = is_due(arguments)
+        if due and death.is_before:
+            _die()
+        result = await original(*arguments, **named)
+        if due:
+            _die()
+        return result
+
+    return call_async if inspect.iscoroutinefunction(original) else call
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

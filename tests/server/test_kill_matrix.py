@@ -1,0 +1,161 @@
+"""kill -9 before and after every step, over SQLite and PostgreSQL: the same model, and nothing accepted is lost.
+
+The processes of the matrix have imported everything when they start; the cold restart measures one that has not.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.federation import Federation, check
+from tests.killing import STEPS, Death, free_port, start
+from tests.postgres import Cluster
+from tests.server.test_process import SERVE
+from umbel.server.settings import Settings
+
+pytestmark = pytest.mark.slow
+RESTART_S = 5.0
+_NTH = {  # the first time is not the most interesting one
+    "store nonces": 20,
+    "store who waits": 3,
+    "put a blob": 3,
+    "store a chunk": 2,
+    "decide": 5,
+    "store what was decided": 6,
+    "carry out Fold": 2,
+    "carry out Answer": 2,
+}
+
+
+def deaths_of(step: str, is_before: bool) -> tuple[Death, ...]:
+    """What each process in turn dies of."""
+    if step.startswith("adopt"):
+        return Death("carry out Fold", False, 2), Death(step, is_before)
+    return (Death(step, is_before, _NTH.get(step, 1)),)
+
+
+@dataclass
+class Outcome:
+    """How a federation has fared. `restart_s`: from each start after a death to the next accepted report."""
+
+    model_sha256: str
+    n_deaths: int
+    restart_s: list[float]
+
+
+class Keeper:
+    """Keeps a coordinator running: when it has died, another is started, until the deaths are used up."""
+
+    def __init__(self, settings: Settings, deaths: tuple[Death, ...]) -> None:
+        self._settings = settings
+        self._deaths = iter([*deaths, None])
+        self.started: list[float] = []
+        self.process = self._start()
+
+    def _start(self) -> ForkServerProcess:
+        self.started.append(time.monotonic())
+        return start(self._settings, next(self._deaths))
+
+    async def keep(self) -> None:
+        while True:
+            if not self.process.is_alive():
+                assert self.process.exitcode == -signal.SIGKILL, (self._settings.data / "log").read_text()[-3000:]
+                self.process = self._start()
+            await asyncio.sleep(0.01)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.join(10.0)
+        assert self.process.exitcode == 0, (self._settings.data / "log").read_text()[-3000:]
+
+
+async def fare(settings: Settings, deaths: tuple[Death, ...]) -> Outcome:
+    keeper = Keeper(settings, deaths)
+    keeping = asyncio.create_task(keeper.keep())
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=10.0) as http:
+            federation = Federation(http, settings)
+            running = asyncio.create_task(federation.run())
+            done, _ = await asyncio.wait([keeping, running], timeout=30.0, return_when=asyncio.FIRST_COMPLETED)
+            assert running in done, (settings.data / "log").read_text()[-3000:]
+            records = await running
+    finally:
+        keeping.cancel()
+        keeper.stop()
+    reports = sorted(one.at for one in federation.accepted)
+    nexts = [next((at - began for at in reports if at > began), None) for began in keeper.started[1:]]
+    sha256 = check(records, federation.accepted)
+    return Outcome(sha256, len(keeper.started) - 1, [one for one in nexts if one is not None])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model of a run that nothing disturbs."""
+    settings = Settings(data=tmp_path_factory.mktemp("undisturbed"), port=free_port())
+    return asyncio.run(fare(settings, ())).model_sha256
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    url = None
+    if request.param == "postgresql":
+        cluster: Cluster = request.getfixturevalue("postgresql")
+        url = cluster.new_database()
+    return Settings(data=tmp_path, port=free_port(), database_url=url)
+
+
+def test_a_cold_restart_takes_reports_again(tmp_path: Path, undisturbed: str) -> None:
+    """Of a process as an operator starts it, its imports included."""
+    settings = Settings(data=tmp_path, port=free_port())
+    command = [sys.executable, "-c", SERVE, "--data", str(tmp_path), "--port", str(settings.port)]
+
+    def serve() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    async def scenario() -> tuple[float, str]:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=10.0) as http:
+            federation = Federation(http, settings)
+            first = serve()
+            running = asyncio.create_task(federation.run())
+            while len(federation.accepted) < 2:  # noqa: ASYNC110 - nothing rings when a report is accepted
+                await asyncio.sleep(0.001)
+            first.kill()
+            first.wait()
+            n_accepted, began = len(federation.accepted), time.monotonic()
+            second = serve()
+            try:
+                records = await running
+            finally:
+                second.kill()
+                second.wait()
+            return federation.accepted[n_accepted].at - began, check(records, federation.accepted)
+
+    took_s, model_sha256 = asyncio.run(scenario())
+    print(f"cold restart to the next accepted report: {took_s:.2f} s")
+    assert model_sha256 == undisturbed
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import umbel.server.app"], check=True)
+    imports_s = time.monotonic() - began
+    print(f"of that, imports take {imports_s:.2f} s")
+    assert took_s <= RESTART_S + imports_s
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_a_step_it_goes_on_to_the_same_model(
+    step: str, is_before: bool, settings: Settings, undisturbed: str
+) -> None:
+    deaths = deaths_of(step, is_before)
+    outcome = asyncio.run(fare(settings, deaths))
+    assert outcome.n_deaths == len(deaths), "the step was not done"
+    assert outcome.model_sha256 == undisturbed
+    print(f"restart to the next accepted report: {outcome.restart_s} s")
+    assert max(outcome.restart_s, default=0.0) <= RESTART_S
