@@ -17,6 +17,7 @@ from umbel.sim.bench_window import (
     goodput,
     hold_contest,
     limit,
+    measure,
     minutes,
     pilot_window_s,
     run_file,
@@ -68,6 +69,7 @@ def test_failed_attempts_are_counted_and_tried_again() -> None:
     assert all(attempt.useful_s == 0 and attempt.n_reported < MINIMUM for attempt in failed)
 
 
+@pytest.mark.slow
 def test_the_best_static_choice_is_sure_enough_and_no_better_than_the_limit() -> None:
     plan = run_file(1, pilot_window_s(DAY_NIGHT), self_tuning=False).round_plan(1, 1)
     best = best_static(DAY_NIGHT, plan)
@@ -81,6 +83,7 @@ def test_the_best_static_choice_is_sure_enough_and_no_better_than_the_limit() ->
     assert use <= limit(DAY_NIGHT, plan)
 
 
+@pytest.mark.slow
 def test_the_self_tuned_window_wastes_less_and_commits_as_promised(tmp_path: Path) -> None:
     contest = hold_contest(HOMOGENEOUS, 30, (1,))
     assert goodput(contest.tuned) > 1.1 * goodput(contest.static)
@@ -92,3 +95,10 @@ def test_the_self_tuned_window_wastes_less_and_commits_as_promised(tmp_path: Pat
     picture = imread(tmp_path / "new" / "window.png")
     assert picture.shape[0] > 500
     assert picture.std() > 0.05, "something is drawn"
+
+
+@pytest.mark.slow
+def test_the_bench_keeps_its_promises_on_every_fleet() -> None:
+    report = measure(quick=True, plot=None)
+    assert not report.broken, [(row.what, row.ours, row.hold) for row in report.broken]
+    assert sum(row.promise is not None for row in report.rows) == 2 * len(FLEETS)
