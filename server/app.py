@@ -25,6 +25,7 @@ from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.database import Database
+from umbel.server.express import ExpressAPI
 from umbel.server.housekeeping import keep_house
 from umbel.server.http import State
 from umbel.server.limits import BodyLimits, caps_of
@@ -57,7 +58,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
             app.state.umbel = state
             yield
 
-    app = FastAPI(
+    app = ExpressAPI(
         title="umbel coordinator",
         version="1",
         openapi_url="/v1/openapi.json",
@@ -70,6 +71,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
         app.include_router(routes.router)
     app.add_api_route("/v1/health", _health, tags=["health"])
     app.add_middleware(BodyLimits, caps=caps_of(settings))
+    app.take_express(routes_devices.EXPRESS, caps_of(settings))
     problems.install(app)
     return app
 
@@ -96,6 +98,7 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
             with suppress(asyncio.CancelledError):
                 await house
             await state.coordinator.close()
+            await services.registry.close()
             await services.replicas.close()
     finally:
         worker.shutdown()

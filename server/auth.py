@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
+from starlette.types import Message, Receive
 
 from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
+from umbel.server.door import vouch_for
 from umbel.server.files import write_private_once
 from umbel.server.problems import Refused
 from umbel.server.services import Services
@@ -73,17 +75,13 @@ class AdminKey:
 
 def claims_of(request: Request) -> Claims:
     """What a request's signature claims. Raises `MalformedSignature`."""
-    return parse(
-        SignedHeaders(_only(request, "content-digest"), _only(request, "signature-input"), _only(request, "signature"))
-    )
-
-
-def _only(request: Request, name: str) -> str:
-    """A header field that may come once: of two, a proxy might check one and this coordinator the other."""
-    values = request.headers.getlist(name)
-    if len(values) > 1:
-        raise MalformedSignature(f"{name} came {len(values)} times; send it once")
-    return values[0] if values else ""
+    found = {b"content-digest": "", b"signature-input": "", b"signature": ""}
+    for name, value in request.scope["headers"]:
+        if name in found:
+            if found[name]:  # of two, a proxy might check one and this coordinator the other
+                raise MalformedSignature(f"{name.decode()} came 2 times; send it once")
+            found[name] = value.decode("latin-1")
+    return parse(SignedHeaders(found[b"content-digest"], found[b"signature-input"], found[b"signature"]))
 
 
 def target_of(request: Request) -> Target:
@@ -99,9 +97,9 @@ async def verify_device(request: Request, services: Services) -> Device:
     if client is None:
         raise Refused("unknown-client", f"no client named {claims.key_id!r} is enrolled here; enrol with a token")
     now = services.clock.now()
-    claims.verify(client.public_key, target_of(request), now)
-    await services.registry.remember(claims, now)
+    await services.registry.admit(client, claims, target_of(request), now)
     services.heard.note(client.id)
+    vouch_for(request.scope)
     return Device(ClientId(client.id), claims.body_sha256)
 
 
@@ -121,10 +119,31 @@ async def checked_pieces(request: Request, sha256: bytes) -> AsyncIterator[bytes
     async for piece in request.stream():
         sha.update(piece)
         yield piece
-    if not hmac.compare_digest(sha.digest(), sha256):
-        raise Refused("wrong-digest", "the body does not hash to its Content-Digest; send it again")
+    require_digest(sha.digest(), sha256)
 
 
 async def read_body(request: Request, sha256: bytes) -> bytes:
     """A whole small body, within the cap that `limits.py` holds."""
-    return b"".join([piece async for piece in checked_pieces(request, sha256)])
+    first = await request.receive()
+    if first["type"] == "http.request" and not first.get("more_body"):  # most come in one piece
+        body: bytes = first["body"]
+        require_digest(hashlib.sha256(body).digest(), sha256)
+        return body
+    pieces = checked_pieces(Request(request.scope, _resumed(first, request.receive)), sha256)
+    return b"".join([piece async for piece in pieces])
+
+
+def require_digest(found: bytes, claimed: bytes) -> None:
+    """Raise `Refused` unless a body's SHA-256 is the one that was signed."""
+    if not hmac.compare_digest(found, claimed):
+        raise Refused("wrong-digest", "the body does not hash to its Content-Digest; send it again")
+
+
+def _resumed(first: Message, receive: Receive) -> Receive:
+    """`receive`, with a message before it that was received already."""
+    ahead = [first]
+
+    async def resumed() -> Message:
+        return ahead.pop() if ahead else await receive()
+
+    return resumed

@@ -1,73 +1,46 @@
-"""One connection: uvicorn's HTTP/1.1, for peers that take their time, or never end what they began.
+"""One connection: uvicorn's HTTP/1.1, for peers that take their time, never end what they began, or send no HTTP.
 
 uvicorn times a connection only between a response and the next request, so anyone could hold one, and with it a file
-descriptor, for nothing. Here a peer that owes something gets a deadline; one that waits for our answer does not.
+descriptor, for nothing. Here a peer that owes something gets a deadline; one that waits for our answer does not. When
+all places are taken, `door.Door` shows out whoever has the least claim to one.
+
+llhttp, uvicorn's parser, refuses what smuggles requests past a proxy: two lengths, a length beside a transfer coding, a
+coding that does not end in `chunked`, a bare line feed, white space before a colon. It caps no sizes and asks for no
+`Host`; that is done here.
 """
 
 import asyncio
-import logging
-import resource
-import time
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping
 from enum import Enum
+from functools import partial
 from typing import Any
 
-import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from umbel.server.door import SCOPE_KEY, Claim, Door
 from umbel.server.problems import problem_response
-
-_log = logging.getLogger(__name__)
 
 HEAD_S = 10.0
 """A request's head is whole this long after the connection was made, or after its own first byte."""
 PROGRESS_S = 30.0
 """In each such time a peer sends `PROGRESS_BYTES` of its body, or takes as much of our answer."""
 PROGRESS_BYTES = 4096
-CONNECTIONS_MAX = 10_000
-_OTHER_FILES = 64
-_CONNECTIONS_MIN = 16
-_READ_BYTES = 1 << 14
-_COMPLAIN_S = 60.0
+HEAD_BYTES_MAX = 16 << 10
+HEADERS_MAX = 100
+_READ_BYTES = 16 << 10
+_CONTINUE = b"HTTP/1.1 100 "
+# What is read is copied on at once, so that one buffer serves all connections of a process.
+_read_buffer = memoryview(bytearray(_READ_BYTES))
 
 
-@dataclass(slots=True)
-class Door:
-    """How many connections are taken: the process must never run out of file descriptors."""
+class _Reading(Enum):
+    """Where in a request the parser is."""
 
-    connections_max: int
-    _turned_away: int = field(default=0, init=False)
-    _complained_at: float = field(default=float("-inf"), init=False)
-
-    @classmethod
-    def of_this_process(cls) -> "Door":
-        """Allow this process all files that it may have. Raises `OSError` where they are too few."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 4 * CONNECTIONS_MAX
-        files = max(soft, wanted if hard == resource.RLIM_INFINITY else min(hard, wanted))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-        # A connection may have a file open, and some are accepted before they can be turned away.
-        room = (files - _OTHER_FILES) // 3
-        if room < _CONNECTIONS_MIN:
-            raise OSError(f"{files} open files are too few for a coordinator; raise the limit (ulimit -n)")
-        return cls(min(room, CONNECTIONS_MAX))
-
-    @property
-    def backlog(self) -> int:
-        """How many connections asyncio may accept at once: it does so up to four times before it asks us."""
-        return max(4, min(2048, self.connections_max // 4))
-
-    def is_full(self, connections: int) -> bool:
-        """Whether one of so many connections must go. Says so in the log, but not each time."""
-        if connections <= self.connections_max:
-            return False
-        self._turned_away += 1
-        if (now := time.monotonic()) - self._complained_at > _COMPLAIN_S:
-            self._complained_at = now
-            _log.warning("all %d connections are taken; %d turned away so far", self.connections_max, self._turned_away)
-        return True
+    BETWEEN = "between requests"
+    HEAD = "head"
+    BODY = "body"
 
 
 class _Owed(Enum):
@@ -78,8 +51,48 @@ class _Owed(Enum):
     NOTHING = "nothing"
 
 
-class Connection(H11Protocol):
-    """uvicorn's protocol with deadlines, a door, and problem documents for what is no HTTP."""
+class _Malformed(Exception):
+    """Raised in a parser's callback; the parser ends the request with it."""
+
+
+class OneWrite:
+    """What a response is written with: its head waits for the first piece of its body, one packet instead of two."""
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head is None or data.startswith(_CONTINUE):
+            self._transport.write(data)
+        elif not self._head:
+            self._head = data
+        else:
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+
+    def flush(self) -> None:
+        """Send a head whose response has no body."""
+        if self._head:
+            head, self._head = self._head, None
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's protocol with deadlines, caps, a door, and problem documents for what is no HTTP.
+
+    Buffered, because a loop's own reads of up to 256 KiB, kept for each of many uploads, would be the coordinator's
+    largest use of memory.
+    """
 
     def __init__(
         self,
@@ -91,37 +104,57 @@ class Connection(H11Protocol):
         door: Door,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._is_known = False
         self._door = door
         self._owed = _Owed.NOTHING
+        self._reading = _Reading.BETWEEN
+        self._head_bytes = 0
+        self._unfinished_bytes = 0
+        self._n_hosts = 0
         self._received = 0
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
+    # --- the transport's side -----------------------------------------------------------------------------------------
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio's 256 KiB a read, buffered for each of many uploads, would be the coordinator's largest use of memory.
-        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # of asyncio's selector transports
         transport.set_write_buffer_limits(0)  # so that a peer that does not read is seen at once, in `pause_writing`
-        if self._door.is_full(len(self.connections)):
-            transport.abort()
-            return
-        self._watch()
+        if self._door.enter(self):
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._door.leave(self)
         for timer in (self._read_timer, self._write_timer):
             if timer:
                 timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves it after an error
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(_read_buffer[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
+        is_of_a_body = self._reading is _Reading.BODY
         super().data_received(data)
-        self._watch()
+        if self._reading is _Reading.HEAD and not is_of_a_body:
+            self._unfinished_bytes += len(data)  # the parser keeps a field until it is whole
+            if self._unfinished_bytes > HEAD_BYTES_MAX:
+                self.send_400_response("")
+        if not self.transport.is_closing():
+            self._watch()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
+    def become_known(self) -> None:
+        """A request that came here was of a client, or of an operator."""
+        self._is_known = True
+
+    def abort(self) -> None:
+        """Hang up without a word."""
+        self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -131,40 +164,92 @@ class Connection(H11Protocol):
         super().resume_writing()
         if self._write_timer:
             self._write_timer.cancel()
+            self._write_timer = None
+
+    # --- the parser's side --------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reading = _Reading.HEAD
+        self._head_bytes = self._unfinished_bytes = self._n_hosts = 0
+        scope: MutableMapping[str, Any] = self.scope  # type: ignore[assignment]  # uvicorn's type knows no more keys
+        scope[SCOPE_KEY] = self
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is not _Reading.HEAD:
+            return  # trailers: the request was routed and verified without them
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > HEAD_BYTES_MAX or len(self.headers) >= HEADERS_MAX:
+            raise _Malformed
+        super().on_header(name, value)
+        self._n_hosts += self.headers[-1][0] == b"host"
+
+    def on_headers_complete(self) -> None:
+        if self._n_hosts != 1 and (self._n_hosts or self.parser.get_http_version() != "1.0"):
+            raise _Malformed
+        if not self.url.startswith(b"/") or b"#" in self.url or len(self.url) > HEAD_BYTES_MAX:
+            raise _Malformed  # what is signed, and what a proxy routes by, is the path as sent
+        self._reading = _Reading.BODY
+        super().on_headers_complete()
+        pen = OneWrite(self.transport)
+        self.cycle.transport = pen  # type: ignore[assignment]  # it has what a cycle uses of a transport
+        self.cycle.on_response = partial(self._end_response, pen)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._reading = _Reading.BETWEEN
+
+    def _end_response(self, pen: "OneWrite") -> None:
+        pen.flush()
+        self.on_response_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._watch()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and close. `msg` is uvicorn's, and says no more."""
-        if self.cycle and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # whatever the application answers to the request, this stands
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        is_answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True  # whatever the application answers to the request, this stands
+                cycle.message_event.set()
+        if not is_answering:
             answer = problem_response("malformed-http", "send HTTP/1.1 as RFC 9112 has it", {"Connection": "close"})
-            head = h11.Response(status_code=answer.status_code, headers=answer.raw_headers, reason=b"Bad Request")
-            for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            fields = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+            self.transport.write(STATUS_LINE[answer.status_code] + fields + b"\r\n" + bytes(answer.body))
         self.transport.close()
+
+    # --- deadlines ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Start the deadline of what the peer owes now, unless it runs already."""
         owed = self._owed_now()
+        self._door.note(self, self._claim(owed))
         if owed is self._owed:
             return
         self._owed = owed
         if self._read_timer:
             self._read_timer.cancel()
+            self._read_timer = None
         if owed is _Owed.HEAD:
             self._read_timer = self.loop.call_later(HEAD_S, self.transport.abort)
         elif owed is _Owed.BODY:
             self._expect_body()
 
     def _owed_now(self) -> _Owed:
-        if self.transport.is_closing():
-            return _Owed.NOTHING
-        if self.conn.their_state is h11.SEND_BODY:
+        if self._reading is _Reading.BODY:
             return _Owed.BODY
-        if self.conn.their_state is h11.IDLE and (not self.cycle or self.conn.trailing_data[0]):
-            return _Owed.HEAD
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if is_answered and (self._reading is _Reading.HEAD or self.timeout_keep_alive_task is None):
+            return _Owed.HEAD  # without uvicorn's timer something has come, if only line breaks
         return _Owed.NOTHING
+
+    def _claim(self, owed: _Owed) -> Claim:
+        if owed is not _Owed.NOTHING:
+            return Claim.OWES if self._is_known else Claim.STRANGER
+        return Claim.IDLE if self.cycle.response_complete else Claim.ANSWERED
 
     def _expect_body(self) -> None:
         before = self._received

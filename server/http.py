@@ -6,7 +6,7 @@ OpenAPI entries are written with `body_of`.
 
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Problem
@@ -14,6 +14,7 @@ from umbel.server.audit_key import AuditKey
 from umbel.server.auth import AdminKey, Device, read_body, verify_device
 from umbel.server.coordinator import Coordinator
 from umbel.server.copies import Copies
+from umbel.server.door import vouch_for
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
 from umbel.server.services import Services
 from umbel.server.uploads import Uploads
@@ -37,14 +38,20 @@ class State:
         self.uploads = Uploads(services, self.coordinator)
 
 
-async def state_of(request: Request) -> State:
-    """The state of this application. Asynchronous because FastAPI runs anything else in a thread."""
+def state_in(request: Request) -> State:
+    """The state of the application that this request came to."""
     state = request.app.state.umbel
     assert isinstance(state, State)
     return state
 
 
-async def _device(request: Request, state: Annotated[State, Depends(state_of)]) -> Device:
+async def state_of(request: Request) -> State:
+    """`state_in` as a dependency. Asynchronous because FastAPI runs anything else in a thread."""
+    return state_in(request)
+
+
+async def device_of(request: Request, state: Annotated[State, Depends(state_of)]) -> Device:
+    """The client that signed a request. Raises `Refused` or a `SignatureRefused`."""
     device = await verify_device(request, state.services)
     request.state.client = device.client  # for the log, if what follows is refused
     return device
@@ -52,10 +59,11 @@ async def _device(request: Request, state: Annotated[State, Depends(state_of)]) 
 
 async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
     state.admin_key.check(request.headers.get("authorization"))
+    vouch_for(request.scope)
 
 
 StateDep = Annotated[State, Depends(state_of)]
-DeviceDep = Annotated[Device, Depends(_device)]
+DeviceDep = Annotated[Device, Depends(device_of)]
 Operator = Depends(_operator)
 
 
@@ -75,6 +83,11 @@ def parse_json(body: bytes, adapter: TypeAdapter[T]) -> T:
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
         raise Refused("malformed-request", first_error(error)) from error
+
+
+def json_answer(adapter: TypeAdapter[T], message: T) -> Response:
+    """A message as the answer to a request."""
+    return Response(adapter.dump_json(message), media_type="application/json")
 
 
 def body_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umbel.server.problems import Refused, refusal
@@ -37,6 +36,11 @@ def caps_of(settings: Settings) -> tuple[Cap, ...]:
     )
 
 
+def cap_at(path: str, caps: Sequence[Cap]) -> Cap:
+    """The cap that counts at a path."""
+    return next(cap for cap in caps if cap.path.fullmatch(path))
+
+
 class BodyLimits:
     """The middleware. Refusals raised while the body is read surface where it is read, and are answered there."""
 
@@ -58,13 +62,15 @@ class BodyLimits:
         await self._app(scope, _counted(receive, declared), send)
 
     def _declared(self, scope: Scope) -> int:
-        headers = Headers(scope=scope)
-        if "transfer-encoding" in headers:
-            raise Refused("length-required", "send the body with Content-Length, not chunked")
-        text = headers.get("content-length", "0")
+        text = "0"
+        for name, value in scope["headers"]:
+            if name == b"transfer-encoding":
+                raise Refused("length-required", "send the body with Content-Length, not chunked")
+            if name == b"content-length":
+                text = value.decode("latin-1")
         if not _LENGTH.fullmatch(text):
             raise Refused("malformed-request", "Content-Length: not a number of bytes")
-        cap = next(cap for cap in self._caps if cap.path.fullmatch(scope["path"]))
+        cap = cap_at(scope["path"], self._caps)
         if int(text) > cap.bytes_max:
             raise Refused("body-too-large", f"at most {cap.bytes_max} bytes are taken here, not {int(text)}")
         return int(text)

@@ -120,23 +120,29 @@ def first_error(error: ValidationError | RequestValidationError) -> str:
 def install(app: FastAPI) -> None:
     """Answer every error of this application with a problem document."""
     app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(ProtocolViolation, _violation)
+    app.add_exception_handler(ProtocolViolation, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, _hung_up)
+    app.add_exception_handler(ClientDisconnect, _refused)
     app.add_exception_handler(BlobsUnavailable, _no_storage)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def answer_to(request: Request, error: Refused | ProtocolViolation | ClientDisconnect) -> Response:
+    """The answer to a request that is the peer's fault."""
+    match error:
+        case Refused():
+            return refusal(request.scope, error.kind, error.detail, error.headers)
+        case ProtocolViolation():
+            headers = {"Date": formatdate(usegmt=True)} if isinstance(error, StaleSignature) else None
+            return refusal(request.scope, error.kind, str(error), headers)
+        case ClientDisconnect():  # in the middle of its body; nobody reads this answer
+            return refusal(request.scope, "malformed-request", "the body was cut short; send it again")
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return refusal(request.scope, error.kind, error.detail, error.headers)
-
-
-async def _violation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProtocolViolation)
-    headers = {"Date": formatdate(usegmt=True)} if isinstance(error, StaleSignature) else None
-    return refusal(request.scope, error.kind, str(error), headers)
+    assert isinstance(error, Refused | ProtocolViolation | ClientDisconnect)
+    return answer_to(request, error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -157,17 +163,13 @@ async def _http(request: Request, error: Exception) -> Response:
     return problem_response("internal-error", "the coordinator failed; its log has the details")
 
 
-async def _hung_up(request: Request, __: Exception) -> Response:
-    """The peer has gone in the middle of its body; nobody reads this answer."""
-    return refusal(request.scope, "malformed-request", "the body was cut short; send it again")
-
-
 async def _no_storage(request: Request, error: Exception) -> Response:
     _log.error("no storage for %s %s: %s", request.method, request.url.path, error)
     detail = "the store of models and updates does not answer; try again"
     return problem_response("storage-unavailable", detail, {"Retry-After": str(_STORAGE_RETRY_S)})
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+async def unexpected(request: Request, error: Exception) -> Response:
+    """The answer where the fault is ours."""
     _log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     return problem_response("internal-error", "the coordinator failed; its log has the details")

@@ -5,6 +5,7 @@ a few seconds to finish; everything that was answered is stored already.
 """
 
 import fcntl
+import gc
 import os
 import signal
 import socket
@@ -21,7 +22,8 @@ from umbel.server.app import create_app
 from umbel.server.audit_key import AuditKey
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
-from umbel.server.connection import Connection, Door
+from umbel.server.connection import Connection
+from umbel.server.door import Door
 from umbel.server.files import private_directory, write_private
 from umbel.server.http import State
 from umbel.server.settings import Settings
@@ -63,7 +65,8 @@ class _Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 log_level=log_level.lower(),
-                loop="asyncio",
+                loop="uvloop",
+                ws="none",
                 http=partial(Connection, door=door),  # type: ignore[arg-type]  # called as the class would be
                 backlog=door.backlog,
                 log_config=None,  # as everyone logs
@@ -81,6 +84,8 @@ class _Server(uvicorn.Server):
             journal.listening(host)
             url = usable_url(host, port)
             write_private(self._settings.endpoint_path, url + "\n")
+            gc.collect()
+            gc.freeze()  # or each full collection looks at all that torch and pydantic have made: 0.2 s of standstill
             self._announce(f"umbel coordinator at {url}, admin key in {self._settings.admin_key_path}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

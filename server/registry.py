@@ -1,29 +1,36 @@
-"""Who may speak: every query on clients, enrolment tokens and nonces, in named short transactions."""
+"""Who may speak: every query on clients and enrolment tokens, in named short transactions (nonces: `admission.py`).
 
-import asyncio
+Any number of replicas share the database. A client's key never changes, so it is remembered; that its client was
+revoked at another replica is seen by `refresh`.
+"""
+
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from umbel.aggregation.errors import ReplayedNonce
+from umbel.aggregation.errors import SignatureRefused
 from umbel.aggregation.messages import Enrolment
-from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims
+from umbel.aggregation.signatures import Claims, Target
 from umbel.server import journal, tables
+from umbel.server.admission import Admission, Signed, add_nonces, replayed
+from umbel.server.batches import Batches
 from umbel.server.database import Database
 from umbel.server.problems import Refused
 
 _KNOWN_MAX = 100_000
-_LOOK_BACK_S = 600.0  # revocations are looked for so far back, however the replicas' clocks differ
+_LOOK_BACK_S = 600.0
+"""Replicas' clocks differ, and a revocation is dated before its transaction ends: `refresh` looks that far back."""
+TIER_LABEL = "tier"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownClient:
-    """A client that may speak. `tier`: its label of that name, or empty."""
+    """A client that may speak. `tier`: its label of that name, or the empty string."""
 
     id: str
     public_key: bytes
@@ -42,48 +49,75 @@ class ClientView:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A verified request whose nonce is about to be stored."""
+class _Enrolling:
+    """A verified enrolment. `claims`: of the request that it came in."""
 
+    enrolment: Enrolment
     claims: Claims
-    at: float
-    stored: asyncio.Future[None]
+    now: float
 
 
 class Registry:
-    """Clients, tokens and nonces."""
+    """Clients and tokens."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._known: dict[str, KnownClient] = {}  # `refresh` drops those that other replicas revoke
+        self._admission = Admission(database)
+        self._known: dict[str, KnownClient] = {}
+        self._revoked: set[str] = set()  # as far as is known: for requests that were under way when it happened
         self._looked_at: float | None = None
-        self._revoked: set[str] = set()  # since the start: for requests that were under way when it happened
-        self._seen: list[_Seen] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._lookups: Batches[str, KnownClient | None] = Batches(self._look_up)
+        self._enrolments: Batches[_Enrolling, None] = Batches(self._enrol)
+
+    async def close(self) -> None:
+        """Store what is not stored yet, and end the checker's thread."""
+        await self._admission.store_heard()
+        self._admission.close()
 
     async def client(self, name: str) -> KnownClient | None:
         """An enrolled client; a revoked one is unknown."""
         if (known := self._known.get(name)) is not None:
             return known
+        return await self._lookups.do(name)
+
+    async def _look_up(self, names: Sequence[str]) -> Sequence[KnownClient | None]:
+        clients = tables.Client
+        columns = select(clients.id, clients.public_key, clients.labels)
         async with self._db.reading() as tx:
-            row = await tx.get(tables.Client, name)
-        if row is None or row.revoked_at is not None or name in self._revoked:
-            return None
-        if len(self._known) >= _KNOWN_MAX:
+            rows = (await tx.execute(columns.where(clients.id.in_(names), clients.revoked_at.is_(None)))).all()
+        found = {row.id: KnownClient(row.id, row.public_key, _tier(row.labels)) for row in rows}
+        if len(self._known) + len(found) > _KNOWN_MAX:
             self._known.clear()
-        return self._known.setdefault(name, KnownClient(row.id, row.public_key, json.loads(row.labels).get("tier", "")))
+        self._known.update((name, known) for name, known in found.items() if name not in self._revoked)
+        return [self._known.get(name) for name in names]
+
+    async def admit(self, client: KnownClient, claims: Claims, target: Target, now: float) -> None:
+        """Verify a request's signature, and remember its nonce for as long as the signature would pass.
+
+        Returns when that is stored. Raises a `SignatureRefused`, or `Refused` if the client was revoked meanwhile.
+        """
+        await self._admission.admit(Signed(claims, client.public_key, target, now))
+        self.refuse_revoked(client.id)
+
+    async def forget_nonces(self, now: float) -> None:
+        """To be called every minute or so: drop the nonces that no signature can carry any more."""
+        await self._admission.forget_nonces(now)
+        await self._admission.store_heard()
 
     async def refresh(self, now: float) -> tuple[str, ...]:
-        """The clients that were revoked at other replicas since the last look."""
-        since = min(now, now if self._looked_at is None else self._looked_at) - _LOOK_BACK_S
-        recently = select(tables.Client.id).where(tables.Client.revoked_at > since)
+        """The clients that were revoked at other replicas since the last look. To be called twice a second or so."""
+        clients, since = tables.Client, min(now, self._looked_at or now) - _LOOK_BACK_S
         async with self._db.reading() as tx:
-            names = set((await tx.scalars(recently)).all()) - self._revoked
+            found = await tx.scalars(select(clients.id).where(clients.revoked_at > since))
+            news = tuple(name for name in found if name not in self._revoked)
         self._looked_at = now
-        self._revoked |= names
-        for name in names:
-            self._known.pop(name, None)
-        return tuple(sorted(names))
+        for name in news:
+            self._forget(name)
+        return news
+
+    def _forget(self, name: str) -> None:
+        self._revoked.add(name)
+        self._known.pop(name, None)
 
     def refuse_revoked(self, name: str) -> None:
         """Raise `Refused` if this client was revoked while its request, which had passed `client`, was under way."""
@@ -94,52 +128,15 @@ class Registry:
         async with self._db.reading() as tx:
             rows = (await tx.scalars(select(tables.Client).order_by(tables.Client.id))).all()
         return tuple(
-            ClientView(row.id, json.loads(row.labels), row.enrolled_at, row.last_heard_at, row.revoked_at)
+            ClientView(
+                row.id,
+                json.loads(row.labels),
+                row.enrolled_at,
+                max(row.last_heard_at, self._admission.heard_at(row.id)),
+                row.revoked_at,
+            )
             for row in rows
         )
-
-    async def remember(self, claims: Claims, now: float) -> None:
-        """Note a verified request's nonce for as long as its signature would pass.
-
-        Returns when it is stored. Requests that come while one transaction is being written share the next. Raises
-        `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
-        """
-        seen = _Seen(claims, now, asyncio.get_running_loop().create_future())
-        self._seen.append(seen)
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_seen())
-        await seen.stored
-        self.refuse_revoked(claims.key_id)
-
-    async def _write_seen(self) -> None:
-        try:
-            while self._seen:
-                batch, self._seen = self._seen, []
-                await self._write_batch(batch)
-        finally:
-            self._writing = None
-
-    async def _write_batch(self, batch: list["_Seen"]) -> None:
-        """One transaction for all; if it fails, one for each, so that only the guilty is refused."""
-        try:
-            async with self._db.writing("remember_nonces") as tx:
-                await tx.execute(insert(tables.Nonce), _nonce_rows(batch))
-                await tx.execute(update(tables.Client), _heard_rows(batch))
-        except Exception as error:
-            if len(batch) > 1:
-                for seen in batch:
-                    await self._write_batch([seen])
-            elif not batch[0].stored.done():
-                batch[0].stored.set_exception(_replayed() if isinstance(error, IntegrityError) else error)
-            return
-        for seen in batch:
-            if not seen.stored.done():  # a request that was cancelled waits no more
-                seen.stored.set_result(None)
-
-    async def forget_nonces(self, now: float) -> None:
-        """Drop the nonces that no signature can carry any more."""
-        async with self._db.writing("forget_nonces") as tx:
-            await tx.execute(delete(tables.Nonce).where(tables.Nonce.expires_at < now))
 
     async def add_tokens(self, tokens: Sequence[str], now: float, ttl_s: float) -> None:
         rows = [{"sha256": _hash(token), "created_at": now, "expires_at": now + ttl_s} for token in tokens]
@@ -149,24 +146,29 @@ class Registry:
 
     async def enrol(self, enrolment: Enrolment, claims: Claims, now: float) -> None:
         """Use a token for a new client; the same enrolment again is the same. Raises `Refused`, `ReplayedNonce`."""
-        async with self._db.writing("enrol") as tx:
-            token = await tx.get(tables.Token, _hash(enrolment.token), with_for_update=True)  # it is good for one
-            client = await tx.get(tables.Client, enrolment.client)
-            _check_enrolment(enrolment, token, client, now)
-            await _remember(tx, claims)
-            if client is not None:
-                return
-            row = {
-                "id": enrolment.client,
-                "public_key": enrolment.public_key_bytes,
-                "labels": json.dumps(dict(enrolment.labels), sort_keys=True),
-                "enrolled_at": now,
-                "last_heard_at": now,
-            }
-            await tx.execute(insert(tables.Client).values(row))
-            used = update(tables.Token).where(tables.Token.sha256 == _hash(enrolment.token))
-            await tx.execute(used.values(used_by=enrolment.client))
-        journal.enrolled(enrolment.client, enrolment.labels)
+        await self._enrolments.do(_Enrolling(enrolment, claims, now))
+
+    async def _enrol(self, batch: Sequence[_Enrolling]) -> Sequence[Refused | SignatureRefused | None]:
+        """Enrol a batch in one transaction. Raises `IntegrityError` where two of it, or of two replicas, collide."""
+        try:
+            async with self._db.writing("enrol") as tx:
+                refusals = await _judge(tx, batch)
+                passed = [one for one, refusal in zip(batch, refusals, strict=True) if refusal is None]
+                new = await _new_of(tx, passed)
+                await _add(tx, passed, new)
+        except IntegrityError:
+            if len(batch) > 1:
+                raise
+            return [await self._why_collided(batch[0])]
+        for one in new:
+            journal.enrolled(one.enrolment.client, one.enrolment.labels)
+        return refusals
+
+    async def _why_collided(self, one: _Enrolling) -> Refused | SignatureRefused:
+        """Another replica has just taken the name or the token, or this very request came before."""
+        async with self._db.reading() as tx:
+            [refusal] = await _judge(tx, [one])
+        return refusal or replayed()
 
     async def revoke(self, name: str, now: float) -> bool:
         """Take a client's right to speak; False if there is no such client."""
@@ -176,53 +178,76 @@ class Registry:
                 return False
             is_new = row.revoked_at is None
             row.revoked_at = row.revoked_at or now
-        self._revoked.add(name)
-        self._known.pop(name, None)
+        self._forget(name)
         if is_new:
             journal.revoked(name)
         return True
 
 
-def _check_enrolment(
-    enrolment: Enrolment, token: tables.Token | None, client: tables.Client | None, now: float
-) -> None:
+async def _judge(tx: AsyncSession, batch: Sequence[_Enrolling]) -> Sequence[Refused | None]:
+    """What each enrolment is refused for, if it is. Other replicas wait with the same tokens until `tx` ends."""
+    hashes = [_hash(one.enrolment.token) for one in batch]
+    chosen = select(tables.Token).where(tables.Token.sha256.in_(hashes)).order_by(tables.Token.sha256)
+    tokens = {token.sha256: token for token in await tx.scalars(chosen.with_for_update())}
+    clients = await _clients(tx, batch)
+    return [
+        _refusal(one, tokens.get(token), clients.get(one.enrolment.client))
+        for one, token in zip(batch, hashes, strict=True)
+    ]
+
+
+def _refusal(one: _Enrolling, token: tables.Token | None, client: tables.Client | None) -> Refused | None:
     """Refuse an enrolment unless its token is good for this name, and the name for this key."""
+    enrolment = one.enrolment
     if token is None:
-        raise Refused("unknown-token", "this token was never issued here; ask the coordinator's operator for one")
+        return Refused("unknown-token", "this token was never issued here; ask the coordinator's operator for one")
     key_matches = client is not None and client.public_key == enrolment.public_key_bytes
     if token.used_by is not None and not (token.used_by == enrolment.client and key_matches):
-        raise Refused("token-used", "this token enrolled another client; ask the coordinator's operator for a new one")
+        return Refused("token-used", "this token enrolled another client; ask the coordinator's operator for a new one")
     if client is not None and (not key_matches or client.revoked_at is not None):
-        raise Refused("name-taken", f"a client named {enrolment.client!r} exists with another key; take another name")
-    if token.used_by is None and token.expires_at <= now:
-        raise Refused("expired-token", "this token has expired; ask the coordinator's operator for a new one")
+        return Refused("name-taken", f"a client named {enrolment.client!r} exists with another key; take another name")
+    if token.used_by is None and token.expires_at <= one.now:
+        return Refused("expired-token", "this token has expired; ask the coordinator's operator for a new one")
+    return None
 
 
-async def _remember(tx: AsyncSession, claims: Claims) -> None:
-    try:
-        await tx.execute(insert(tables.Nonce).values(_nonce_row(claims)))
-    except IntegrityError as error:
-        raise _replayed() from error
+async def _clients(tx: AsyncSession, batch: Sequence[_Enrolling]) -> Mapping[str, tables.Client]:
+    names = [one.enrolment.client for one in batch]
+    return {row.id: row for row in await tx.scalars(select(tables.Client).where(tables.Client.id.in_(names)))}
 
 
-def _nonce_row(claims: Claims) -> dict[str, object]:
-    return {"client": claims.key_id, "nonce": claims.nonce, "expires_at": int(claims.created + CLOCK_SKEW_S + 1)}
+async def _new_of(tx: AsyncSession, passed: Sequence[_Enrolling]) -> Sequence[_Enrolling]:
+    """Those that are no repeats."""
+    known = await _clients(tx, passed)
+    return [one for one in passed if one.enrolment.client not in known]
 
 
-def _nonce_rows(batch: Sequence[_Seen]) -> list[dict[str, object]]:
-    """In one order at every replica: two that lock the same rows in different orders would wait for each other."""
-    return [_nonce_row(seen.claims) for seen in sorted(batch, key=lambda one: (one.claims.key_id, one.claims.nonce))]
+async def _add(tx: AsyncSession, passed: Sequence[_Enrolling], new: Sequence[_Enrolling]) -> None:
+    """Store the nonces of all, and the new clients. A token that two of them bring is used by one: the other fails."""
+    if passed:
+        await add_nonces(tx, [one.claims for one in passed])
+    if new:
+        await tx.execute(insert(tables.Client), [_client_row(one) for one in new])
+    for one in new:
+        mine = update(tables.Token).where(tables.Token.sha256 == _hash(one.enrolment.token))
+        used = await tx.execute(mine.where(tables.Token.used_by.is_(None)).values(used_by=one.enrolment.client))
+        if used.rowcount != 1:  # type: ignore[attr-defined]  # an update's result has it
+            raise IntegrityError("a token brought twice", None, ValueError())
 
 
-def _heard_rows(batch: Sequence[_Seen]) -> list[dict[str, object]]:
-    newest: dict[str, float] = {}
-    for seen in batch:
-        newest[seen.claims.key_id] = max(seen.at, newest.get(seen.claims.key_id, seen.at))
-    return [{"id": client, "last_heard_at": at} for client, at in sorted(newest.items())]
+def _client_row(one: _Enrolling) -> dict[str, object]:
+    enrolment = one.enrolment
+    return {
+        "id": enrolment.client,
+        "public_key": enrolment.public_key_bytes,
+        "labels": json.dumps(dict(enrolment.labels), sort_keys=True),
+        "enrolled_at": one.now,
+        "last_heard_at": one.now,
+    }
 
 
-def _replayed() -> ReplayedNonce:
-    return ReplayedNonce("this signed request was seen before; sign each attempt afresh")
+def _tier(labels: str) -> str:
+    return str(json.loads(labels).get(TIER_LABEL, ""))
 
 
 def _hash(token: str) -> str:

@@ -1,5 +1,6 @@
 """What devices ask: enrol, check in, look at an assignment, report, decline. Parse, call the coordinator, answer."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -17,21 +18,26 @@ from umbel.aggregation.messages import (
 )
 from umbel.aggregation.types import AssignmentId, EvaluationDone, Task, Work, WorkDone
 from umbel.server.auth import Device, claims_of, enrol, read_body
+from umbel.server.express import Handler
 from umbel.server.http import (
     SIGNED,
     DeviceDep,
     State,
     StateDep,
     body_of,
+    device_of,
+    json_answer,
     parse_json,
     problems,
     read_message,
     require_no_body,
+    state_in,
 )
 from umbel.server.signed_reports import signed_report
 
 router = APIRouter(prefix="/v1", tags=["devices"])
 _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
+_CHECKED_IN = TypeAdapter(CheckedIn)
 _WORK, _EVALUATION, _DECLINE = TypeAdapter(WorkDone), TypeAdapter(EvaluationDone), TypeAdapter(Decline)
 _ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "name-taken")
 
@@ -46,14 +52,17 @@ async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
 
 @router.post(
     "/check-ins",
+    response_model=CheckedIn,
     responses=problems(*SIGNED, "unknown-run", "wrong-layout", "shutting-down"),
     openapi_extra=body_of(_CHECK_IN),
 )
-async def post_check_in(request: Request, device: DeviceDep, state: StateDep) -> CheckedIn:
+async def post_check_in(request: Request) -> Response:
     """Wait for work in a run; held open for up to `wait_s`."""
+    state = state_in(request)
+    device = await device_of(request, state)
     message = await read_message(request, device.body_sha256, _CHECK_IN)
     with state.lines.open(device.client, request.receive) as line:
-        return await state.coordinator.check_in(device.client, message, line)
+        return json_answer(_CHECKED_IN, await state.coordinator.check_in(device.client, message, line))
 
 
 @router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))
@@ -111,3 +120,6 @@ async def _report(
     work: Work = parse_json(body, adapter)
     signed = signed_report(request, assignment, task, body)
     return await state.coordinator.report(device.client, assignment, work, signed)
+
+
+EXPRESS: Mapping[tuple[str, str], Handler] = {("POST", "/v1/check-ins"): post_check_in}

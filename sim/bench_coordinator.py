@@ -20,6 +20,7 @@ from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.runfile import RoundsSection, RunFile
 from umbel.client import Operator
+from umbel.sim import bench_load
 from umbel.sim.bench import Hold, Report, Row
 from umbel.sim.bench_clients import IdleModel
 from umbel.sim.bench_flower import PUBLISHED_ROUND_S, flower_round_s
@@ -37,8 +38,8 @@ _WARM_UP = 5
 _LIMIT_S = 120.0
 
 
-def measure(*, quick: bool, peer_python: Path | None) -> Report:
-    """Run all three. Raises `ChildDied`, `TimeoutError` or `FlowerFailed`."""
+def measure(*, quick: bool, peer_python: Path | None, n_devices: int = 10_000, soak_s: float = 0.0) -> Report:
+    """Run all. Raises `ChildDied`, `TimeoutError`, `LoadFailed` or `FlowerFailed`."""
     n_rounds = 15 if quick else 40
     ours = coordinator_round_s(n_rounds)
     limit = limit_round_s(n_rounds)
@@ -48,7 +49,9 @@ def measure(*, quick: bool, peer_python: Path | None) -> Report:
         Row(what, ours, against, peer, "s", Hold(ROUND_S_MAX, of="ours")),
         Row(what, ours, f"{len(REQUESTS) * N_CLIENTS} bare requests to an empty endpoint", limit, "s"),
     )
-    return Report("coordinator", rows, (f"Median of {n_rounds} rounds after {_WARM_UP} to warm up.",))
+    load_rows, load_notes = bench_load.measure(n_devices, soak_s, quick=quick)
+    notes = (f"Median of {n_rounds} rounds after {_WARM_UP} to warm up.", *load_notes)
+    return Report("coordinator", rows + load_rows, notes)
 
 
 def coordinator_round_s(n_rounds: int) -> float:

@@ -56,9 +56,10 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
 
     from umbel.client import ClientError
     from umbel.sim.bench_flower import FlowerFailed
+    from umbel.sim.load import LoadFailed
     from umbel.sim.processes import ChildDied
 
-    with _ends_with_a_sentence(ChildDied, ClientError, FlowerFailed, TimeoutError, OSError):
+    with _ends_with_a_sentence(ChildDied, ClientError, FlowerFailed, LoadFailed, TimeoutError, OSError):
         report = measure()
     if as_json:
         _print_json(report.to_json())
@@ -102,12 +103,14 @@ def bench_coordinator(
     peer_python: Annotated[
         Path | None, typer.Option(help="A Python that has flwr installed; its deployment engine is run for real.")
     ] = None,
+    devices: Annotated[int, typer.Option(min=1000, help="Simulated devices of the load rows.")] = 10_000,
+    soak: Annotated[float, typer.Option(min=0.0, help="Seconds of steady load at the end; 0: none.")] = 0.0,
     json: JsonOption = False,
 ) -> None:
-    """Rounds of no work over HTTP on loopback: ten clients, the median round."""
+    """Rounds of no work, ten clients over HTTP; check-ins of ten thousand devices; a round of 300 of these."""
     from umbel.sim.bench_coordinator import measure
 
-    _bench(lambda: measure(quick=quick, peer_python=peer_python), json)
+    _bench(lambda: measure(quick=quick, peer_python=peer_python, n_devices=devices, soak_s=soak), json)
 
 
 @bench_app.command("aggregate")

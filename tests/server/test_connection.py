@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from starlette.responses import Response
 from tests.server_device import Device, House, problem, run_file, small_state
 from umbel.server import connection
 from umbel.server.app import create_app
-from umbel.server.connection import Connection, Door
+from umbel.server.connection import Connection
+from umbel.server.door import Door
 from umbel.server.settings import Settings
 
 HEAD = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n"
@@ -139,21 +140,44 @@ def test_one_that_waits_for_work_is_not_hung_up_on(tmp_path: Path, monkeypatch: 
     asyncio.run(scenario())
 
 
-def test_over_the_cap_a_connection_is_closed_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_over_the_cap_the_oldest_stranger_goes_and_it_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with listening(tmp_path, Door(3)) as (_, port):
-            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-            for _ in range(5):
-                assert await said_until_closed(port, HEAD + b"\r\n") == b""
-            for _, writer in held:
+            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            honest = []
+            for reader, writer in strangers:
+                answered, asking = await asyncio.open_connection("127.0.0.1", port)
+                asking.write(HEAD + b"\r\n")
+                assert b"200 OK" in await answered.readline()
+                async with asyncio.timeout(5.0):
+                    with suppress(ConnectionResetError):
+                        assert await reader.read() == b""  # its place was taken
                 writer.close()
-                await writer.wait_closed()
-            while not (answer := await said_until_closed(port, HEAD + b"Connection: close\r\n\r\n")):
-                pass
-            assert b"200 OK" in answer
+                honest.append(asking)
+            for writer in honest:
+                writer.close()
 
     asyncio.run(scenario())
     assert caplog.text.count("connections are taken") == 1
+
+
+def test_those_whose_requests_are_held_open_keep_their_places(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with listening(tmp_path, Door(3)) as (it, port):
+            layout = await it.begin(run_file(target=3, minimum=3), small_state())
+            devices = await it.devices(3)
+            held = [asyncio.create_task(device.check_in(layout, wait_s=20.0)) for device in devices[:2]]
+            while not all(device.name in it.state.lines._held for device in devices[:2]):
+                await it.http.get("/v1/health")
+            for _ in range(5):
+                assert b"200 OK" in await said_until_closed(port, HEAD + b"Connection: close\r\n\r\n")
+            assert not any(task.done() for task in held)
+            last = asyncio.create_task(devices[2].check_in(layout, wait_s=20.0))
+            assert all([(await task).json()["assignment"] for task in (*held, last)])
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

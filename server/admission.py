@@ -1,0 +1,142 @@
+"""Signed requests are admitted in batches: signatures checked on another core, nonces stored in one transaction.
+
+A request is admitted when its nonce is durable, so that no crash and no other replica lets it pass a second time.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from umbel.aggregation.errors import ReplayedNonce, SignatureRefused
+from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims, Target
+from umbel.server import tables
+from umbel.server.batches import Batches
+from umbel.server.database import Database
+from umbel.server.tables import table_of
+
+_HEARD_EVERY_S = 30.0
+_HEARD_ROWS_MAX = 100
+_LANES = 2  # one batch's signatures are checked while another's nonces are stored
+_NONCES = insert(table_of(tables.Nonce))
+_HEARD = update(tables.Client).where(tables.Client.id == bindparam("client")).values(last_heard_at=bindparam("at"))
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A request whose signature is to be checked against the client's public key (32 bytes), at the time `now`."""
+
+    claims: Claims
+    public_key: bytes
+    target: Target
+    now: float
+
+    def refusal(self) -> SignatureRefused | None:
+        """Why it is refused, if it is."""
+        try:
+            self.claims.verify(self.public_key, self.target, self.now)
+        except SignatureRefused as refused:
+            return refused
+        return None
+
+
+class Admission:
+    """The check and the memory of signed requests."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        # One thread: OpenSSL works without the interpreter's lock, so that this is a second core's work.
+        self._checker = ThreadPoolExecutor(1, "umbel-signatures")
+        self._batches: Batches[Signed, None] = Batches(self._admit, _LANES)
+        self._heard: dict[str, float] = {}
+        self._heard_since = float("-inf")
+        self._storing: dict[str, float] = {}
+
+    def close(self) -> None:
+        self._checker.shutdown()
+
+    async def admit(self, signed: Signed) -> None:
+        """Returns when the request's nonce is stored. Raises `SignatureRefused`, of which `ReplayedNonce` is one."""
+        await self._batches.do(signed)
+
+    def heard_at(self, client: str) -> float:
+        """When a client's last request was admitted here, in Unix seconds; 0 if the database knows it as well."""
+        return self._heard.get(client) or self._storing.get(client, 0.0)
+
+    async def _admit(self, batch: Sequence[Signed]) -> Sequence[SignatureRefused | None]:
+        loop = asyncio.get_running_loop()
+        refusals = await loop.run_in_executor(self._checker, _refusals, batch)
+        passed = [signed for signed, refusal in zip(batch, refusals, strict=True) if refusal is None]
+        if not passed:
+            return refusals
+        try:
+            await self._store(passed)
+        except IntegrityError:
+            if len(batch) > 1:
+                raise
+            return [replayed()]
+        return refusals
+
+    async def _store(self, passed: Sequence[Signed]) -> None:
+        """One transaction for all nonces, and for some of what is not worth one: when clients were last heard of."""
+        heard = self._next_heard(passed[-1].now)
+        async with self._db.writing("remember_nonces") as tx:
+            await add_nonces(tx, [signed.claims for signed in passed])
+            await _store_heard(tx, heard)
+        self._note_stored(heard)
+        self._heard.update((signed.claims.key_id, signed.now) for signed in passed)
+
+    def _next_heard(self, now: float) -> Mapping[str, float]:
+        """Each client's time is stored every half minute or so, a few rows in each transaction."""
+        if not self._storing and now - self._heard_since >= _HEARD_EVERY_S:
+            self._storing, self._heard, self._heard_since = self._heard, {}, now
+        return dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
+
+    def _note_stored(self, heard: Mapping[str, float]) -> None:
+        for client in heard:
+            self._storing.pop(client, None)
+
+    async def forget_nonces(self, now: float) -> None:
+        """Drop the nonces that no signature can carry any more, a second's worth at a time: others write meanwhile."""
+        oldest = select(tables.Nonce.expires_at).order_by(tables.Nonce.expires_at).limit(1)
+        while True:
+            async with self._db.writing("forget_nonces") as tx:
+                found = (await tx.execute(oldest)).scalar()
+                if found is None or found >= now:
+                    return
+                await tx.execute(delete(tables.Nonce).where(tables.Nonce.expires_at < min(found + 1, now)))
+
+    async def store_heard(self) -> None:
+        """Store all that is not stored yet of when clients were last heard of."""
+        self._storing, self._heard = self._storing | self._heard, {}
+        while self._storing:
+            heard = dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
+            async with self._db.writing("store_heard") as tx:
+                await _store_heard(tx, heard)
+            self._note_stored(heard)
+
+
+async def _store_heard(tx: AsyncSession, heard: Mapping[str, float]) -> None:
+    if heard:
+        rows = [{"client": client, "at": at} for client, at in sorted(heard.items())]  # locked in one order by all
+        await (await tx.connection()).execute(_HEARD, rows)
+
+
+async def add_nonces(tx: AsyncSession, claims: Iterable[Claims]) -> None:
+    """Remember each nonce for as long as its signature would pass. Raises `IntegrityError` for one seen before."""
+    ordered = sorted(claims, key=lambda one: (one.key_id, one.nonce))  # at every replica, or two could deadlock
+    rows = [{"client": c.key_id, "nonce": c.nonce, "expires_at": c.created + CLOCK_SKEW_S + 1} for c in ordered]
+    await (await tx.connection()).execute(_NONCES, rows)  # the session's own bulk insert takes six times as long
+
+
+def replayed() -> ReplayedNonce:
+    return ReplayedNonce("this signed request was seen before; sign each attempt afresh")
+
+
+def _refusals(batch: Sequence[Signed]) -> Sequence[SignatureRefused | None]:
+    return [signed.refusal() for signed in batch]
