@@ -137,8 +137,8 @@ def test_a_run_that_gets_no_better_ends_and_says_what_was_best_over_restarts(tmp
             run = (await it.progress())["run"]
             assert (run["status"], run["rounds_done"]) == ("finished", 4)
             assert run["reason"] == (
-                "stopped early after round 4 of 9: evaluation.loss has not improved by more than 0.05 in 2 measurements; "
-                "the best is 0.48, of version 2"
+                "stopped early after round 4 of 9: evaluation.loss has not improved by more than 0.05 in 2"
+                " measurements; the best is 0.48, of version 2"
             )
             assert [one["evaluation"] for one in await versions(it)] == [*({"loss": loss} for loss in losses), {}]
 
