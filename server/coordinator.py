@@ -35,7 +35,8 @@ from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
 from umbel.server import journal
 from umbel.server.blobs import UnknownBlob
-from umbel.server.driver import Letter, PastAttempt, RunDriver
+from umbel.server.driver import RunDriver
+from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.services import Services

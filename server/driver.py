@@ -8,13 +8,11 @@ state where it was stored and goes on from there. Every replica has a driver for
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import assert_never
 
-from umbel.aggregation.audit import SignedReport
-from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import LiveRound, RunView
@@ -26,75 +24,34 @@ from umbel.aggregation.round import (
     Command,
     Commit,
     Committed,
-    Declined,
     Discard,
-    Event,
     Fold,
     Gathered,
     Invite,
     Recruiting,
     Release,
-    Reported,
     RoundState,
     Spoiled,
     Tick,
     Training,
-    advance,
     next_deadline,
-    takes,
 )
 from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, Task
-from umbel.server import endings, journal
+from umbel.server import journal
+from umbel.server.chronicle import Chronicle
 from umbel.server.closing import Closer, SumFailed
-from umbel.server.endings import Known
-from umbel.server.ledger import Book, Member, live_round
-from umbel.server.model_files import ModelFiles
-from umbel.server.orders import Order, Rollback, Situation, obey
+from umbel.server.ledger import live_round
+from umbel.server.letters import Batch, Letter, fail
+from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
-from umbel.server.problems import Refused, shutting_down
-from umbel.server.reports import check_report
 from umbel.server.services import Services
-from umbel.server.stored import (
-    Answered,
-    Change,
-    Ended,
-    LiveRun,
-    RoundEnd,
-    StoredAssignment,
-    StoredRun,
-    StoredUpload,
-    StoredVersion,
-    Traffic,
-)
+from umbel.server.stored import Ended, LiveRun, StoredRun, Traffic
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
 PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
 _GATHERING_SHARE = 5  # of its time, the task spends at most one part in so many, and one, on counting who waits
-
-
-class PastAttempt(Exception):
-    """The assignment is of an attempt that is over: what it is told is in the store."""
-
-
-@dataclass(slots=True, eq=False)
-class Letter:
-    """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
-
-    `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`. `round_id`: the
-    attempt that it speaks of, where its event would mean something else to the next. `signed`: a report as its client
-    signed it.
-    """
-
-    event: Event | None = None
-    assignment: AssignmentId | None = None
-    order: Order | None = None
-    files: ModelFiles | None = None
-    round_id: int | None = None
-    signed: SignedReport | None = None
-    told: ReportAnswer | None = None
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class RunDriver:
@@ -106,9 +63,7 @@ class RunDriver:
         self.layout = layout
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
-        self.pacing = Pacing(
-            live.name, live.run.salt, services.waiters, services.clock, services.settings.check_ins_per_s_max
-        )
+        self._chronicle = Chronicle(services, live, self.bells)
         self._closer = Closer(services, layout)
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
@@ -136,6 +91,11 @@ class RunDriver:
     def plan(self) -> RoundPlan:
         """The plan of the newest attempt."""
         return self.live.plan
+
+    @property
+    def pacing(self) -> Pacing:
+        """When clients without work should come back."""
+        return self._chronicle.pacing
 
     @property
     def is_over(self) -> bool:
@@ -175,7 +135,9 @@ class RunDriver:
         live = self.live
         n_waiting = len(await self.waiting.candidates()) if isinstance(live.state, Recruiting) else 0
         assignments = await self.services.rounds.assignments(live.round_id)
-        found = live_round(live.state, self.book(live.state, assignments), n_waiting, self.services.clock.now())
+        found = live_round(
+            live.state, self._chronicle.book(live.state, assignments), n_waiting, self.services.clock.now()
+        )
         if found and self.is_paused and isinstance(live.state, Recruiting):
             found = replace(found, why=f"the run is paused: {live.run.reason}")
         return replace(found, why=f"{self._trouble}; {found.why}") if found and self._trouble else found
@@ -184,7 +146,7 @@ class RunDriver:
 
     async def start(self) -> None:
         """Take up the newest attempt as it was stored, and begin to drive."""
-        await self.pacing.start(self.services.rounds)
+        await self._chronicle.start()
         await self._take_up()
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
@@ -195,7 +157,7 @@ class RunDriver:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        _fail(self._mail, asyncio.CancelledError())
+        fail(self._mail, asyncio.CancelledError())
         await self._closer.forget()
         await self._closer.settle()
         await self.flush_traffic()
@@ -264,7 +226,9 @@ class RunDriver:
         await self._adopt_orphans()
         match self.state:
             case Recruiting() if not self.is_paused:
-                await self.submit(Letter(Gathered(began, await self.waiting.candidates())))
+                candidates = await self.waiting.candidates()
+                self._chronicle.note_waiting(candidates)
+                await self.submit(Letter(Gathered(began, candidates)))
             case Training(closes_at=closes_at) if began >= closes_at:
                 await self.submit(Letter(Tick(began)))
             case Closing():
@@ -283,7 +247,8 @@ class RunDriver:
         """How long nothing can happen by itself; None: until woken."""
         if isinstance(self.state, Closing):
             return 0.1  # another replica is at it: see whether it still is
-        due, now = next_deadline(self.state), self.services.clock.now()
+        now = self.services.clock.now()
+        due = next_deadline(self.state, now)
         if self.is_paused and isinstance(self.state, Recruiting):
             return None
         if due is None or (isinstance(self.state, Recruiting) and now >= due):
@@ -298,13 +263,13 @@ class RunDriver:
                 try:
                     self._mail = [*await self._step(batch), *self._mail]
                 except BaseException as error:
-                    _fail(batch, error)
+                    fail(batch, error)
                     if not isinstance(error, Exception):
                         raise
 
     async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
         """One transaction, then its commands; the letters that are left for the next."""
-        transition, before = _Batch(letters, self), self.live
+        transition, before = Batch(letters, self.live, self._chronicle), self.live
         after, ended = await self.services.rounds.step(before, transition)
         self.live = transition.shown(after)
         await self._noticed(before, transition.found)
@@ -317,6 +282,7 @@ class RunDriver:
             return
         if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
             await self._closer.forget()
+            await self._chronicle.look()
             self.bells.ring_all()
         elif after.state.phase != before.state.phase and not isinstance(after.state, Recruiting):
             cohort = after.state.closing.cohort if isinstance(after.state, Committed) else after.state.cohort
@@ -325,7 +291,7 @@ class RunDriver:
         if after.run.status is not before.run.status:
             self.bells.ring_all()
 
-    async def _carry_out(self, transition: "_Batch", ended: Ended | None) -> None:
+    async def _carry_out(self, transition: Batch, ended: Ended | None) -> None:
         """Do what the machine commands. All of it can be done again after a crash, from what is stored."""
         if transition.opened:
             journal.round_opened(self.plan, transition.opened)
@@ -337,7 +303,7 @@ class RunDriver:
             self.bells.ring((PROGRESS_BELL,))
         transition.settle()
 
-    async def carry_out(self, command: Command, transition: "_Batch") -> None:
+    async def carry_out(self, command: Command, transition: Batch) -> None:
         """Carry out one command; its event is durable."""
         match command:
             case Invite(clients=clients) | Release(clients=clients):
@@ -375,7 +341,7 @@ class RunDriver:
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
         journal.round_ended(ended.end.record)
-        self.pacing.note(ended.end.record)
+        self._chronicle.note(ended.end.record)
         if self.run.status.is_over:
             journal.run_over(self.name, self.run.status, self.run.reason)
         self._woken.set()
@@ -400,176 +366,3 @@ class RunDriver:
         live = self.live
         if isinstance(live.state, Training | Closing):
             await self._closer.take_up(live, live.state.accepted)
-
-    # --- the record ---------------------------------------------------------------------------------------------------
-
-    def end_of(self, transition: "_Batch", state: Abandoned | Committed, run: StoredRun, known: Known) -> RoundEnd:
-        """How the attempt ends that the last letter of this transaction has ended."""
-        letter = transition.last
-        if isinstance(state, Abandoned):
-            if transition.rolled_back_to is not None:
-                return endings.rolled_back(run, state, transition.rolled_back_to, known)
-            return endings.abandoned(run, state, known, by_order=letter.order is not None)
-        if state.closing.plan.task is Task.EVALUATION:
-            return endings.evaluated(run, state.closing, known)
-        assert letter.files is not None, "only a model that is stored is applied"
-        return endings.committed(run, state.closing, letter.files, known)
-
-    def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
-        """What is known of the clients of a round, which is, or was until now, in this state."""
-        members = {
-            one.client: Member(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
-            for one in assignments
-        }
-        heard = {one.client: one.heard_at for one in assignments}
-        return Book(members, _opened_at(state), lambda client: self._heard_at(client, heard[client]))
-
-    def _heard_at(self, client: ClientId, stored: float) -> float:
-        """A client whose request is held open is heard of at this moment."""
-        if self.bells.is_heard(client):
-            return self.services.clock.now()
-        return max(stored, self.services.heard.at(client))
-
-
-class _Batch:
-    """The letters of one transaction: decided one after the other on the state that is stored, answered when it is."""
-
-    def __init__(self, letters: Sequence[Letter], driver: RunDriver) -> None:
-        self.commands: list[Command] = []
-        self.opened = 0
-        self.is_abandoned = False
-        self.found = driver.live
-        self.uploads: Mapping[AssignmentId, StoredUpload] = {}
-        self._letters = letters
-        self._driver = driver
-        self._n_decided = 0
-        self._failed: dict[int, Exception] = {}
-        self._recruiting: Recruiting | None = None
-        self._status: tuple[RunStatus, str] | None = None
-        self.rolled_back_to: StoredVersion | None = None
-
-    @property
-    def uploads_of(self) -> Sequence[AssignmentId]:
-        return [one.assignment for one in self._letters if isinstance(one.event, Reported) and one.assignment]
-
-    @property
-    def reads_history(self) -> bool:
-        """Rollbacks go by what versions there are, and so do the ends of rounds that are not abandoned."""
-        return any(isinstance(one.order, Rollback) or isinstance(one.event, Applied) for one in self._letters)
-
-    @property
-    def last(self) -> Letter:
-        """The letter that was decided last: it has ended the attempt, if that has ended."""
-        return self._letters[self._n_decided - 1]
-
-    def decide(
-        self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload], history: Sequence[StoredVersion]
-    ) -> Change:
-        self.found, self.uploads = live, uploads
-        state, self._status = live.state, None
-        answered: list[Answered] = []
-        for letter in self._letters:
-            self._n_decided += 1
-            before = state
-            try:
-                state, commands = self._decide_one(live, state, letter, history)
-            except (Refused, UpdateRefused, PastAttempt) as refusal:
-                self._failed[self._n_decided - 1] = refusal
-                continue
-            self.commands += commands
-            answered += _answered(live, before, commands, letter)
-            if isinstance(state, Abandoned | Committed) and type(state) is not type(before):
-                self.is_abandoned = isinstance(state, Abandoned)
-                break
-        if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and state.since == live.state.since:
-            self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
-        if isinstance(state, Training) and isinstance(live.state, Recruiting):
-            self.opened = len(state.cohort)
-        return Change(state, tuple(answered), self._status)
-
-    def _decide_one(
-        self, live: LiveRun, state: RoundState, letter: Letter, history: Sequence[StoredVersion]
-    ) -> tuple[RoundState, tuple[Command, ...]]:
-        event, status = letter.event, self._status[0] if self._status else live.run.status
-        if letter.order is not None:
-            obeyed = obey(letter.order, Situation(live.run.file, status, state, history))
-            event, self.rolled_back_to = obeyed.event, obeyed.rolled_back_to
-            self._status = obeyed.status or self._status
-        if letter.assignment is not None:
-            assert isinstance(event, Reported | Declined)
-            if live.assignment_id(event.client) != letter.assignment:
-                raise PastAttempt
-            if isinstance(event, Reported) and takes(state, event):
-                check_report(state, event, self.uploads.get(letter.assignment))
-        if letter.round_id not in (None, live.round_id):
-            return state, ()  # another replica was faster, and what it made is already the base of the next
-        if event is None or (isinstance(event, Gathered) and status is RunStatus.PAUSED):
-            return state, ()
-        return advance(state, event)
-
-    def end(
-        self,
-        run: StoredRun,
-        state: Abandoned | Committed,
-        assignments: Sequence[StoredAssignment],
-        history: Sequence[StoredVersion],
-    ) -> RoundEnd:
-        driver = self._driver
-        declined = {one.event.client for one in self._letters[: self._n_decided] if isinstance(one.event, Declined)}
-        assignments = [replace(one, is_declined=one.is_declined or one.client in declined) for one in assignments]
-        known = Known(driver.book(self.found.state, assignments), driver.services.clock.now(), history)
-        return driver.end_of(self, state, run, known)
-
-    def shown(self, live: LiveRun) -> LiveRun:
-        """The run as this replica shows it: while recruiting, with what it waits for."""
-        if self._recruiting is not None and live.state is self.found.state:
-            return replace(live, state=self._recruiting)
-        return live
-
-    def settle(self) -> None:
-        """Answer the letters that were decided."""
-        for index, letter in enumerate(self._letters[: self._n_decided]):
-            if letter.done.done():
-                continue  # its request was cancelled
-            if (refusal := self._failed.get(index)) is not None:
-                letter.done.set_exception(refusal)
-            else:
-                letter.done.set_result(None)
-
-    def left(self) -> list[Letter]:
-        """The letters that came after the attempt had ended: they are for the next."""
-        return list(self._letters[self._n_decided :])
-
-
-def _answered(live: LiveRun, before: RoundState, commands: Sequence[Command], letter: Letter) -> list[Answered]:
-    """Note what a report is told; and, if it is this that made it count, that it does."""
-    event = letter.event
-    if not isinstance(event, Reported):
-        return []
-    told = next(one for one in commands if isinstance(one, Answer) and one.client == event.client)
-    letter.told = ReportAnswer(told.outcome, told.reason)
-    if not takes(before, event):
-        return []
-    return [Answered(event.client, live.assignment_id(event.client), letter.told, event.now, letter.signed)]
-
-
-def _fail(letters: Sequence[Letter], error: BaseException) -> None:
-    """The transaction has failed, so nothing has happened; every one of them may come again."""
-    for letter in letters:
-        if not letter.done.done():
-            letter.done.set_exception(error if isinstance(error, Exception) else shutting_down())
-            letter.done.exception()  # it need not be looked at: the request may be gone
-
-
-def _opened_at(state: RoundState) -> float:
-    match state:
-        case Recruiting(since=since):
-            return since
-        case Training(opened_at=opened_at) | Closing(opened_at=opened_at):
-            return opened_at
-        case Committed(closing=closing):
-            return closing.opened_at
-        case Abandoned(closed_at=closed_at):  # of a run that is over: nobody asks
-            return closed_at
-        case _:
-            assert_never(state)

@@ -22,7 +22,10 @@ _RECORDS = 9
 
 
 class Pacing:
-    """What is known of one run's rhythm and population. Looked up anew now and then; roughly right is good enough."""
+    """What is known of one run's rhythm and population. Looked up anew now and then; roughly right is good enough.
+
+    `population`: distinct clients that were here within a day.
+    """
 
     def __init__(self, run: RunId, salt: bytes, waiters: WaiterStore, clock: Clock, check_ins_per_s_max: float) -> None:
         self._run = run
@@ -30,7 +33,7 @@ class Pacing:
         self._waiters = waiters
         self._clock = clock
         self._check_ins_per_s_max = check_ins_per_s_max
-        self._population = 0
+        self.population = 0
         self._looked_at = float("-inf")
         self._open_s: deque[float] = deque(maxlen=_RECORDS)
         self._opened_at: deque[float] = deque(maxlen=_RECORDS)
@@ -51,18 +54,18 @@ class Pacing:
         """Count the population, if that was not done just now."""
         if (now := self._clock.now()) - self._looked_at >= LOOK_S:
             self._looked_at = now
-            self._population = await self._waiters.population(self._run, now)
+            self.population = await self._waiters.population(self._run, now)
 
     def send_away_s(self, state: RoundState, plan: RoundPlan, client: ClientId, wait_s: float) -> float | None:
         """In how many seconds this client should come back; None: it may wait here."""
-        if self._population <= HELD_MAX:
+        if self.population <= HELD_MAX:
             return None
         now = self._clock.now()
         typical_s = statistics.median(self._open_s) if self._open_s else None
         due_s = opens_in_s(state, now, typical_s)
         if due_s <= wait_s:
             return None
-        demand = Demand(self._population, plan.n_wanted, due_s, self._every_s(plan), self._check_ins_per_s_max)
+        demand = Demand(self.population, plan.n_wanted, due_s, self._every_s(plan), self._check_ins_per_s_max)
         return come_back_s(demand, now, client, self._salt)
 
     def come_back_s(self, state: RoundState, plan: RoundPlan, client: ClientId, least_s: float) -> float:

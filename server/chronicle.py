@@ -1,0 +1,90 @@
+"""What a replica knows of a run beside its state: who was heard of when, how long reports took, how many clients wait.
+
+Round records and self-tuning windows are made from it; what it does not know yet, they do without.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import assert_never
+
+from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.types import ClientId
+from umbel.aggregation.weighting import Candidate
+from umbel.server.endings import Known
+from umbel.server.experience import Experience
+from umbel.server.ledger import Book, Member
+from umbel.server.pacing import Pacing
+from umbel.server.services import Services
+from umbel.server.stored import LiveRun, StoredAssignment, StoredRun, StoredVersion
+from umbel.server.waiting import Bells
+
+
+class Chronicle:
+    """One run's. `pacing`: when clients without work should come back."""
+
+    def __init__(self, services: Services, live: LiveRun, bells: Bells) -> None:
+        limit = services.settings.check_ins_per_s_max
+        self.pacing = Pacing(live.name, live.run.salt, services.waiters, services.clock, limit)
+        self._experience = Experience(live.name, services.rounds.newest_ended)
+        self._services = services
+        self._bells = bells
+        self._tiers: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Take up what is stored of earlier rounds."""
+        await self.pacing.start(self._services.rounds)
+        await self._experience.start()
+
+    async def look(self) -> None:
+        """Take up what other replicas have ended."""
+        await self._experience.look()
+
+    def note(self, record: RoundRecord) -> None:
+        """An attempt has ended here."""
+        self.pacing.note(record)
+        self._experience.note(record)
+
+    def note_waiting(self, candidates: Sequence[Candidate]) -> None:
+        """These wait now."""
+        self._tiers = Counter(candidate.tier for candidate in candidates)
+
+    def known(
+        self,
+        run: StoredRun,
+        state: RoundState,
+        assignments: Sequence[StoredAssignment],
+        history: Sequence[StoredVersion],
+    ) -> Known:
+        """What an ending goes by, of a round that was in this state until now."""
+        evidence = self._experience.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
+        return Known(self.book(state, assignments), self._services.clock.now(), history, evidence)
+
+    def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
+        """What is known of the clients of a round, which is, or was until now, in this state."""
+        members = {
+            one.client: Member(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
+            for one in assignments
+        }
+        heard = {one.client: one.heard_at for one in assignments}
+        return Book(members, _opened_at(state), lambda client: self._heard_at(client, heard[client]))
+
+    def _heard_at(self, client: ClientId, stored: float) -> float:
+        """A client whose request is held open is heard of at this moment."""
+        if self._bells.is_heard(client):
+            return self._services.clock.now()
+        return max(stored, self._services.heard.at(client))
+
+
+def _opened_at(state: RoundState) -> float:
+    match state:
+        case Recruiting(since=since):
+            return since
+        case Training(opened_at=opened_at) | Closing(opened_at=opened_at):
+            return opened_at
+        case Committed(closing=closing):
+            return closing.opened_at
+        case Abandoned(closed_at=closed_at):  # of a run that is over: nobody asks
+            return closed_at
+        case _:
+            assert_never(state)
