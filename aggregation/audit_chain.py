@@ -200,7 +200,9 @@ def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
     plan = ended.plan
     _require((plan.run, plan.number, plan.attempt) == (bundle.run, ended.round, ended.attempt), "its plan is another's")
     _require(ended.grid == plan.grid, "its grid is not the one that its plan makes")
-    aggregation = run_file.get("aggregation", {})
+    aggregation = run_file.get("aggregation")
+    if not isinstance(aggregation, dict):
+        raise AuditFailed("the run file has no section [aggregation]")
     named = (plan.max_abs, plan.sample_count_max, ended.server_learning_rate)
     asked = tuple(aggregation.get(key) for key in ("max_abs", "sample_count_max", "server_learning_rate"))
     _require(named == asked, "max_abs, sample_count_max or server_learning_rate are not those of the run file")

@@ -51,10 +51,10 @@ def download(operator: Operator, run: str) -> Iterator[Line]:
 
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines of an audit file. Raises `AuditFailed` for one that is none, `OSError`."""
-    with path.open(encoding="utf-8", errors="strict") as file:
+    with path.open("rb") as file:
         for number, text in enumerate(file):
             try:
-                yield _line(parsed(text))
+                yield _line(parsed(text.decode()))
             except ValueError as error:
                 raise AuditFailed(f"bundle {number}: line {number + 1} of {path} is no bundle: {error}") from error
 
@@ -73,9 +73,10 @@ def verify(lines: Iterable[Line], keys: Collection[bytes]) -> tuple[Auditor, lis
 def parse_bundle(raw: Json) -> Bundle:
     """A bundle from its JSON. Raises `AuditFailed` for one that lacks something, or is of a kind not known here."""
     bundle = _object(raw)
-    facts = _FACTS.get(bundle.get("kind"))
+    kind = bundle.get("kind")
+    facts = _FACTS.get(kind) if isinstance(kind, str) else None
     if facts is None:
-        raise AuditFailed(f"it is of a kind that this umbel does not know: {bundle.get('kind')!r}")
+        raise AuditFailed(f"it is of a kind that this umbel does not know: {kind!r}")
     try:
         return _BUNDLE.validate_python({**bundle, "facts": facts.validate_python(bundle.get("facts"))})
     except ValidationError as error:

@@ -102,6 +102,12 @@ def binary_body(media_type: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
 
+def header_field(name: str, pattern: str, is_required: bool = True) -> dict[str, Any]:
+    """The OpenAPI entry of a header field that a route reads itself."""
+    schema = {"type": "string", "pattern": pattern}
+    return {"name": name, "in": "header", "required": is_required, "schema": schema}
+
+
 def problems(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entries of the problem documents that a route may answer with."""
     by_status: dict[int, list[str]] = {}
@@ -114,16 +120,15 @@ def problems(*kinds: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
+ANY = ("malformed-request", "body-too-large", "length-required")  # by the length that a request declares
 SIGNED = (
+    *ANY,
     "malformed-signature",
     "bad-signature",
     "stale-signature",
     "replayed-nonce",
     "unknown-client",
     "wrong-digest",
-    "malformed-request",
-    "body-too-large",
-    "length-required",
     "lying-length",
 )
-ADMIN = ("admin-key-refused", "malformed-request", "body-too-large", "length-required", "lying-length")
+ADMIN = (*ANY, "admin-key-refused", "lying-length")

@@ -117,7 +117,7 @@ async def get_admin_model(request: Request, state: StateDep, sha256: str) -> Res
 )
 async def put_run(request: Request, response: Response, state: StateDep, name: str, model: str) -> RunView:
     """Create a run from a run file (TOML) and an uploaded model. The same again is the same."""
-    file = await asyncio.to_thread(_run_file, await request.body())
+    file = await asyncio.to_thread(read_run_file, await request.body())
     if file.name != name:
         raise Refused("malformed-request", f"name: the run file says {file.name!r}, the address {name!r}")
     driver, is_new = await state.coordinator.create_run(file, model)
@@ -157,8 +157,11 @@ async def get_progress(
     return await _progress(state, driver, after)
 
 
-def _run_file(body: bytes) -> RunFile:
-    """By way of JSON, whose strict reading takes no `true` for a count. Run in a thread: it can take a second."""
+def read_run_file(body: bytes) -> RunFile:
+    """A run file's TOML, by way of JSON, whose strict reading takes no `true` for a count. Raises `Refused`.
+
+    Run it in a thread: it can take a second.
+    """
     try:
         return _RUN_FILE.validate_json(json.dumps(tomllib.loads(body.decode())), strict=True)
     except ValidationError as error:

@@ -8,14 +8,14 @@ from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.signatures import parse_digest
 from umbel.aggregation.types import AssignmentId
 from umbel.server.auth import Device, checked_pieces
-from umbel.server.http import SIGNED, DeviceDep, StateDep, binary_body, problems, require_no_body
+from umbel.server.http import SIGNED, DeviceDep, StateDep, binary_body, header_field, problems, require_no_body
 from umbel.server.problems import Refused
 from umbel.server.stored import StoredUpload
 from umbel.server.uploads import Incoming
 
 router = APIRouter(prefix="/v1/assignments/{assignment}/update", tags=["uploads"])
 PARTIAL_UPLOAD = "application/partial-upload"
-_NUMBER = re.compile(r"\d{1,15}")
+_NUMBER = re.compile(r"[0-9]{1,15}")
 _UPDATE = ("malformed-update", "wrong-layout", "wrong-codec", "non-finite-update", "update-out-of-range")
 _RESPONSES = problems(
     *SIGNED,
@@ -28,8 +28,22 @@ _RESPONSES = problems(
     "report-refused",
 )
 
+_IS_LAST = header_field("Upload-Complete", r"^\?[01]$")
+_BEGIN = {
+    "parameters": [
+        header_field("Upload-Length", r"^[0-9]{1,15}$"),
+        header_field("Repr-Digest", r"^sha-256=:[A-Za-z0-9+/]{43}=:$"),
+        _IS_LAST,
+    ],
+    **binary_body("application/octet-stream"),
+}
+_APPEND = {
+    "parameters": [header_field("Upload-Offset", r"^[0-9]{1,15}$"), _IS_LAST],
+    **binary_body(PARTIAL_UPLOAD),
+}
 
-@router.post("", status_code=201, responses=_RESPONSES, openapi_extra=binary_body("application/octet-stream"))
+
+@router.post("", status_code=201, response_class=Response, responses=_RESPONSES, openapi_extra=_BEGIN)
 async def post_update(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
     """Begin an upload, with all of it or with its first chunk."""
     length, sha256 = _number(request, "Upload-Length"), _repr_digest(request)
@@ -47,7 +61,7 @@ async def head_update(request: Request, device: DeviceDep, state: StateDep, assi
     return Response(status_code=204, headers=headers)
 
 
-@router.patch("", status_code=204, responses=_RESPONSES, openapi_extra=binary_body(PARTIAL_UPLOAD))
+@router.patch("", status_code=204, responses=_RESPONSES, openapi_extra=_APPEND)
 async def patch_update(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
     """Append the next chunk."""
     if request.headers.get("content-type") != PARTIAL_UPLOAD:

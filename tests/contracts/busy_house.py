@@ -1,0 +1,128 @@
+"""A coordinator in the middle of things, spoken to synchronously: what a fuzzer's requests should hit."""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from tests.server_device import Device, House, house, repr_digest, run_file, sha256, small_state, update_of
+from umbel.aggregation.layout import Layout
+
+_COHORT = 18
+
+
+@dataclass(frozen=True)
+class Held:
+    """An assignment and who holds it. `n_parts`: how many halves of its update have been uploaded."""
+
+    device: Device
+    assignment: str
+    n_parts: int
+
+
+class BusyHouse:
+    """A run in whose open round uploads stand at every stage, one that has ended, one that nobody has joined yet;
+    enrolled clients, one more that nobody needs, and unused tokens.
+    """
+
+    def __init__(self, loop: asyncio.Runner, it: House, layout: Layout, tokens: list[str], held: list[Held]) -> None:
+        self._loop = loop
+        self.it = it
+        self.layout = layout
+        self.tokens = tokens
+        self.held = held
+        self.update = an_update(layout)
+        self.model = str(it.state.coordinator.drivers["demo"].run.model.sha256)
+
+    def send(self, request: httpx.Request) -> httpx.Response:
+        """The coordinator's answer; what else it has to do goes on meanwhile."""
+        return self._loop.run(self.it.http.send(request))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether so many assignments have been closed that requests would hit nothing."""
+        driver = self.it.state.coordinator.drivers["demo"]
+        return sum(driver.open_round(one.device.name) is not None for one in self.held) < len(self.held) // 2
+
+    def values(self) -> dict[str, list[Any]]:
+        """By the name of a parameter or a field, values that mean something here."""
+        half = len(self.update) // 2
+        return {
+            "assignment": [one.assignment for one in self.held],
+            "sha256": [self.model],
+            "model": [self.model],
+            "client": ["spare"],
+            "name": ["spare", "ended"],
+            "run": ["demo", "ended", "spare"],
+            "layout_digest": [self.layout.digest],
+            "update_sha256": [sha256(self.update)],
+            "token": self.tokens,
+            "wait_s": [0.0],
+            "Upload-Length": [str(len(self.update))],
+            "Upload-Offset": ["0", str(half), str(len(self.update))],
+            "Upload-Complete": ["?0", "?1"],
+            "Repr-Digest": [repr_digest(self.update)],
+            "Range": ["bytes=0-9", "bytes=9-", "bytes=-9"],
+        }
+
+    def bodies(self) -> list[bytes]:
+        """Bodies of uploads that mean something here."""
+        half = len(self.update) // 2
+        return [self.update, self.update[:half], self.update[half:], b""]
+
+
+def an_update(layout: Layout) -> bytes:
+    return update_of(layout, torch.full((layout.n_values,), 0.25))
+
+
+@contextmanager
+def busy_house(data: Path) -> Generator[BusyHouse]:
+    with asyncio.Runner() as loop:
+        open_things = AsyncExitStack()
+        try:
+            yield loop.run(_prepared(loop, open_things, data))
+        finally:
+            loop.run(open_things.aclose())
+
+
+async def _prepared(loop: asyncio.Runner, open_things: AsyncExitStack, data: Path) -> BusyHouse:
+    it = await open_things.enter_async_context(house(data))
+    *devices, last = await it.devices(_COHORT + 1)
+    layout, model = Layout.of_state(small_state()), await it.put_model(small_state())
+    tokens = await it.tokens(20)
+    assert (await Device(it.http, "spare").enrol(tokens.pop())).status_code == 200
+    await _end_a_run(it, last, layout, model)
+    for name in ("demo", "spare"):
+        text = run_file(count=5, target=_COHORT, window_s=3600.0).replace("demo", name)
+        assert (await it.put_run(text, model, name)).status_code == 201
+    work = await asyncio.gather(*(device.work(layout) for device in devices))
+    held = [Held(device, one["id"], i % 3) for i, (device, one) in enumerate(zip(devices, work, strict=True))]
+    for one in held:
+        await _upload(one, an_update(layout))
+    return BusyHouse(loop, it, layout, tokens, held)
+
+
+async def _end_a_run(it: House, device: Device, layout: Layout, model: str) -> None:
+    answer = await it.put_run(run_file(target=1).replace("demo", "ended"), model, "ended")
+    assert answer.status_code == 201, answer.text
+    device.run = "ended"
+    assert (await device.take_part(layout, torch.zeros(layout.n_values)))["outcome"] == "accepted"
+
+
+async def _upload(held: Held, update: bytes) -> None:
+    if held.n_parts == 0:
+        return
+    is_whole = held.n_parts == 2
+    fields = {
+        "Upload-Length": str(len(update)),
+        "Upload-Complete": "?1" if is_whole else "?0",
+        "Repr-Digest": repr_digest(update),
+    }
+    body = update if is_whole else update[: len(update) // 2]
+    answer = await held.device.send("POST", f"/v1/assignments/{held.assignment}/update", body, fields)
+    assert answer.status_code == 201, answer.text
