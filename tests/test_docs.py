@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
 from umbel.aggregation.runfile import Override, RunFile
-from umbel.aggregation.types import Weighting
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -97,7 +96,7 @@ def test_the_run_file_page_names_every_key_and_its_default() -> None:
 
 def test_the_run_files_of_the_documentation_are_accepted() -> None:
     examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
 
@@ -105,8 +104,9 @@ def test_the_run_files_of_the_documentation_are_accepted() -> None:
 def _run_file_keys(section: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every key of a run file as the page writes it, with its default as the page writes that."""
     for field in fields(section):
-        if is_dataclass(field.type) and isinstance(field.type, type):
-            yield from _run_file_keys(field.type, f"{field.name}.")
+        kinds = [kind for kind in (field.type, *get_args(field.type)) if isinstance(kind, type) and is_dataclass(kind)]
+        if kinds:  # a section, or one that may be left out
+            yield from _run_file_keys(kinds[0], f"{field.name}.")
         elif f"{prefix}{field.name}" == "training.local_epochs":
             yield "training.local_epochs", "1"  # where neither epochs nor steps are set
         else:
@@ -118,8 +118,8 @@ def _written(default: object) -> str:
         return ""
     if default == ():
         return "`[]`"
-    if isinstance(default, bool | Weighting):
-        return f'`"{default}"`' if isinstance(default, Weighting) else str(default).lower()
+    if isinstance(default, bool | str):
+        return f'`"{default}"`' if isinstance(default, str) else str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
