@@ -27,7 +27,8 @@ from umbel.server.clock import Clock, SystemClock
 from umbel.server.database import Database
 from umbel.server.express import ExpressAPI
 from umbel.server.housekeeping import keep_house
-from umbel.server.http import State
+from umbel.server.http import ANY, State
+from umbel.server.http import problems as declared
 from umbel.server.limits import BodyLimits, caps_of
 from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
@@ -69,7 +70,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     )
     for routes in (routes_devices, routes_models, routes_uploads, routes_admin, routes_lifecycle, routes_audit):
         app.include_router(routes.router)
-    app.add_api_route("/v1/health", _health, tags=["health"])
+    app.add_api_route("/v1/health", _health, tags=["health"], responses=declared(*ANY))
     app.add_middleware(BodyLimits, caps=caps_of(settings))
     app.take_express(routes_devices.EXPRESS, caps_of(settings))
     problems.install(app)
