@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from umbel.server.door import SCOPE_KEY, Claim, Door
@@ -166,6 +166,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._write_timer.cancel()
             self._write_timer = None
 
+    @property
+    def _newest(self) -> RequestResponseCycle | None:
+        """The newest request, None before the first."""
+        return self.cycle
+
     # --- the parser's side --------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
@@ -185,6 +190,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._n_hosts += self.headers[-1][0] == b"host"
 
     def on_headers_complete(self) -> None:
+        assert self.parser is not None, "it calls this"
         if self._n_hosts != 1 and (self._n_hosts or self.parser.get_http_version() != "1.0"):
             raise _Malformed
         if not self.url.startswith(b"/") or b"#" in self.url or len(self.url) > HEAD_BYTES_MAX:
@@ -210,8 +216,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and close. `msg` is uvicorn's, and says no more."""
-        is_answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+        newest = self._newest
+        is_answering = newest is not None and newest.response_started and not newest.response_complete
+        for cycle in (newest, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True  # whatever the application answers to the request, this stands
                 cycle.message_event.set()
@@ -241,7 +248,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def _owed_now(self) -> _Owed:
         if self._reading is _Reading.BODY:
             return _Owed.BODY
-        is_answered = self.cycle is None or self.cycle.response_complete
+        is_answered = self._newest is None or self._newest.response_complete
         if is_answered and (self._reading is _Reading.HEAD or self.timeout_keep_alive_task is None):
             return _Owed.HEAD  # without uvicorn's timer something has come, if only line breaks
         return _Owed.NOTHING
