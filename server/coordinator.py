@@ -131,7 +131,7 @@ class Coordinator:
 
     async def _add_run(self, file: RunFile, model_sha256: str) -> bool:
         """Store a new run; False if another request was faster."""
-        services, owner = self.services, creator_of(RunId(file.name))
+        services, owner = self.services, creator_of(RunId(file.name), model_sha256)
         model = await services.models.model(model_sha256)
         if model is None:
             raise Refused("unknown-model", "no such model here; upload it first, to /v1/admin/models/{sha256}")
@@ -149,6 +149,7 @@ class Coordinator:
         try:
             await services.rounds.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
         except IntegrityError:
+            await services.versions.release(owner)
             if await services.rounds.load(RunId(file.name)) is None:
                 raise
             return False

@@ -120,7 +120,7 @@ class RoundStore:
             }
             await tx.execute(insert(_RUN).values(run))
             await add_first_version(tx, RunId(file.name), model, master_sha256, now)
-            await release(tx, creator_of(RunId(file.name)))
+            await release(tx, creator_of(RunId(file.name), model.sha256))
             round_id = await _add_round(tx, state)
             head = await self._trail.begin(tx, file, model, master_sha256, now)
             await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id, audit_sha256=head))

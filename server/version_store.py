@@ -29,9 +29,9 @@ class BeingRemoved(OSError):
     """The file is being removed at this moment; try again in a second."""
 
 
-def creator_of(run: RunId) -> str:
-    """Who claims the files of a run that is being created."""
-    return f"create.{run}"
+def creator_of(run: RunId, model_sha256: str) -> str:
+    """Who claims the files of a run that is being created from this model."""
+    return f"create.{run}.{model_sha256[:16]}"
 
 
 class VersionStore:
