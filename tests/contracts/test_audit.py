@@ -298,7 +298,7 @@ def test_every_attempt_has_its_bundle_and_a_restart_goes_on_with_the_chain(tmp_p
         lines = await bundles(it)
         facts = [one["bundle"]["facts"] for one in lines]
         assert [(one.get("round"), one.get("attempt")) for one in facts] == [(None, None), (1, 1), (1, 2)]
-        assert [one["reason"] for one in facts[1]["clients"]][0] == "no data"
+        assert next(one["reason"] for one in facts[1]["clients"]) == "no data"
         assert not facts[1]["committed"]
         assert facts[2]["run_status"] == "stopped"
         await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
