@@ -191,7 +191,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         assert self.parser is not None, "it calls this"
-        if self._n_hosts != 1 and (self._n_hosts or self.parser.get_http_version() != "1.0"):
+        version = self.parser.get_http_version()  # also 0.9 and 2.0, which llhttp reads as if they were these
+        if version not in ("1.0", "1.1") or (self._n_hosts != 1 and (self._n_hosts or version != "1.0")):
             raise _Malformed
         if not self.url.startswith(b"/") or b"#" in self.url or len(self.url) > HEAD_BYTES_MAX:
             raise _Malformed  # what is signed, and what a proxy routes by, is the path as sent
