@@ -2,11 +2,11 @@
 
 import sys
 
-import atheris
+import atheris  # type: ignore[import-untyped]  # it has no types
 
 
 def main() -> None:
-    with atheris.instrument_imports(include=["umbel"]):
+    with atheris.instrument_imports(include=["umbel"]):  # pyright: ignore[reportAttributeAccessIssue]  # it is there
         from tests.fuzz.readers import READERS
     name, *options = sys.argv[1:]
     atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=2048", "-timeout=10"], READERS[name])

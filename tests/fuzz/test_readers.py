@@ -64,14 +64,14 @@ def test_a_fuzzer_finds_nothing_in_a_few_seconds(name: str) -> None:
 
 
 def test_a_hostile_header_costs_little_time_and_memory() -> None:
-    """Of a model file: 8 MB of metadata, of tensors, of brackets, of one name."""
+    """Of a model file: about 1 MB of metadata, of tensors, of brackets, of one name."""
     bombs = [
-        b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(400_000)) + b"}}",
-        b'{"__metadata__":{"umbel.layout":"' + b"[" * 8_000_000 + b'"}}',
-        b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_000)) + b"}",
-        b'{"a":{"dtype":"F32","shape":' + b"[" * 8_000_000 + b"}}",
-        b'{"' + b"a" * 8_000_000 + b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}',
-        b'{"a":{"dtype":"F32","shape":[' + b"9," * 4_000_000 + b'0],"data_offsets":[0,0]}}',
+        b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(50_000)) + b"}}",
+        b'{"__metadata__":{"umbel.layout":"' + b"[" * 1_000_000 + b'"}}',
+        b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(12_500)) + b"}",
+        b'{"a":{"dtype":"F32","shape":' + b"[" * 1_000_000 + b"}}",
+        b'{"' + b"a" * 1_000_000 + b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}',
+        b'{"a":{"dtype":"F32","shape":[' + b"9," * 500_000 + b'0],"data_offsets":[0,0]}}',
     ]
     for bomb in bombs:
         started = time.process_time()
@@ -79,7 +79,7 @@ def test_a_hostile_header_costs_little_time_and_memory() -> None:
         header(bomb)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert time.process_time() - started < 20.0, bomb[:60]
+        assert time.process_time() - started < 5.0, bomb[:60]
         assert peak < 40 * len(bomb), bomb[:60]
 
 
