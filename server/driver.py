@@ -241,19 +241,16 @@ class RunDriver:
             if isinstance(self.state, Recruiting):
                 took_s = self.services.clock.now() - began
                 await asyncio.sleep(_GATHERING_SHARE * max(took_s, 0.0))
-            await self.services.clock.wait(self._woken, self._pause_s())
+            await self.services.clock.wait(self._woken, self._pause_s(began))
 
-    def _pause_s(self) -> float | None:
-        """How long nothing can happen by itself; None: until woken."""
+    def _pause_s(self, looked_at: float) -> float | None:
+        """How long nothing can happen by itself, as of when it was looked at last; None: until woken."""
         if isinstance(self.state, Closing):
             return 0.1  # another replica is at it: see whether it still is
-        now = self.services.clock.now()
-        due = next_deadline(self.state, now)
-        if self.is_paused and isinstance(self.state, Recruiting):
-            return None
-        if due is None or (isinstance(self.state, Recruiting) and now >= due):
+        due = next_deadline(self.state, looked_at)
+        if due is None or looked_at >= due or (self.is_paused and isinstance(self.state, Recruiting)):
             return None  # patience is over: only another client changes anything
-        return max(0.001, due - now)
+        return max(0.001, due - self.services.clock.now())
 
     async def _step_mail(self) -> None:
         """Until the mailbox is empty: one transaction for all that is in it. A task of its own: requests may end."""
