@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import umbel
 from umbel.aggregation.audit import Maker, RoundEnded, RunCreated, Sealed, bundle_of, key_text, seal
-from umbel.server.files import write_private
+from umbel.server.files import write_private_once
 
 
 class UnfitAuditKey(Exception):
@@ -35,7 +35,7 @@ class AuditKey:
         Raises `UnfitAuditKey` for what is no key, or could be read by other users of this machine.
         """
         if not path.exists():
-            write_private(path, base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
+            write_private_once(path, base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
             raise UnfitAuditKey(
                 f"others may have read {path} (mode {mode:o}): whoever has it can sign audit bundles; "

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _NAME = "file"
@@ -30,14 +30,23 @@ class Scratch:
     @contextmanager
     def path(self) -> Generator[Path]:
         """A path to write a new file to, dropped at the end of the block unless it was moved away."""
-        place = self._directory / secrets.token_hex(16)
-        place.mkdir(mode=0o700)
-        try:
-            with _held(place):
-                place.stat()  # a sweep may have come between; then this fails, and the caller tries again
+        with ExitStack() as lock:
+            place = self._place(lock)
+            try:
                 yield place / _NAME
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _place(self, lock: ExitStack) -> Path:
+        """A new directory, and `lock` holds it. The sweep of another process may take it first: then another one."""
+        while True:
+            place = self._directory / secrets.token_hex(16)
+            place.mkdir(mode=0o700)
+            with suppress(FileNotFoundError, BlockingIOError), ExitStack() as mine:
+                mine.enter_context(_held(place))
+                place.stat()
+                lock.push(mine.pop_all())
+                return place
 
 
 @contextmanager

@@ -7,10 +7,12 @@ hash tells whether each of them counted, once.
 
 import asyncio
 import hashlib
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import httpx
@@ -28,15 +30,17 @@ RUN = run_file(count=N_ROUNDS, target=2, minimum=2, over_selection=2.0, window_s
 
 
 class Urls(httpx.AsyncBaseTransport):
-    """Sends each request to one of several coordinators, drawn by chance."""
+    """Sends each request to one of several coordinators, drawn by chance; reports to each of them in turn."""
 
     def __init__(self, urls: Sequence[str], seed: int) -> None:
         self._urls = [httpx.URL(url) for url in urls]
         self._draw = random.Random(seed)
+        self._for_reports = itertools.cycle(self._urls)
         self._http = httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        chosen = self._draw.choice(self._urls)
+        is_report = request.url.path.endswith("/report")
+        chosen = next(self._for_reports) if is_report else self._draw.choice(self._urls)
         request.url = request.url.copy_with(host=chosen.host, port=chosen.port)
         return await self._http.handle_async_request(request)
 
@@ -83,7 +87,7 @@ class Federation:
         tokens = await _until(lambda: house.tokens(N_DEVICES))
         devices = [Device(self.http, f"d{i}") for i in range(N_DEVICES)]
         for device, token in zip(devices, tokens, strict=True):
-            enrolled = await answered(lambda device=device, token=token: device.enrol(token))
+            enrolled = await answered(partial(device.enrol, token))
             assert enrolled.status_code == 200, enrolled.text
         return devices
 

@@ -1,4 +1,4 @@
-"""Coordinator processes that kill themselves, with SIGKILL, at a chosen step: just before it, or just after.
+"""Coordinator processes that kill (or stop) themselves at a chosen step: just before it, or just after.
 
 The steps are the seams between what a coordinator decides, stores and does. The machine's commands are read from their
 union, so that a new one cannot be forgotten. Processes are forked from one that has imported everything already
@@ -58,6 +58,7 @@ STEPS: Mapping[str, Step] = {
     **{f"carry out {command.__name__}": Step(RunDriver, "carry_out", command) for command in COMMANDS},
     "take the lease to close": Step(Closer, "leads"),
     "adopt what a dead replica had folded": Step(RoundStore, "adopt"),
+    "post a partial sum": Step(RoundStore, "post_partial_sum"),
     "make the model": Step(Closer, "_make_model"),
     "store the end of an attempt": Step(RoundStore, "_end"),  # in the middle of a transaction
     "remove the updates of an attempt": Step(Closer, "end"),
@@ -66,11 +67,16 @@ STEPS: Mapping[str, Step] = {
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Die before or after the `nth` time that a step is done."""
+    """Die before or after the `nth` time that a step is done.
+
+    `once`: of several processes that are to die of this, only the first does, and leaves this file. `by`: the signal.
+    """
 
     step: str
     is_before: bool
     nth: int = 1
+    once: Path | None = None
+    by: signal.Signals = signal.SIGKILL
 
 
 def start(settings: Settings, death: Death | None = None) -> ForkServerProcess:
@@ -115,24 +121,29 @@ def _deadly(original: Callable[..., Any], step: Step, death: Death) -> Callable[
     def call(*arguments: Any, **named: Any) -> Any:
         due = is_due(arguments)
         if due and death.is_before:
-            _die()
+            _die(death)
         result = original(*arguments, **named)
-        if due:
-            _die()
+        if due and not death.is_before:
+            _die(death)
         return result
 
     @functools.wraps(original)
     async def call_async(*arguments: Any, **named: Any) -> Any:
         due = is_due(arguments)
         if due and death.is_before:
-            _die()
+            _die(death)
         result = await original(*arguments, **named)
-        if due:
-            _die()
+        if due and not death.is_before:
+            _die(death)
         return result
 
     return call_async if inspect.iscoroutinefunction(original) else call
 
 
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _die(death: Death) -> None:
+    if death.once is not None:
+        try:
+            death.once.open("x").write(str(os.getpid()))
+        except FileExistsError:
+            return
+    os.kill(os.getpid(), death.by)

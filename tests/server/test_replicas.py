@@ -1,0 +1,182 @@
+"""Three coordinator processes over one PostgreSQL and one blob store; each request goes to any of them.
+
+Whatever dies, stops or is cut off meanwhile: the same model as of one undisturbed process, nothing accepted is lost.
+"""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.federation import Federation, Urls, check
+from tests.killing import Death, free_port, start
+from tests.postgres import Cluster
+from tests.server_device import Json
+from umbel.server.settings import Settings
+
+pytestmark = pytest.mark.slow
+N_REPLICAS = 3
+TAKEN_OVER_S = 5.0
+TIMEOUT_S = 60.0
+OF_CLOSING = ("take the lease to close", "post a partial sum", "make the model", "store the end of an attempt")
+
+
+class Fleet:
+    """The processes. Those that have died stay dead unless they are started again."""
+
+    def __init__(self, settings: Sequence[Settings], death: Death | None) -> None:
+        self.settings = settings
+        self.processes: list[ForkServerProcess] = [start(one, death) for one in settings]
+
+    def pid(self, i: int) -> int:
+        pid = self.processes[i].pid
+        assert pid is not None
+        return pid
+
+    async def replace(self, i: int) -> None:
+        """End one in good order and start it again."""
+        self.processes[i].terminate()
+        await asyncio.to_thread(self.processes[i].join, 20.0)
+        assert self.processes[i].exitcode == 0, self.log(i)
+        self.processes[i] = start(self.settings[i])
+
+    def log(self, i: int) -> str:
+        return (self.settings[i].data / "log").read_text()[-3000:]
+
+    def logs(self) -> str:
+        return "\n\n".join(self.log(i) for i in range(len(self.settings)))
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+Disturbance = Callable[[Fleet, Federation], Coroutine[None, None, None]]
+
+
+@pytest.fixture
+def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
+    url = postgresql.new_database()
+    return [
+        Settings(
+            data=tmp_path / f"replica-{i}",
+            port=free_port(),
+            database_url=url,
+            blobs=str(tmp_path / "blobs"),
+            admin_key_file=tmp_path / "admin.key",
+            audit_key_file=tmp_path / "audit.key",
+        )
+        for i in range(N_REPLICAS)
+    ]
+
+
+async def fare(
+    settings: Sequence[Settings], disturb: Disturbance | None = None, death: Death | None = None, seed: int = 0
+) -> tuple[str, list[Json]]:
+    """The last model's hash, and the records of a run over these replicas."""
+    fleet = Fleet(settings, death)
+    urls = Urls([f"http://127.0.0.1:{one.port}" for one in settings], seed)
+    try:
+        async with httpx.AsyncClient(transport=urls, base_url="http://umbel", timeout=4.0) as http:
+            federation = Federation(http, settings[0])
+            running = asyncio.create_task(federation.run())
+            disturbing = asyncio.create_task(disturb(fleet, federation)) if disturb else None
+            done, _ = await asyncio.wait([running], timeout=TIMEOUT_S)
+            assert done, fleet.logs()
+            records = await running
+            if disturbing is not None:
+                await disturbing
+    finally:
+        fleet.end()
+    return check(records, federation.accepted), records
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model of one process over SQLite."""
+    settings = Settings(data=tmp_path_factory.mktemp("undisturbed"), port=free_port())
+    return asyncio.run(fare([settings]))[0]
+
+
+async def first_report(federation: Federation) -> None:
+    while not federation.accepted:  # noqa: ASYNC110 - nothing rings when a report is accepted
+        await asyncio.sleep(0.001)
+
+
+def test_replicas_make_the_same_model_as_one_process(settings: list[Settings], undisturbed: str) -> None:
+    assert asyncio.run(fare(settings))[0] == undisturbed
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("step", ["carry out Fold", "store what was decided", *OF_CLOSING])
+def test_when_a_replica_is_killed_at_a_step_another_goes_on(
+    step: str, is_before: bool, settings: list[Settings], undisturbed: str, tmp_path: Path
+) -> None:
+    died = tmp_path / "died"
+    nth = 2 if step == "carry out Fold" else 1
+    model_sha256, records = asyncio.run(fare(settings, death=Death(step, is_before, nth, once=died)))
+    assert died.exists(), "the step was not done"
+    assert model_sha256 == undisturbed
+    if step in OF_CLOSING:
+        died_at = died.stat().st_mtime
+        ends = [one["opened_at"] + one["wall_s"] for one in records]
+        taken_over_s = min(end - died_at for end in ends if end >= died_at)
+        print(f"{step}: another committed the round after {taken_over_s:.2f} s")
+        assert taken_over_s <= TAKEN_OVER_S
+
+
+@pytest.mark.parametrize("step", ["carry out Fold", "make the model", "decide", "post a partial sum"])
+def test_a_replica_that_is_taken_for_dead_and_lives_does_no_harm(
+    step: str, settings: list[Settings], undisturbed: str, tmp_path: Path
+) -> None:
+    stopped = tmp_path / "stopped"
+
+    async def go_on(fleet: Fleet, federation: Federation) -> None:
+        while not stopped.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5.0)
+        os.kill(int(stopped.read_text()), signal.SIGCONT)
+        await asyncio.sleep(1.0)
+        assert all(process.is_alive() for process in fleet.processes), fleet.logs()
+
+    death = Death(step, is_before=step != "decide", once=stopped, by=signal.SIGSTOP)
+    assert asyncio.run(fare(settings, go_on, death))[0] == undisturbed
+
+
+def test_a_database_that_restarts_is_found_again(
+    settings: list[Settings], undisturbed: str, postgresql: Cluster
+) -> None:
+    async def restart(fleet: Fleet, federation: Federation) -> None:
+        await first_report(federation)
+        await asyncio.to_thread(postgresql.restart)
+        assert all(process.is_alive() for process in fleet.processes)
+
+    assert asyncio.run(fare(settings, restart))[0] == undisturbed
+
+
+def test_replicas_restart_one_after_the_other_under_a_run(settings: list[Settings], undisturbed: str) -> None:
+    async def roll(fleet: Fleet, federation: Federation) -> None:
+        await first_report(federation)
+        for i in range(N_REPLICAS):
+            await fleet.replace(i)
+
+    assert asyncio.run(fare(settings, roll))[0] == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replica_killed_at_any_moment_is_not_missed(seed: int, settings: list[Settings], undisturbed: str) -> None:
+    draw = random.Random(seed)
+
+    async def kill(fleet: Fleet, federation: Federation) -> None:
+        await first_report(federation)
+        await asyncio.sleep(draw.uniform(0.0, 0.5))
+        os.kill(fleet.pid(draw.randrange(N_REPLICAS)), signal.SIGKILL)
+
+    assert asyncio.run(fare(settings, kill, seed=seed))[0] == undisturbed
