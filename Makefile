@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 PARTS = aggregation client server sim umbel tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check fmt bench docs clean
+.PHONY: help demo test test-fast check fmt fuzz bench docs clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,10 @@ check: $(VENV)/.dev ## formatting, lint, types, import rules
 fmt: $(VENV)/.dev ## format and sort
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+fuzz: $(VENV)/.dev ## strangers' bytes, for minutes: each reader for SECONDS, then the API by its own document
+	$(BIN)/python -m tests.fuzz.fuzz $(or $(SECONDS),60)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q tests/contracts/test_openapi.py tests/fuzz
 
 bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator

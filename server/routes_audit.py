@@ -13,7 +13,7 @@ from umbel.aggregation.types import ClientId, RunId
 from umbel.server.audit_store import StoredBundle
 from umbel.server.blobs import BlobStore, model_key
 from umbel.server.downloads import FileAnswer, download, without_body
-from umbel.server.http import ADMIN, Operator, State, StateDep, problems
+from umbel.server.http import ADMIN, ANY, Operator, State, StateDep, problems
 from umbel.server.problems import Refused
 from umbel.server.routes_models import MODEL_RESPONSES
 from umbel.server.stored import StoredUpload
@@ -30,7 +30,7 @@ admin = APIRouter(prefix="/v1/admin/runs/{name}/audit", tags=["audit"], dependen
 Number = Annotated[int, Path(ge=0, lt=1 << 31)]
 
 
-@router.get("/v1/audit-key", responses=problems())
+@router.get("/v1/audit-key", responses=problems(*ANY))
 async def get_audit_key(state: StateDep) -> PublicAuditKey:
     """The key that signs audit bundles: note it while you trust its source."""
     return PublicAuditKey(state.audit_key.public)

@@ -1,6 +1,7 @@
 """A coordinator in the middle of things, spoken to synchronously: what a fuzzer's requests should hit."""
 
 import asyncio
+import secrets
 from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -61,13 +62,29 @@ class BusyHouse:
             "run": ["demo", "ended", "spare"],
             "layout_digest": [self.layout.digest],
             "update_sha256": [sha256(self.update)],
-            "token": self.tokens,
+            "token": self.tokens or ["none"],
             "wait_s": [0.0],
+            "number": [0, 1],
             "Upload-Length": [str(len(self.update))],
             "Upload-Offset": ["0", str(half), str(len(self.update))],
             "Upload-Complete": ["?0", "?1"],
             "Repr-Digest": [repr_digest(self.update)],
             "Range": ["bytes=0-9", "bytes=9-", "bytes=-9"],
+        }
+
+    def messages(self) -> dict[str, dict[str, Any]]:
+        """By the last segment of an address, a message that is taken there."""
+        client, reason = f"newcomer-{secrets.token_hex(4)}", {"reason": "none"}
+        return {
+            "enrolments": {"token": self.tokens.pop() if self.tokens else "none", "client": client, "public_key": ""},
+            "check-ins": {"run": "demo", "sample_count": 10, "layout_digest": self.layout.digest, "wait_s": 0.0},
+            "report": {"sample_count": 10, "steps_done": 4, "steps_planned": 4, "update_sha256": sha256(self.update)},
+            "evaluation": {"sample_count": 10, "evaluation": {"loss": 0.5}},
+            "decline": reason,
+            "stop": reason,
+            "pause": reason,
+            "rollback": {"to": 0, **reason},
+            "tokens": {"count": 2, "ttl_s": 60.0},
         }
 
     def bodies(self) -> list[bytes]:
