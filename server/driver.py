@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
+from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import LiveRound, RunView
@@ -46,6 +47,7 @@ from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
 from umbel.server.services import Services
 from umbel.server.stored import Ended, LiveRun, StoredRun, Traffic
+from umbel.server.trial import look_at
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
@@ -151,13 +153,18 @@ class RunDriver:
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
     async def close(self) -> None:
-        """Stop driving. What is stored stays as it is."""
-        for task in (self._task, self._stepper):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-        fail(self._mail, asyncio.CancelledError())
+        """Stop driving. What is stored stays as it is; a transaction that has begun is waited for.
+
+        Cut short, it would leave SQLite locked until its connection is collected.
+        """
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        unread, self._mail = self._mail, []
+        fail(unread, asyncio.CancelledError())
+        if self._stepper is not None:
+            await asyncio.wait([self._stepper])
         await self._closer.forget()
         await self._closer.settle()
         await self.flush_traffic()
@@ -319,11 +326,14 @@ class RunDriver:
     # --- how an attempt ends ------------------------------------------------------------------------------------------
 
     async def _close_round(self) -> None:
-        """Make the next model from the sum, unless another replica is at it. An evaluation has nothing to make."""
+        """Make the next model from the sum, unless another replica is at it. Only rounds of training make one."""
         live, now = self.live, self.services.clock.now
         if live.plan.task is Task.EVALUATION:
             await self.flush_traffic()
             await self.submit(Letter(Applied(now(), live.run.model.sha256), round_id=live.round_id))
+            return
+        if live.plan.task is Task.CANARY:
+            await self._judge_canary()
             return
         try:
             files = await self._closer.close(live)
@@ -334,6 +344,18 @@ class RunDriver:
             await self.flush_traffic()
             applied = Applied(now(), files.published.sha256)
             await self.submit(Letter(applied, files=files, round_id=live.round_id))
+
+    async def _judge_canary(self) -> None:
+        """Look at the updates of a canary; what follows is decided with its end."""
+        live, now = self.live, self.services.clock.now
+        try:
+            trial = await look_at(self.services, live, self.layout)
+        except (FileNotFoundError, UpdateRefused) as error:
+            why = f"an accepted update could not be read again ({type(error).__name__})"
+            await self.submit(Letter(Spoiled(now(), why), round_id=live.round_id))
+            return
+        await self.flush_traffic()
+        await self.submit(Letter(Applied(now(), live.run.model.sha256), trial=trial, round_id=live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
