@@ -1,0 +1,52 @@
+"""The frozen audit vector: a run's bundles, and what is needed to make its round again."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.audit_chain_of import vector
+from umbel.aggregation.audit import key_bytes
+from umbel.aggregation.canonical import canonical, number_text, parsed
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.replay import Replay
+from umbel.client.audit import Line, verify
+
+FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "audit.json").read_text())
+
+
+def lines() -> list[Line]:
+    return [Line(parsed(one["bundle"]), one["sha256"], one["signature"], None) for one in FROZEN["bundles"]]
+
+
+def test_the_bundles_are_verified_and_their_texts_are_canonical() -> None:
+    auditor, taken = verify(lines(), [key_bytes(FROZEN["public_key"])])
+    assert [canonical(line.bundle) for line in taken] == [one["bundle"] for one in FROZEN["bundles"]]
+    assert (auditor.n_reports_signed, auditor.n_reports_unsigned, list(auditor.rounds)) == (2, 0, [1])
+
+
+def test_the_round_comes_to_the_same_sum_again() -> None:
+    auditor, _ = verify(lines(), [key_bytes(FROZEN["public_key"])])
+    assert auditor.created is not None
+    _, ended = auditor.rounds[1]
+    again = Replay(ended, Layout.from_json(auditor.created.layout))
+    for one in reversed(ended.accepted):
+        update = bytes.fromhex(FROZEN["updates"][one.client])
+        again.fold(one, update[:64], [torch.frombuffer(bytearray(update[64:]), dtype=torch.float32)])
+    assert ended.sum is not None
+    assert again.require_sum() == ended.sum.sha256
+    stepped = again.next_master(safetensors.torch.load(base64.b64decode(FROZEN["start_model"])))
+    assert stepped["bias"].tolist() == [-0.02380952425301075, 1.273809552192688]
+
+
+@pytest.mark.parametrize(("text", "value"), FROZEN["numbers"].items())
+def test_numbers_are_written_as_javascript_writes_them(text: str, value: float) -> None:
+    assert number_text(float(value)) == text
+
+
+def test_this_umbel_makes_the_same_bundles() -> None:
+    assert json.loads(json.dumps(vector())) == FROZEN
