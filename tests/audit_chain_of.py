@@ -74,7 +74,7 @@ def play() -> Played:
         name: header_for(layout).encode() + torch.tensor(values).numpy().tobytes()
         for name, values in (("a", [0.5, -0.25, 1.0, 0.125]), ("b", [-0.5, 0.75, -0.0625, 2.0]))
     }
-    facts = [created, _abandoned(layout, first), _committed(layout, first, master, updates)]
+    facts: list[RunCreated | RoundEnded] = [created, _abandoned(layout, first), _committed(layout, first, master, updates)]
     bundles: list[Sealed] = []
     for number, fact in enumerate(facts):
         previous = bundles[-1].sha256 if bundles else ""
