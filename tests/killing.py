@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from umbel.aggregation.round import Command
-from umbel.server import driver
 from umbel.server.closing import Closer
 from umbel.server.driver import RunDriver
+from umbel.server.letters import Batch
 from umbel.server.local_blobs import LocalBlobs
 from umbel.server.process import run
 from umbel.server.registry import Registry
@@ -53,7 +53,7 @@ STEPS: Mapping[str, Step] = {
     "store who waits": Step(WaiterStore, "_put"),
     "put a blob": Step(LocalBlobs, "put"),
     "store a chunk": Step(UploadStore, "add_chunk"),
-    "decide": Step(vars(driver)["_Batch"], "decide"),  # in the middle of a transaction
+    "decide": Step(Batch, "decide"),  # in the middle of a transaction
     "store what was decided": Step(RoundStore, "step"),
     **{f"carry out {command.__name__}": Step(RunDriver, "carry_out", command) for command in COMMANDS},
     "take the lease to close": Step(Closer, "leads"),
