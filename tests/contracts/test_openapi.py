@@ -6,7 +6,7 @@ of by what exists (`busy_house.py`), and requests are signed as they should be, 
 
 import base64
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -152,22 +152,24 @@ def _modes(operation: Operation) -> list[GenerationMode]:
 
 def _put_in_what_exists(case: Case[Operation], there: BusyHouse, data: st.DataObject) -> None:
     known = there.values()
+    parts: list[MutableMapping[str, Any]] = [case.path_parameters, case.query, case.headers]
     if isinstance(case.body, dict):
-        case.body = _message(case, there, data)
-    for values in (case.path_parameters, case.query, case.headers, case.body):
-        for name in known.keys() & values.keys() if isinstance(values, Mapping) else ():
+        case.body = message = _message(case.path, dict(case.body), there, data)
+        parts.append(message)
+    for values in parts:
+        for name in known.keys() & values.keys():
             if name == "wait_s" or data.draw(st.integers(0, 3)):
                 values[name] = data.draw(st.sampled_from(known[name]))
     if isinstance(case.body, bytes) and data.draw(st.integers(0, 3)):
         case.body = data.draw(st.sampled_from(there.bodies()))
 
 
-def _message(case: Case[Operation], there: BusyHouse, data: st.DataObject) -> dict[str, Any]:
+def _message(path: str, made: dict[str, Any], there: BusyHouse, data: st.DataObject) -> dict[str, Any]:
     """What schemathesis made or, oftener, a message that would be taken, with at most one field as it was made."""
-    real, made = there.messages().get(case.path.rpartition("/")[2], {}), dict(case.body)
+    real = there.messages().get(path.rpartition("/")[2], {})
     if "public_key" in real:
         real["public_key"] = base64.b64encode(NEW_KEY.public_key().public_bytes_raw()).decode()
-    if case.path == "/v1/check-ins":
+    if path == "/v1/check-ins":
         made.setdefault("wait_s", 0.0)
     if not real or data.draw(st.integers(0, 3)) == 0:
         return made
