@@ -8,47 +8,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.server_device import Device, House, Json, house, problem, run_file, small_state, stored_updates, update_of
+from tests.audit_house import bundles, operating
+from tests.server_device import Device, House, house, problem, run_file, small_state, stored_updates, update_of
 from umbel.aggregation.audit import key_text
 from umbel.aggregation.layout import Layout
-from umbel.client.admin import Operator
 from umbel.client.audit_console import audit_run, replay_run, verify_file
 
 N_CLIENTS = 3
-
-
-class _Bridge(httpx.BaseTransport):
-    """Requests of a synchronous client, answered by an application that runs in the event loop of another thread."""
-
-    def __init__(self, it: House, loop: asyncio.AbstractEventLoop) -> None:
-        self._it, self._loop = it, loop
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return asyncio.run_coroutine_threadsafe(self._ask(request), self._loop).result()
-
-    async def _ask(self, request: httpx.Request) -> httpx.Response:
-        answer = await self._it.http.request(
-            request.method, request.url, headers=request.headers, content=request.read()
-        )
-        return httpx.Response(answer.status_code, headers=answer.headers, content=iter([answer.content]))
-
-
-async def operating(it: House, act: Callable[[Operator], object]) -> None:
-    """Do what an operator does, from a thread."""
-    key = it.settings.admin_key_path.read_text().strip()
-    bridge = _Bridge(it, asyncio.get_running_loop())
-
-    def work() -> None:
-        with Operator("http://127.0.0.1", key, bridge) as operator:
-            act(operator)
-
-    await asyncio.to_thread(work)
 
 
 def values_of(layout: Layout, seed: int) -> torch.Tensor:
@@ -66,12 +37,6 @@ async def play(it: House, updates: str, rounds: int = 2) -> list[Device]:
         )
         await it.ended(number + 1)
     return devices
-
-
-async def bundles(it: House) -> list[Json]:
-    answer = await it.http.get("/v1/admin/runs/demo/audit", headers=it.admin)
-    assert answer.status_code == 200, answer.text
-    return list(answer.json()["bundles"])
 
 
 def in_house(data: Path, act: Callable[[House], Awaitable[None]]) -> None:
