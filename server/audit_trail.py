@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.audit import KeptUpdates, Sealed, SignedReport
 from umbel.aggregation.runfile import RunFile
@@ -39,7 +39,7 @@ class AuditTrail:
     def __init__(self, key: AuditKey) -> None:
         self._key = key
 
-    async def begin(self, tx: AsyncSession, file: RunFile, model: ModelRef, master_sha256: str, now: float) -> str:
+    async def begin(self, tx: AsyncConnection, file: RunFile, model: ModelRef, master_sha256: str, now: float) -> str:
         """The first bundle of a run that was just stored; its hash."""
         layout = await tx.scalar(select(_LAYOUT.c.text).where(_LAYOUT.c.digest == model.layout_digest))
         assert layout is not None, "a model is stored with its layout"
@@ -47,7 +47,7 @@ class AuditTrail:
         await _store(tx, RunId(file.name), 0, sealed, None, None)
         return sealed.sha256
 
-    async def end(self, tx: AsyncSession, live: LiveRun, end: RoundEnd) -> Head:
+    async def end(self, tx: AsyncConnection, live: LiveRun, end: RoundEnd) -> Head:
         """The bundle of an attempt that ends now, and the end of the updates that need not be kept for a replay.
 
         `live`: with the attempt's last state, and the model with which it began.
@@ -67,7 +67,7 @@ def signed_text(report: SignedReport | None) -> str | None:
 
 
 async def _store(
-    tx: AsyncSession, run: RunId, number: int, sealed: Sealed, round_id: int | None, deleted_at: float | None
+    tx: AsyncConnection, run: RunId, number: int, sealed: Sealed, round_id: int | None, deleted_at: float | None
 ) -> None:
     row = {
         "run": run,
@@ -81,7 +81,7 @@ async def _store(
     await tx.execute(insert(_AUDIT).values(row))
 
 
-async def _evidence(tx: AsyncSession, round_id: int) -> dict[ClientId, Evidence]:
+async def _evidence(tx: AsyncConnection, round_id: int) -> dict[ClientId, Evidence]:
     """What is stored of each client of an attempt; of reports, the bundle is the only copy from now on."""
     query = (
         select(_ASSIGNMENT.c.client, _CLIENT.c.public_key, _ASSIGNMENT.c.signed_report)
@@ -100,7 +100,7 @@ async def _evidence(tx: AsyncSession, round_id: int) -> dict[ClientId, Evidence]
 
 
 async def _give_up_updates(
-    tx: AsyncSession, live: LiveRun, end: RoundEnd, now: float
+    tx: AsyncConnection, live: LiveRun, end: RoundEnd, now: float
 ) -> tuple[KeptUpdates, tuple[str, ...]]:
     """Delete the rows of updates that the run's policy does not keep; what it says, and the keys of their blobs."""
     policy = live.run.file.retention
@@ -127,7 +127,7 @@ def _why(keeps: bool, is_model: bool, policy: str) -> str:
     return "deleted when the attempt had ended: it made no model of them"
 
 
-async def _expired(tx: AsyncSession, run: RunId, last_round: int) -> list[tuple[int, int]]:
+async def _expired(tx: AsyncConnection, run: RunId, last_round: int) -> list[tuple[int, int]]:
     """Bundles of rounds up to `last_round` whose updates are still kept: number and round id of each."""
     query = (
         select(_AUDIT.c.number, _AUDIT.c.round_id)
@@ -138,7 +138,7 @@ async def _expired(tx: AsyncSession, run: RunId, last_round: int) -> list[tuple[
     return [(row.number, row.round_id) for row in await tx.execute(query)]
 
 
-async def _drop(tx: AsyncSession, which: ColumnElement[bool]) -> list[str]:
+async def _drop(tx: AsyncConnection, which: ColumnElement[bool]) -> list[str]:
     """Delete the rows of the updates of these assignments; the keys of their blobs."""
     mine = select(_ASSIGNMENT.c.id).where(which)
     keys = list(await tx.scalars(select(_CHUNK.c.key).where(_CHUNK.c.assignment.in_(mine))))

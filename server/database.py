@@ -13,7 +13,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 _log = logging.getLogger(__name__)
@@ -68,17 +68,17 @@ class Database:
         await self._engine.dispose()
 
     @asynccontextmanager
-    async def reading(self) -> AsyncGenerator[AsyncSession]:
+    async def reading(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction that only reads, one state of the database."""
-        async with AsyncSession(self._reader, expire_on_commit=False) as session:
-            yield session
+        async with self._reader.connect() as connection:
+            yield connection
 
     @asynccontextmanager
-    async def writing(self, name: str) -> AsyncGenerator[AsyncSession]:
+    async def writing(self, name: str) -> AsyncGenerator[AsyncConnection]:
         """A transaction that is committed at the end of the block, or rolled back when it raises."""
         started = time.perf_counter()
-        async with self._turn(), AsyncSession(self._writer, expire_on_commit=False) as session, session.begin():
-            yield session
+        async with self._turn(), self._writer.begin() as connection:
+            yield connection
         if (took_s := time.perf_counter() - started) > _SLOW_S:
             _log.warning("transaction %s took %.1f s", name, took_s)
 

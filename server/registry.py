@@ -8,10 +8,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.errors import SignatureRefused
 from umbel.aggregation.messages import Enrolment
@@ -21,7 +22,9 @@ from umbel.server.admission import Admission, Signed, add_nonces, replayed
 from umbel.server.batches import Batches
 from umbel.server.database import Database
 from umbel.server.problems import Refused
+from umbel.server.tables import table_of
 
+_CLIENT, _TOKEN = table_of(tables.Client), table_of(tables.Token)
 _KNOWN_MAX = 100_000
 _LOOK_BACK_S = 600.0
 """Replicas' clocks differ, and a revocation is dated before its transaction ends: `refresh` looks that far back."""
@@ -126,7 +129,7 @@ class Registry:
 
     async def clients(self) -> tuple[ClientView, ...]:
         async with self._db.reading() as tx:
-            rows = (await tx.scalars(select(tables.Client).order_by(tables.Client.id))).all()
+            rows = (await tx.execute(select(_CLIENT).order_by(_CLIENT.c.id))).all()
         return tuple(
             ClientView(
                 row.id,
@@ -173,22 +176,24 @@ class Registry:
     async def revoke(self, name: str, now: float) -> bool:
         """Take a client's right to speak; False if there is no such client."""
         async with self._db.writing("revoke") as tx:
-            row = await tx.get(tables.Client, name)
+            mine = _CLIENT.c.id == name
+            row = (await tx.execute(select(_CLIENT.c.revoked_at).where(mine).with_for_update())).one_or_none()
             if row is None:
                 return False
             is_new = row.revoked_at is None
-            row.revoked_at = row.revoked_at or now
+            if is_new:
+                await tx.execute(update(_CLIENT).where(mine).values(revoked_at=now))
         self._forget(name)
         if is_new:
             journal.revoked(name)
         return True
 
 
-async def _judge(tx: AsyncSession, batch: Sequence[_Enrolling]) -> Sequence[Refused | None]:
+async def _judge(tx: AsyncConnection, batch: Sequence[_Enrolling]) -> Sequence[Refused | None]:
     """What each enrolment is refused for, if it is. Other replicas wait with the same tokens until `tx` ends."""
     hashes = [_hash(one.enrolment.token) for one in batch]
-    chosen = select(tables.Token).where(tables.Token.sha256.in_(hashes)).order_by(tables.Token.sha256)
-    tokens = {token.sha256: token for token in await tx.scalars(chosen.with_for_update())}
+    chosen = select(_TOKEN).where(_TOKEN.c.sha256.in_(hashes)).order_by(_TOKEN.c.sha256)
+    tokens = {token.sha256: token for token in await tx.execute(chosen.with_for_update())}
     clients = await _clients(tx, batch)
     return [
         _refusal(one, tokens.get(token), clients.get(one.enrolment.client))
@@ -196,12 +201,12 @@ async def _judge(tx: AsyncSession, batch: Sequence[_Enrolling]) -> Sequence[Refu
     ]
 
 
-def _refusal(one: _Enrolling, token: tables.Token | None, client: tables.Client | None) -> Refused | None:
+def _refusal(one: _Enrolling, token: Row[Any] | None, client: Row[Any] | None) -> Refused | None:
     """Refuse an enrolment unless its token is good for this name, and the name for this key."""
     enrolment = one.enrolment
     if token is None:
         return Refused("unknown-token", "this token was never issued here; ask the coordinator's operator for one")
-    key_matches = client is not None and client.public_key == enrolment.public_key_bytes
+    key_matches = client is not None and bool(client.public_key == enrolment.public_key_bytes)
     if token.used_by is not None and not (token.used_by == enrolment.client and key_matches):
         return Refused("token-used", "this token enrolled another client; ask the coordinator's operator for a new one")
     if client is not None and (not key_matches or client.revoked_at is not None):
@@ -211,18 +216,18 @@ def _refusal(one: _Enrolling, token: tables.Token | None, client: tables.Client 
     return None
 
 
-async def _clients(tx: AsyncSession, batch: Sequence[_Enrolling]) -> Mapping[str, tables.Client]:
+async def _clients(tx: AsyncConnection, batch: Sequence[_Enrolling]) -> Mapping[str, Row[Any]]:
     names = [one.enrolment.client for one in batch]
-    return {row.id: row for row in await tx.scalars(select(tables.Client).where(tables.Client.id.in_(names)))}
+    return {row.id: row for row in await tx.execute(select(_CLIENT).where(_CLIENT.c.id.in_(names)))}
 
 
-async def _new_of(tx: AsyncSession, passed: Sequence[_Enrolling]) -> Sequence[_Enrolling]:
+async def _new_of(tx: AsyncConnection, passed: Sequence[_Enrolling]) -> Sequence[_Enrolling]:
     """Those that are no repeats."""
     known = await _clients(tx, passed)
     return [one for one in passed if one.enrolment.client not in known]
 
 
-async def _add(tx: AsyncSession, passed: Sequence[_Enrolling], new: Sequence[_Enrolling]) -> None:
+async def _add(tx: AsyncConnection, passed: Sequence[_Enrolling], new: Sequence[_Enrolling]) -> None:
     """Store the nonces of all, and the new clients. A token that two of them bring is used by one: the other fails."""
     if passed:
         await add_nonces(tx, [one.claims for one in passed])
@@ -231,7 +236,7 @@ async def _add(tx: AsyncSession, passed: Sequence[_Enrolling], new: Sequence[_En
     for one in new:
         mine = update(tables.Token).where(tables.Token.sha256 == _hash(one.enrolment.token))
         used = await tx.execute(mine.where(tables.Token.used_by.is_(None)).values(used_by=one.enrolment.client))
-        if used.rowcount != 1:  # type: ignore[attr-defined]  # an update's result has it
+        if used.rowcount != 1:
             raise IntegrityError("a token brought twice", None, ValueError())
 
 

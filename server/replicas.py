@@ -126,7 +126,7 @@ class Replicas:
     async def _beat(self) -> None:
         async with self._db.writing("beat") as tx:
             found = await tx.execute(update(_REPLICA).where(_REPLICA.c.id == self.id).values(beat=_REPLICA.c.beat + 1))
-            if not found.rowcount:  # type: ignore[attr-defined]  # of an update
+            if not found.rowcount:
                 await tx.execute(insert(_REPLICA).values(id=self.id, beat=1, started_at=self._clock.now()))
             dead = [replica for replica in self._watched if self._is_long_dead(replica)]
             if dead:

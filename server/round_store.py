@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 from sqlalchemy import Row, bindparam, delete, insert, select, union, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
@@ -166,11 +166,11 @@ class RoundStore:
             end = transition.end(run, change.state, await _assignments(tx, live.round_id), history)
             return await self._end(tx, live, end)
 
-    async def _locked(self, tx: AsyncSession, known: LiveRun) -> LiveRun:
+    async def _locked(self, tx: AsyncConnection, known: LiveRun) -> LiveRun:
         query = select(_RUN).where(_RUN.c.name == known.name).with_for_update()
         return await _caught_up(tx, (await tx.execute(query)).one(), known)
 
-    async def _save(self, tx: AsyncSession, live: LiveRun, change: Change, revision: int) -> None:
+    async def _save(self, tx: AsyncConnection, live: LiveRun, change: Change, revision: int) -> None:
         """The attempt's new state: its head, and the rows of the clients that it changes."""
         await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(head=head_of(change.state)))
         changed = changed_columns(live.state, change.state)
@@ -199,11 +199,11 @@ class RoundStore:
         await _update_assignments(tx, told)
 
     def _folded(self, live: LiveRun, change: Change) -> Mapping[ClientId, str]:
-        if not change.answered or live.plan.task is Task.EVALUATION:
+        if not change.answered or live.plan.task is not Task.TRAINING:
             return live.folded_by
         return {**live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
 
-    async def _end(self, tx: AsyncSession, live: LiveRun, end: RoundEnd) -> tuple[LiveRun, Ended]:
+    async def _end(self, tx: AsyncConnection, live: LiveRun, end: RoundEnd) -> tuple[LiveRun, Ended]:
         record = _RECORD.dump_json(end.record).decode()
         await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(record=record))
         head = await self._trail.end(tx, live, end)
@@ -348,7 +348,7 @@ class RoundStore:
             await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(sums), rows)
 
 
-async def _caught_up(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> LiveRun:
+async def _caught_up(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> LiveRun:
     """The run as `row` has it: `known`, with what has changed since."""
     if known is not None and row.revision == known.revision:
         return known
@@ -363,7 +363,7 @@ async def _caught_up(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> 
     return LiveRun(run, row.round_id, state, {**known.folded_by, **_folded_by(changed)}, row.revision)
 
 
-async def _loaded(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> LiveRun:
+async def _loaded(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> LiveRun:
     version = (
         await tx.execute(
             select(_VERSION, _MODEL.c.size_bytes, _MODEL.c.layout_digest)
@@ -391,7 +391,7 @@ async def _loaded(tx: AsyncSession, row: Row[Any], known: LiveRun | None) -> Liv
     return LiveRun(run, row.round_id, state, _folded_by(rows), row.revision)
 
 
-async def _rows(tx: AsyncSession, round_id: int, after: int) -> Sequence[Row[Any]]:
+async def _rows(tx: AsyncConnection, round_id: int, after: int) -> Sequence[Row[Any]]:
     """The rows of an attempt that have changed after a revision, in the order of names."""
     changed = select(_ASSIGNMENT).where(_ASSIGNMENT.c.round_id == round_id, _ASSIGNMENT.c.revision > after)
     return (await tx.execute(changed.order_by(_ASSIGNMENT.c.client))).all()
@@ -406,7 +406,7 @@ def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:
     return {ClientId(row.client): row.replica for row in rows if row.replica is not None}
 
 
-async def _assignments(tx: AsyncSession, round_id: int) -> tuple[StoredAssignment, ...]:
+async def _assignments(tx: AsyncConnection, round_id: int) -> tuple[StoredAssignment, ...]:
     query = _WITH_HEARD.where(_ASSIGNMENT.c.round_id == round_id).order_by(_ASSIGNMENT.c.client)
     return tuple(_assignment(row) for row in await tx.execute(query))
 
@@ -426,7 +426,7 @@ def _assignment(row: Row[Any]) -> StoredAssignment:
     )
 
 
-async def _update_assignments(tx: AsyncSession, columns: Mapping[AssignmentId, Mapping[str, object]]) -> None:
+async def _update_assignments(tx: AsyncConnection, columns: Mapping[AssignmentId, Mapping[str, object]]) -> None:
     """Write these columns, the same for each; as parameters of one statement."""
     if not columns:
         return
@@ -436,7 +436,7 @@ async def _update_assignments(tx: AsyncSession, columns: Mapping[AssignmentId, M
     await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(values), rows)
 
 
-async def _save_run(tx: AsyncSession, live: LiveRun, revision: int) -> None:
+async def _save_run(tx: AsyncConnection, live: LiveRun, revision: int) -> None:
     columns = {
         "status": live.run.status.value,
         "reason": live.run.reason,
@@ -448,7 +448,7 @@ async def _save_run(tx: AsyncSession, live: LiveRun, revision: int) -> None:
     await tx.execute(update(_RUN).where(_RUN.c.name == live.name).values(columns))
 
 
-async def _add_round(tx: AsyncSession, state: Recruiting) -> int:
+async def _add_round(tx: AsyncConnection, state: Recruiting) -> int:
     plan = state.plan
     names = {"run": plan.run, "task": plan.task.value, "number": plan.number, "attempt": plan.attempt}
     row = {**names, "head": head_of(state)}

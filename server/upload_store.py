@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.types import AssignmentId
 from umbel.server import tables
@@ -83,7 +83,7 @@ class UploadStore:
             return {name: upload.chunks for name, upload in (await uploads_of(tx, assignments)).items()}
 
     async def _begin(
-        self, tx: AsyncSession, assignment: AssignmentId, known: StoredUpload | None, begun: StoredUpload
+        self, tx: AsyncConnection, assignment: AssignmentId, known: StoredUpload | None, begun: StoredUpload
     ) -> tuple[Chunk, ...]:
         dropped = () if known is None else await self._drop(tx, assignment, known)
         row = {
@@ -96,13 +96,13 @@ class UploadStore:
         await tx.execute(insert(_UPLOAD).values(row))
         return dropped
 
-    async def _drop(self, tx: AsyncSession, assignment: AssignmentId, known: StoredUpload) -> tuple[Chunk, ...]:
+    async def _drop(self, tx: AsyncConnection, assignment: AssignmentId, known: StoredUpload) -> tuple[Chunk, ...]:
         await tx.execute(delete(_CHUNK).where(_CHUNK.c.assignment == assignment))
         await tx.execute(delete(_UPLOAD).where(_UPLOAD.c.assignment == assignment))
         return known.chunks
 
 
-async def _locked(tx: AsyncSession, assignment: AssignmentId) -> StoredUpload | None:
+async def _locked(tx: AsyncConnection, assignment: AssignmentId) -> StoredUpload | None:
     """An assignment's upload, which nobody else can change until the transaction ends.
 
     A report is saved under the lock of its assignment's row too, so an update that counts can no longer be changed.
@@ -120,7 +120,7 @@ async def _locked(tx: AsyncSession, assignment: AssignmentId) -> StoredUpload | 
 
 
 async def uploads_of(
-    tx: AsyncSession, assignments: Sequence[AssignmentId], for_update: bool = False
+    tx: AsyncConnection, assignments: Sequence[AssignmentId], for_update: bool = False
 ) -> dict[AssignmentId, StoredUpload]:
     """The uploads of these assignments, those that there are. `for_update`: lock the assignments first."""
     found: dict[AssignmentId, StoredUpload] = {}

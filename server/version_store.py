@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, text, union, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.records import VersionRecord
 from umbel.aggregation.types import ModelRef, RunId
@@ -84,7 +84,7 @@ class VersionStore:
             await tx.execute(update(_VERSION).where(gone, _VERSION.c.deleted_at.is_not(None)).values(removed_at=now))
             await tx.execute(delete(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)))
 
-    async def _lock(self, tx: AsyncSession) -> None:
+    async def _lock(self, tx: AsyncConnection) -> None:
         """SQLite has one writer at a time anyway."""
         if not self._db.is_sqlite:
             await tx.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIMS_LOCK})
@@ -93,24 +93,24 @@ class VersionStore:
 # --- within a transaction of others -----------------------------------------------------------------------------------
 
 
-async def versions_of(tx: AsyncSession, run: RunId) -> tuple[StoredVersion, ...]:
+async def versions_of(tx: AsyncConnection, run: RunId) -> tuple[StoredVersion, ...]:
     """Every version of a run, in their order."""
     rows = await tx.execute(_WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version))
     return tuple(_version(row) for row in rows)
 
 
-async def release(tx: AsyncSession, owner: str) -> None:
+async def release(tx: AsyncConnection, owner: str) -> None:
     """What this owner has claimed is referred to by now, or not needed."""
     await tx.execute(delete(_CLAIM).where(_CLAIM.c.owner == owner))
 
 
-async def add_first_version(tx: AsyncSession, run: RunId, model: ModelRef, master_sha256: str, now: float) -> None:
+async def add_first_version(tx: AsyncConnection, run: RunId, model: ModelRef, master_sha256: str, now: float) -> None:
     """Version 0: the model that a run is created with."""
     first = NewModel(model, master_sha256, None, reason="the model that the run was created with")
     await tx.execute(insert(_VERSION).values(_columns(run, first, now)))
 
 
-async def add_version(tx: AsyncSession, run: RunId, new: NewModel, now: float) -> None:
+async def add_version(tx: AsyncConnection, run: RunId, new: NewModel, now: float) -> None:
     """The next version, and its model's row if there is none."""
     known = select(_MODEL.c.sha256).where(_MODEL.c.sha256 == new.ref.sha256)
     if (await tx.execute(known)).one_or_none() is None:
@@ -124,13 +124,13 @@ async def add_version(tx: AsyncSession, run: RunId, new: NewModel, now: float) -
     await tx.execute(insert(_VERSION).values(_columns(run, new, now)))
 
 
-async def note_measurement(tx: AsyncSession, run: RunId, measured: Measurement) -> None:
+async def note_measurement(tx: AsyncConnection, run: RunId, measured: Measurement) -> None:
     """A version was measured on held-out data."""
     mine = (_VERSION.c.run == run, _VERSION.c.version == measured.version)
     await tx.execute(update(_VERSION).where(*mine).values(evaluation=json.dumps(dict(measured.means))))
 
 
-async def mark_deleted(tx: AsyncSession, run: RunId, versions: Collection[int], now: float) -> None:
+async def mark_deleted(tx: AsyncConnection, run: RunId, versions: Collection[int], now: float) -> None:
     """These versions are not kept any longer; their files go later."""
     mine = (_VERSION.c.run == run, _VERSION.c.version.in_(versions))
     await tx.execute(update(_VERSION).where(*mine).values(deleted_at=now))

@@ -1,19 +1,21 @@
 """Who waits for work, as it is stored: the one list of which every replica draws a run's cohorts."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Executable, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from umbel.aggregation.types import ClientId, RunId
 from umbel.aggregation.weighting import Candidate
 from umbel.server import tables
-from umbel.server.batching import Batcher
+from umbel.server.batches import Batches
 from umbel.server.database import Database
 from umbel.server.tables import table_of
 
+_log = logging.getLogger(__name__)
 _WAITER = table_of(tables.Waiter)
 _KEPT_S = 24 * 3600.0  # a client that was here within a day is one of the fleet
 
@@ -35,23 +37,36 @@ class WaiterStore:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
-        self._batcher = Batcher(self._put)
+        self._put_one = _upsert(database.is_sqlite)
+        self._batches: Batches[Waiting, None] = Batches(self._put)
+        self._noting: set[asyncio.Task[None]] = set()
 
-    def note(self, waiter: Waiting) -> "asyncio.Future[None]":
-        """Store this, together with what others note meanwhile; done when it is stored."""
-        return self._batcher.add(waiter)
+    async def put(self, waiter: Waiting) -> None:
+        """Store this, together with what others put meanwhile."""
+        await self._batches.do(waiter)
+
+    def note(self, waiter: Waiting) -> None:
+        """Store this before long."""
+        task = asyncio.create_task(self.put(waiter))
+        self._noting.add(task)
+        task.add_done_callback(self._noted)
 
     async def settle(self) -> None:
         """Wait until everything that was noted is stored."""
-        await self._batcher.settle()
+        await asyncio.gather(*self._noting, return_exceptions=True)
 
-    async def _put(self, waiters: Sequence[Waiting]) -> None:
+    def _noted(self, task: "asyncio.Task[None]") -> None:
+        self._noting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a client that left is listed as waiting a little longer: %s", error)
+
+    async def _put(self, waiters: Sequence[Waiting]) -> Sequence[None]:
         """Of one client the word about its newest check-in counts."""
         newest: dict[tuple[str, str], Waiting] = {}
         for waiter in waiters:
-            known = newest.get((waiter.run, waiter.client), waiter)
-            newest[waiter.run, waiter.client] = max(waiter, known, key=lambda one: one.seen_at)
+            key = (waiter.run, waiter.client)
+            if key not in newest or waiter.seen_at >= newest[key].seen_at:
+                newest[key] = waiter
         rows = [
             {
                 "run": waiter.run,
@@ -63,13 +78,9 @@ class WaiterStore:
             }
             for _, waiter in sorted(newest.items())
         ]
-        statement = self._insert(_WAITER)
-        changed = {name: statement.excluded[name] for name in ("sample_count", "tier", "seen_at", "until")}
-        upsert = statement.on_conflict_do_update(
-            index_elements=["run", "client"], set_=changed, where=statement.excluded.seen_at >= _WAITER.c.seen_at
-        )
         async with self._db.writing("put_waiters") as tx:
-            await tx.execute(upsert, rows)
+            await tx.execute(self._put_one, rows)
+        return [None] * len(waiters)
 
     async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
         """Everyone who waits in a run now."""
@@ -88,3 +99,11 @@ class WaiterStore:
         """Drop those that have not been here for a day."""
         async with self._db.writing("sweep_waiters") as tx:
             await tx.execute(delete(_WAITER).where(_WAITER.c.seen_at <= now - _KEPT_S))
+
+
+def _upsert(is_sqlite: bool) -> Executable:
+    """Put a waiter, unless a newer check-in of the same client is known."""
+    statement = (sqlite.insert if is_sqlite else postgresql.insert)(_WAITER)
+    changed = {name: statement.excluded[name] for name in ("sample_count", "tier", "seen_at", "until")}
+    is_newer = statement.excluded.seen_at >= _WAITER.c.seen_at
+    return statement.on_conflict_do_update(index_elements=["run", "client"], set_=changed, where=is_newer)

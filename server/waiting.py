@@ -79,13 +79,13 @@ class WaitingRoom:
         waiter = self._here.setdefault(candidate.client, Waiter(candidate.client, now))
         waiter.seen_at = now
         waiter.held += 1
-        await self._store.note(self._row(candidate, now, now + stays_s))
+        await self._store.put(self._row(candidate, now, now + stays_s))
         return waiter
 
     async def pass_by(self, candidate: Candidate) -> None:
         """This client was here, and was told to come back later."""
         now = self._clock.now()
-        await self._store.note(self._row(candidate, now, now))
+        await self._store.put(self._row(candidate, now, now))
 
     def leave(self, waiter: Waiter, still_waits: bool) -> None:
         """That check-in has ended. A client with another one here, or one at another replica since, goes on waiting."""
@@ -97,7 +97,7 @@ class WaitingRoom:
 
     async def expel(self, client: ClientId) -> None:
         """This client may not wait any more."""
-        await self._store.note(Waiting(self._run, client, 0, "", self._clock.now(), 0.0))
+        await self._store.put(Waiting(self._run, client, 0, "", self._clock.now(), 0.0))
 
     async def candidates(self) -> tuple[Candidate, ...]:
         return await self._store.candidates(self._run, self._clock.now())
