@@ -185,8 +185,8 @@ def test_a_version_is_listed_and_exported_as_it_is(house: House, tmp_path: Path)
         assert (facts["version"], facts["round"], facts["run"]) == (expected["version"], expected["round"], "life")
         assert facts["sha256"] == expected["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
         assert facts["umbel"]
-    for version, sentence in (("2", "version 2 was deleted"), ("9", "no version 9, only 0 to 5")):
-        refused = house.umbel("export", "life", "--out", str(tmp_path / "no.safetensors"), "--version", version)
+    for absent, sentence in (("2", "version 2 was deleted"), ("9", "no version 9, only 0 to 5")):
+        refused = house.umbel("export", "life", "--out", str(tmp_path / "no.safetensors"), "--version", absent)
         assert refused.exit_code == 1
         assert sentence in refused.stderr
     assert not (tmp_path / "no.safetensors").exists()

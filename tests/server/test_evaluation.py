@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.lifecycle_house import lifecycle_run, measure, obeyed, order, train, vector, versions
-from tests.server_device import house, problem, small_state, stored_updates, update_of
+from tests.server_device import Device, house, problem, small_state, stored_updates, update_of
 from umbel.aggregation.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("any_database")
@@ -123,16 +123,15 @@ STOP = '[stop]\nmetric = "evaluation.loss"\npatience = 2\nmin_delta = 0.05\n'
 
 def test_a_run_that_gets_no_better_ends_and_says_what_was_best_over_restarts(tmp_path: Path) -> None:
     async def scenario() -> None:
-        losses, n_trained = (1.0, 0.5, 0.48, 0.6), 0
-        for loss in losses:  # each measured before training: of versions 0, 1, 2 and 3
+        losses, devices = (1.0, 0.5, 0.48, 0.6), list[Device]()
+        async with house(tmp_path) as it:
+            await it.begin(lifecycle_run(STOP, evaluate="true"), small_state())
+            devices += await it.devices(1)
+        for n_ended, loss in enumerate(losses, start=1):  # each measured before training: of versions 0, 1, 2 and 3
             async with house(tmp_path) as it:
-                if n_trained == 0:
-                    await it.begin(lifecycle_run(STOP, evaluate="true"), small_state())
-                    [device] = await it.devices(1)
-                device.http = it.http
-                await train(device, LAYOUT, 0.5, {"loss": loss})
-                n_trained += 1
-                await it.ended(n_trained)
+                devices[0].http = it.http
+                await train(devices[0], LAYOUT, 0.5, {"loss": loss})
+                await it.ended(n_ended)
         async with house(tmp_path) as it:
             run = (await it.progress())["run"]
             assert (run["status"], run["rounds_done"]) == ("finished", 4)
