@@ -21,6 +21,7 @@ from tests.server_device import (
     repr_digest,
     rows,
     run_file,
+    sha256,
     small_state,
     stored_updates,
     update_of,
@@ -320,8 +321,8 @@ async def a_run_file_with_an_unknown_key(scene: Scene) -> httpx.Response:
 
 @refused("malformed-request")
 async def a_model_that_is_no_safetensors(scene: Scene) -> httpx.Response:
-    url = f"/v1/admin/models/{'0' * 64}"
-    return await scene.it.http.put(url, content=b"\xff" * 100, headers=scene.it.admin)
+    data = b"\xff" * 100
+    return await scene.it.http.put(f"/v1/admin/models/{sha256(data)}", content=data, headers=scene.it.admin)
 
 
 @refused("not-found")

@@ -55,7 +55,7 @@ def test_the_surplus_client_is_released_at_once(tmp_path: Path) -> None:
 def test_a_window_that_ends_too_empty_is_tried_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            layout = await it.begin(run_file(target=2, minimum=2, window_s=1.0), small_state())
+            layout = await it.begin(run_file(target=2, minimum=2, window_s=3.0), small_state())
             devices = await it.devices(2)
             first = await asyncio.gather(*(device.work(layout) for device in devices))
             assert (await finish(devices[0], layout, first[0]))["outcome"] == "accepted"
