@@ -38,9 +38,12 @@ def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str,
 
 
 def round_ended(
-    live: LiveRun, end: RoundEnd, evidence: Mapping[ClientId, Evidence], updates: KeptUpdates
+    live: LiveRun, end: RoundEnd, run_file_sha256: str, evidence: Mapping[ClientId, Evidence], updates: KeptUpdates
 ) -> RoundEnded:
-    """The facts of an attempt's end. `live`: the run with the model that the attempt began with, and its last state."""
+    """The facts of an attempt's end. `live`: the run with the model that the attempt began with, and its last state.
+
+    `run_file_sha256`: as the run's first bundle has it.
+    """
     state = live.state.closing if isinstance(live.state, Committed) else live.state
     assert isinstance(state, Closing | Abandoned), "the attempt has ended"
     run, record, plan = live.run, end.record, state.plan
@@ -51,7 +54,7 @@ def round_ended(
         reason=record.reason,
         run_status=end.status.value,
         run_reason=end.reason,
-        run_file_sha256=json_sha256(run.file),
+        run_file_sha256=run_file_sha256,
         layout_digest=run.model.layout_digest,
         model_in=_newest(run),
         model_out=_made(end),

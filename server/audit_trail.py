@@ -19,6 +19,7 @@ from umbel.server.stored import LiveRun, RoundEnd
 from umbel.server.tables import table_of
 
 _AUDIT, _ROUND, _LAYOUT = table_of(tables.Audit), table_of(tables.Round), table_of(tables.LayoutText)
+_RUN = table_of(tables.Run)
 _ASSIGNMENT, _CLIENT = table_of(tables.Assignment), table_of(tables.Client)
 _UPLOAD, _CHUNK = table_of(tables.Upload), table_of(tables.UploadChunk)
 _SIGNED = TypeAdapter(SignedReport)
@@ -39,13 +40,15 @@ class AuditTrail:
     def __init__(self, key: AuditKey) -> None:
         self._key = key
 
-    async def begin(self, tx: AsyncConnection, file: RunFile, model: ModelRef, master_sha256: str, now: float) -> str:
-        """The first bundle of a run that was just stored; its hash."""
+    async def begin(self, tx: AsyncConnection, file: RunFile, model: ModelRef, master_sha256: str, now: float) -> None:
+        """The first bundle of a run that was just stored."""
         layout = await tx.scalar(select(_LAYOUT.c.text).where(_LAYOUT.c.digest == model.layout_digest))
         assert layout is not None, "a model is stored with its layout"
-        sealed = self._key.seal(file.name, 0, "", run_created(file, model, master_sha256, layout, now))
+        facts = run_created(file, model, master_sha256, layout, now)
+        sealed = self._key.seal(file.name, 0, "", facts)
         await _store(tx, RunId(file.name), 0, sealed, None, None)
-        return sealed.sha256
+        hashes = {"run_file_sha256": facts.run_file_sha256, "audit_sha256": sealed.sha256}
+        await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(hashes))
 
     async def end(self, tx: AsyncConnection, live: LiveRun, end: RoundEnd) -> Head:
         """The bundle of an attempt that ends now, and the end of the updates that need not be kept for a replay.
@@ -54,7 +57,9 @@ class AuditTrail:
         """
         ended_at = end.record.opened_at + end.record.wall_s
         updates, keys = await _give_up_updates(tx, live, end, ended_at)
-        facts = round_ended(live, end, await _evidence(tx, live.round_id), updates)
+        evidence = await _evidence(tx, live.round_id)
+        file_sha256 = (await tx.execute(select(_RUN.c.run_file_sha256).where(_RUN.c.name == live.name))).scalar_one()
+        facts = round_ended(live, end, file_sha256, evidence, updates)
         number = live.run.audit_number + 1
         sealed = self._key.seal(live.name, number, live.run.audit_sha256, facts)
         await _store(tx, live.name, number, sealed, live.round_id, None if updates.kept else ended_at)

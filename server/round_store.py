@@ -115,6 +115,7 @@ class RoundStore:
                 "salt": secrets.token_bytes(16),
                 "round_id": 0,
                 "revision": 1,
+                "run_file_sha256": "",
                 "audit_number": 0,
                 "audit_sha256": "",
             }
@@ -122,8 +123,8 @@ class RoundStore:
             await add_first_version(tx, RunId(file.name), model, master_sha256, now)
             await release(tx, creator_of(RunId(file.name), model.sha256))
             round_id = await _add_round(tx, state)
-            head = await self._trail.begin(tx, file, model, master_sha256, now)
-            await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id, audit_sha256=head))
+            await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id))
+            await self._trail.begin(tx, file, model, master_sha256, now)
 
     async def revisions(self) -> Mapping[RunId, int]:
         """Every run, in the order of their creation, and how often it has changed."""

@@ -92,7 +92,8 @@ class Model(Base):
 class Run(Base):
     """`run_file`: canonical JSON; `status`: of `messages.RunStatus`; `round_id`: its newest attempt at a round.
 
-    `salt`: random, and told to nobody. `audit_number`, `audit_sha256`: the newest of its audit bundles.
+    `salt`: random, and told to nobody. `audit_number`, `audit_sha256`: the newest of its audit bundles;
+    `run_file_sha256`: as the first of them has it, whatever keys later versions add to run files.
     """
 
     __tablename__ = "runs"
@@ -105,6 +106,7 @@ class Run(Base):
     salt: Mapped[bytes] = mapped_column(LargeBinary(16))
     round_id: Mapped[int]
     revision: Mapped[int] = mapped_column(BigInteger)
+    run_file_sha256: Mapped[str] = mapped_column(_SHA256)
     audit_number: Mapped[int]
     audit_sha256: Mapped[str] = mapped_column(_SHA256)
 

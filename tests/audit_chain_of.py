@@ -1,6 +1,5 @@
 """A run made by hand, without a coordinator: its bundles, updates and models, the same each time."""
 
-import base64
 import hashlib
 import json
 from dataclasses import dataclass, replace
@@ -74,7 +73,8 @@ def play() -> Played:
         name: header_for(layout).encode() + torch.tensor(values).numpy().tobytes()
         for name, values in (("a", [0.5, -0.25, 1.0, 0.125]), ("b", [-0.5, 0.75, -0.0625, 2.0]))
     }
-    facts: list[RunCreated | RoundEnded] = [created, _abandoned(layout, first), _committed(layout, first, master, updates)]
+    ended = (_abandoned(layout, first), _committed(layout, first, master, updates))
+    facts: list[RunCreated | RoundEnded] = [created, *ended]
     bundles: list[Sealed] = []
     for number, fact in enumerate(facts):
         previous = bundles[-1].sha256 if bundles else ""
@@ -177,23 +177,3 @@ def _file(layout: Layout, state: State) -> bytes:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def vector() -> dict[str, object]:
-    """What tests/vectors/audit.json holds."""
-    played = play()
-    lines = [{"bundle": one.text, "sha256": one.sha256, "signature": one.signature} for one in played.bundles]
-    return {
-        "public_key": played.public_key,
-        "bundles": lines,
-        "updates": {name: data.hex() for name, data in played.updates.items()},
-        "start_model": base64.b64encode(played.start).decode(),
-        "numbers": {
-            "1e+21": 1e21,
-            "0.000001": 1e-6,
-            "1e-7": 1e-7,
-            "100000000000000000000": 1e20,
-            "0": -0.0,
-            "4.5": 4.5,
-        },
-    }

@@ -9,7 +9,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.audit_chain_of import vector
 from umbel.aggregation.audit import key_bytes
 from umbel.aggregation.canonical import canonical, number_text, parsed
 from umbel.aggregation.layout import Layout
@@ -46,7 +45,3 @@ def test_the_round_comes_to_the_same_sum_again() -> None:
 @pytest.mark.parametrize(("text", "value"), FROZEN["numbers"].items())
 def test_numbers_are_written_as_javascript_writes_them(text: str, value: float) -> None:
     assert number_text(float(value)) == text
-
-
-def test_this_umbel_makes_the_same_bundles() -> None:
-    assert json.loads(json.dumps(vector())) == FROZEN

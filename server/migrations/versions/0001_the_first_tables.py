@@ -107,6 +107,7 @@ def upgrade() -> None:
         sa.Column("salt", sa.LargeBinary(length=16), nullable=False),
         sa.Column("round_id", sa.Integer(), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("run_file_sha256", sa.String(length=64), nullable=False),
         sa.Column("audit_number", sa.Integer(), nullable=False),
         sa.Column("audit_sha256", sa.String(length=64), nullable=False),
         sa.ForeignKeyConstraint(
