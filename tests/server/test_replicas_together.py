@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,12 +34,12 @@ def url(postgresql: Cluster) -> str:
 
 @asynccontextmanager
 async def pair(tmp_path: Path, url: str) -> AsyncGenerator[tuple[House, House]]:
-    shared: dict[str, object] = {
+    shared: dict[str, Any] = {
         "database_url": url,
         "blobs": str(tmp_path / "blobs"),
         "admin_key_file": tmp_path / "admin.key",
+        "audit_key_file": tmp_path / "audit.key",
     }
-    shared["audit_key_file"] = tmp_path / "audit.key"
     async with house(tmp_path / "a", **shared) as one, house(tmp_path / "b", **shared) as other:
         yield one, other
 
