@@ -50,6 +50,7 @@ class Auditor:
         self._versions: list[ModelId] = []
         self._training = (1, 1)
         self._evaluation = (0, 1)
+        self._n_canaries = 0
 
     @property
     def head(self) -> str:
@@ -136,8 +137,14 @@ class Auditor:
         self._versions.append(made)
 
     def _check_place(self, ended: RoundEnded) -> None:
-        """That rounds and their attempts follow each other; evaluations have a count of their own."""
+        """That rounds and their attempts follow each other; canaries and evaluations have counts of their own."""
         place = (ended.round, ended.attempt)
+        if ended.plan.task is Task.CANARY:
+            self._n_canaries += 1
+            first = (1, self._n_canaries)
+            _require(place == first, f"the canary's round and attempt should be {first}, not {place}")
+            _require(self._training == (1, 1), "a canary comes before the first round")
+            return
         if ended.plan.task is Task.TRAINING:
             _require(place == self._training, f"round and attempt should be {self._training}, not {place}")
             self._training = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)

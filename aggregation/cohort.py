@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, derive_seed
+from umbel.aggregation.spread import spread
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, Task, derive_seed
 from umbel.aggregation.weighting import Candidate, draw
 
 _DRAWS_MAX = 64
@@ -94,7 +95,13 @@ def _words(names: Sequence[str]) -> str:
 
 
 def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientId]) -> Iterator[Mapping[ClientId, int]]:
-    """The round's draw and, for want of clients in it, the next: with replacement, all draws may fall on one client."""
+    """The round's draw and, for want of clients in it, the next: with replacement, all draws may fall on one client.
+
+    A canary is not drawn: it takes clients that differ.
+    """
+    if plan.task is Task.CANARY:
+        yield spread(able, plan.n_wanted, _required(plan.coverage, able, avoid, plan.seed))
+        return
     for repeat in range(_DRAWS_MAX):
         labels = ("cohort", plan.number, plan.attempt, *((repeat,) if repeat else ()))
         seed = derive_seed(plan.seed, *labels)

@@ -14,7 +14,7 @@ class Fate(StrEnum):
 
     `training`: the window is open and it has not reported; `accepted`: all its steps count; `partial`: fewer than
     planned, and they count; `released`: told to stop, its work was not needed or came too late; `declined`: it said so
-    itself; `lost`: it fell silent.
+    itself; `lost`: it fell silent; `unfit`: it reported, and did not pass a canary's checks.
     """
 
     TRAINING = "training"
@@ -23,6 +23,7 @@ class Fate(StrEnum):
     RELEASED = "released"
     DECLINED = "declined"
     LOST = "lost"
+    UNFIT = "unfit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class RoundRecord:
     `over_selection`: as they were for this attempt; `tuned`: why they are not the run file's, empty if they are.
     `model_bytes`: of the model that was sent out.
 
-    `task`: a round of evaluation makes no model; `model_version` and `model_sha256` are then of the one it measured.
+    `task`: a round of evaluation makes no model; `model_version` and `model_sha256` are then of the one it measured. A
+    canary makes none either; `committed`: whether enough clients passed, whose `reason`s say what was measured.
     `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
     then the new version, a copy of that one.
     """
@@ -157,13 +159,23 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A client that was refused at its check-in, last `at` (Unix seconds), and has not been let in since."""
+
+    client: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunProgress:
     """GET /v1/admin/runs/{run}/progress?after=N&wait_s=S: ended attempts from the N-th on, and the round under way.
 
-    `next_after`: what to pass as `after` next time.
+    `next_after`: what to pass as `after` next time. `turned_away`: the newest.
     """
 
     run: RunView
     ended: tuple[RoundRecord, ...]
     next_after: int
     live: LiveRound | None
+    turned_away: tuple[TurnedAway, ...] = ()

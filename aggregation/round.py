@@ -22,7 +22,9 @@ Rules:
 7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model that they measure:
    there is no update, so nothing is folded, and `Applied` names the model as it was. For want of clients it is
    abandoned when patience has run out, so that it holds up no training.
-8. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
+8. A canary tries out a round on a few clients (`canary.py`). It makes no model either; it closes with whatever came,
+   for who is missing, and why, is what it is to find out.
+9. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
 """
@@ -256,7 +258,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make the new model from the sum, store it, then say `Applied`. After an evaluation there is nothing to make."""
+    """Make the new model from the sum, store it, then say `Applied`. Only rounds of training have one to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +401,7 @@ def _settle(state: Training, now: float) -> Step:
     is_over = now >= state.closes_at
     if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
         return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
-    if n_clients >= plan.minimum:
+    if n_clients >= plan.minimum or plan.task is Task.CANARY:
         return _settle_enough(state, now, is_over=is_over)
     shortfall = f"{n_clients} of at least {plan.minimum} reports"
     if is_over:
@@ -410,7 +412,7 @@ def _settle(state: Training, now: float) -> Step:
 
 
 def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
-    """The minimum is in. What coverage asks for is waited for as long as it may still come."""
+    """The minimum is in, or none is needed. What coverage asks for is waited for as long as it may still come."""
     plan, n_clients = state.plan, len(state.accepted)
     has_target = state.n_reported >= plan.target
     if not (has_target or is_over or state.n_open == 0):

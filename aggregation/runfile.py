@@ -37,6 +37,13 @@ every = 5               # after every fifth round
 clients = 10            # reports at which such a round closes
 window_s = 120          # by default, that of the round before it
 
+[canary]                # before round 1, try it out on a few clients with a share of the work
+clients = 3
+minimum = 2             # that must pass; by default all
+share = 0.01            # of the local steps
+window_s = 300          # by default, that of round 1
+on_failure = "stop"     # or "widen": go on all the same
+
 [stop]                  # end the run before its last round
 metric = "evaluation.loss"  # or training.NAME
 mode = "min"            # or "max"
@@ -132,6 +139,34 @@ class EvaluationSection:
 
 
 @dataclass(frozen=True, slots=True)
+class CanarySection:
+    """A try of round 1 on `clients` with a `share` of its local steps: the run begins if `minimum` of them pass.
+
+    `minimum`: None for all. `window_s`: None for that of round 1. `on_failure`: what follows if too few pass.
+    """
+
+    clients: int = 3
+    minimum: int | None = None
+    share: float = 0.01
+    window_s: float | None = None
+    on_failure: Literal["stop", "widen"] = "stop"
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ValueError(f"clients must be at least 1, not {self.clients}")
+        if not 1 <= self.n_least <= self.clients:
+            raise ValueError(f"minimum must lie between 1 and clients = {self.clients}, not {self.minimum}")
+        if not 0 < self.share <= 1:  # also refuses a NaN
+            raise ValueError(f"share must lie above 0 and be at most 1, not {self.share}")
+
+    @property
+    def n_least(self) -> int:
+        """How many must pass."""
+        return self.clients if self.minimum is None else self.minimum
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionSection:
     """What is kept. `versions`: how many of the newest model versions, beside version 0 and the best.
 
@@ -215,6 +250,7 @@ class RunFile:
     coverage: CoverageFloor = field(default_factory=CoverageFloor)
     override: tuple[Override, ...] = ()
     evaluation: EvaluationSection | None = None
+    canary: CanarySection | None = None
     stop: StopRule | None = None
     retention: RetentionSection = field(default_factory=RetentionSection)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
@@ -230,6 +266,7 @@ class RunFile:
             self._check_round(number)
         if self.evaluation is not None:
             self.evaluation_plan(1)
+        self._check_canary()
         self._check_stop()
 
     def rounds_of(self, number: int) -> RoundsSection:
@@ -289,6 +326,40 @@ class RunFile:
             seed=self.seed,
             task=Task.EVALUATION,
         )
+
+    def first_plan(self) -> RoundPlan:
+        """The plan with which the run begins: the canary's, if there is one."""
+        return self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
+
+    def canary_plan(self, attempt: int) -> RoundPlan:
+        """The plan of one attempt at the canary. Of the named sites, as many as it asks are in it."""
+        section = self.canary
+        assert section is not None, "only a file with [canary] plans one"
+        window_s = self.rounds_of(1).window_s if section.window_s is None else section.window_s
+        return RoundPlan(
+            run=RunId(self.name),
+            number=1,
+            attempt=attempt,
+            target=section.clients,
+            minimum=section.n_least,
+            over_selection=1.0,
+            window_s=window_s,
+            weighting=Weighting.SAMPLES,
+            sample_count_max=self.aggregation.sample_count_max,
+            max_abs=self.aggregation.max_abs,
+            seed=self.seed,
+            coverage=CoverageFloor(sites=self.coverage.sites[: section.clients]),
+            task=Task.CANARY,
+        )
+
+    def _check_canary(self) -> None:
+        """Raise `ValueError` for a canary that cannot be planned, or that waits for more clients than round 1 asks."""
+        if self.canary is None:
+            return
+        n_asked = self.round_plan(1, 1).n_wanted
+        if self.canary.clients > n_asked:
+            raise ValueError(f"the canary asks {self.canary.clients} clients, round 1 only {n_asked}; ask fewer")
+        self.canary_plan(1)
 
     def _check_stop(self) -> None:
         """Raise `ValueError` for a metric that nobody would measure."""

@@ -28,13 +28,21 @@ METRICS_MAX = 64
 METRIC_ABS_MAX = 1e30  # times any sample count, over any cohort, it stays finite
 SAMPLE_COUNT_MAX = 1 << 40
 TARGET_MAX = 1 << 20
+STEPS_MAX = 1 << 62
+SECONDS_MAX = 1e9
+BYTES_MAX = 1 << 60
 
 
 class Task(StrEnum):
-    """What a round asks of its clients: to train the model, or only to measure it on their own held-out data."""
+    """What a round asks of its clients: to train the model, only to measure it on their own held-out data, or to try
+    with a share of the work whether they are fit for it."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"
+    CANARY = "canary"
+
+
+_MARKS = {Task.TRAINING: "", Task.EVALUATION: "e", Task.CANARY: "c"}
 
 
 class Weighting(StrEnum):
@@ -144,7 +152,8 @@ class RoundPlan:
     `sample_count_max` bounds one client's weight, `max_abs` one coordinate of its update: both enter the public grid.
     `number` and `attempt` count from 1; a round that was abandoned is attempted again. `coverage`: what must be in.
     `tuned`: why window and over-selection are not those of the run file, in words; empty if they are (`tuning.py`).
-    `task`: an evaluation measures the model after round `number`; it has attempts of its own.
+    `task`: an evaluation measures the model after round `number`, a canary tries out round `number` before it; both
+    have attempts of their own.
     """
 
     run: RunId
@@ -224,6 +233,7 @@ class Assignment:
     """What one client is asked to do. `window_s`: seconds left, counted from when this message was sent.
 
     `seed` is for the client's own batch order, dropout and the like: the same run, round and client give the same seed.
+    `share`: how much of the steps to do, 1 for all; less is asked by a canary only.
     """
 
     id: AssignmentId
@@ -238,6 +248,45 @@ class Assignment:
     seed: int
     window_s: float
     task: Task = Task.TRAINING
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a client measured of itself in a canary; None for what it could not measure.
+
+    `steps_full`: the steps of a whole round's work. `step_s`: seconds a step took. Bytes per second are of model and
+    update bodies. `memory_bytes`: the process's peak; `memory_free_bytes`: what the machine (or container) had left
+    then; `device_memory_bytes` of `device_memory_total_bytes`: the accelerator's peak. `first_loss`, `last_loss`: of
+    the first and the last step, and finite; `is_loss_finite`: whether every loss that was seen is.
+    """
+
+    steps_full: int
+    step_s: float
+    download_bytes_per_s: float | None = None
+    upload_bytes_per_s: float | None = None
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    device_memory_total_bytes: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    is_loss_finite: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps_full <= STEPS_MAX:
+            raise ValueError(f"steps_full must lie between 1 and 2^62, not {self.steps_full}")
+        if not 0 <= self.step_s <= SECONDS_MAX:  # also refuses a NaN
+            raise ValueError(f"step_s must lie between 0 and {SECONDS_MAX:g}, not {self.step_s}")
+        for name in ("download_bytes_per_s", "upload_bytes_per_s"):
+            if (rate := getattr(self, name)) is not None and not 1e-6 <= rate <= 1e15:
+                raise ValueError(f"{name} must lie between 1e-6 and 1e15, not {rate}")
+        for name in ("memory_bytes", "memory_free_bytes", "device_memory_bytes", "device_memory_total_bytes"):
+            if (n_bytes := getattr(self, name)) is not None and not 0 <= n_bytes <= BYTES_MAX:
+                raise ValueError(f"{name} must lie between 0 and 2^60, not {n_bytes}")
+        for name in ("first_loss", "last_loss"):
+            if (loss := getattr(self, name)) is not None and not abs(loss) <= METRIC_ABS_MAX:
+                raise ValueError(f"{name} is {loss}; leave it out, and set is_loss_finite to false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +295,7 @@ class WorkDone:
 
     `steps_done` of `steps_planned` local steps: fewer is partial work, and welcome. `update_sha256`: of the uploaded
     bytes. `metrics`: means over the local training; `evaluation`: of the model as it came, over
-    `evaluation_sample_count` held-out samples. Metric values are finite.
+    `evaluation_sample_count` held-out samples. Metric values are finite. `probe`: in a canary, and there alone.
     """
 
     sample_count: int
@@ -257,10 +306,11 @@ class WorkDone:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     evaluation_sample_count: int = 0
+    probe: Probe | None = None
 
     def __post_init__(self) -> None:
         require_sample_count(self.sample_count, "sample_count")
-        if not 1 <= self.steps_done <= self.steps_planned <= 1 << 62:
+        if not 1 <= self.steps_done <= self.steps_planned <= STEPS_MAX:
             raise ValueError(
                 f"steps_done must lie between 1 and steps_planned, not {self.steps_done} of {self.steps_planned}"
             )
@@ -330,9 +380,11 @@ class Aggregate:
 
 
 def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task: Task = Task.TRAINING) -> AssignmentId:
-    """`run.round.attempt.client`, with `e` before the attempt of an evaluation; none of the four can hold a dot."""
-    mark = "e" if task is Task.EVALUATION else ""
-    return AssignmentId(f"{run}.{number}.{mark}{attempt}.{client}")
+    """`run.round.attempt.client`, with `e` before the attempt of an evaluation, `c` before that of a canary.
+
+    None of the four can hold a dot.
+    """
+    return AssignmentId(f"{run}.{number}.{_MARKS[task]}{attempt}.{client}")
 
 
 def _require_metrics(metrics: Mapping[str, float]) -> None:

@@ -3,6 +3,7 @@
 Nothing here knows of HTTP, rounds or files; `loop.py` calls a `Client` and does the rest.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -55,7 +56,8 @@ class LocalPlan:
     Either `epochs` or `steps` is set. `proximal_mu`: FedProx's mu, zero for plain averaging. `seed`: for batch order,
     dropout and the like; the same round and client give the same seed. `evaluate`: the model was, or will be, measured
     on the site's held-out data first. `deadline`: on `clock`, when training must end so that there is time to send.
-    `checkpoint`: where to keep a training that takes long; the ready trainer does so by itself.
+    `checkpoint`: where to keep a training that takes long; the ready trainer does so by itself. `share`: how much of
+    the work to do, below 1 in a canary; `steps_for` minds it.
     """
 
     epochs: int | None = None
@@ -65,13 +67,18 @@ class LocalPlan:
     proximal_mu: float = 0.0
     seed: int = 0
     evaluate: bool = False
+    share: float = 1.0
     deadline: float = float("inf")
     checkpoint: Checkpoint = field(default_factory=Checkpoint, repr=False)
     told_to_stop: Callable[[], str | None] = field(default=_never, repr=False)
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     def steps_for(self, n_batches: int) -> int:
-        """Steps asked of a site whose data makes `n_batches` batches an epoch."""
+        """Steps asked of a site whose data makes `n_batches` batches an epoch: at least one."""
+        return max(1, math.ceil(round(self.share * self.full_steps_for(n_batches), 9)))
+
+    def full_steps_for(self, n_batches: int) -> int:
+        """The same if all of the work were asked."""
         return self.steps if self.steps is not None else (self.epochs or 1) * n_batches
 
     @property
@@ -90,13 +97,17 @@ class TrainResult:
     """What came of training: fewer steps than planned is partial work, and welcome.
 
     `sample_count`: samples the site trained on, which weighs its update. `metrics`: means over the training, such as
-    `{"loss": 0.3}`.
+    `{"loss": 0.3}`. For a canary, where only a share is asked: `steps_full`, of a whole round's work; `first_loss` and
+    `last_loss`, of the first and the last step. Where they are left out, the loop makes do with what it knows.
     """
 
     sample_count: int
     steps_done: int
     steps_planned: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    steps_full: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

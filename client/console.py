@@ -84,7 +84,7 @@ def show_run(operator: Operator, run: str, as_json: bool) -> None:
     if as_json:
         print_json(progress)
     else:
-        screen().print(render_run(progress.run, progress.ended, progress.live))
+        screen().print(render_run(progress.run, progress.ended, progress.live, progress.turned_away))
 
 
 def watch_run(operator: Operator, run: str, as_json: bool) -> None:
@@ -154,7 +154,7 @@ def _follow_live(operator: Operator, run: str) -> RunStatus:
     with Live(console=screen(), refresh_per_second=4) as live:
         for progress in operator.follow(run, LIVE_WAIT_S, RESTART_PATIENCE_S):
             ended = [*ended, *progress.ended][-ENDED_KEPT:]
-            live.update(render_run(progress.run, ended, progress.live))
+            live.update(render_run(progress.run, ended, progress.live, progress.turned_away))
             status = progress.run.status
     return status
 

@@ -36,7 +36,7 @@ from umbel.aggregation.messages import AssignmentState, CheckedIn, CheckIn, Outc
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Task
 from umbel.aggregation.wire import expected_bytes
 from umbel.client.addresses import addresses_in, warn_if_readable
-from umbel.client.app import Client, LocalPlan
+from umbel.client.app import Checkpoint, Client, LocalPlan
 from umbel.client.backoff import RETRY_AFTER_MAX_S
 from umbel.client.coordinator import Coordinator
 from umbel.client.enrol import ensure_enrolled, identify
@@ -56,6 +56,7 @@ from umbel.client.fetch import fetch_model
 from umbel.client.link import Link
 from umbel.client.measure import measure
 from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
+from umbel.client.probe import with_upload
 from umbel.client.send import Upload
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.store import PendingReport, Store, locked
@@ -216,7 +217,7 @@ class Participant:
             log.info("round %d: told to stop, %s", offer.round, watch.closed)
             self._store.forget_work()
             return
-        pending = save_work(self._app, self._layout, start, offer, done, self._store)
+        pending = save_work(self._app, self._layout, start, offer, done, self._store, self._link)
         self._deliver(pending, offer.window_s, Patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
@@ -258,8 +259,9 @@ class Participant:
             proximal_mu=asked.proximal_mu,
             seed=offer.seed,
             evaluate=asked.evaluate,
+            share=offer.share,
             deadline=window_end - reserve_s,
-            checkpoint=self._store.checkpoint(offer),
+            checkpoint=Checkpoint() if offer.task is Task.CANARY else self._store.checkpoint(offer),
             told_to_stop=_either(lambda: watch.closed, lambda: self._shutdown.reason),
         )
 
@@ -270,7 +272,8 @@ class Participant:
             facts = (pending.assignment, file, pending.update_bytes, pending.work.update_sha256)
             Upload(self._coordinator, *facts, self._link, window_s).send(patience, resume)
         self._link = self._link.after_upload(pending.update_bytes, time.perf_counter() - started)
-        answer = patiently(lambda: self._coordinator.report(pending.assignment, pending.work), patience)
+        work = with_upload(pending.work, None if resume else self._link.up)
+        answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
         self._store.forget_work()
         self._reports += 1
         self._accepted += answer.outcome is Outcome.ACCEPTED

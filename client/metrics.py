@@ -15,12 +15,24 @@ class Means:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
+        self._first: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
 
     def add(self, batch_means: Mapping[str, Tensor], n_samples: int) -> None:
         for name, mean in batch_means.items():
             term = mean.detach().to(torch.float32) * n_samples
             self._sums[name] = self._sums[name] + term if name in self._sums else term
             self._counts[name] = self._counts.get(name, 0) + n_samples
+            self._first.setdefault(name, mean.detach())
+            self._last[name] = mean.detach()
+
+    def first(self, name: str) -> float | None:
+        """This mean over the first batch that was added here, None if there was none."""
+        return self._first[name].item() if name in self._first else None
+
+    def last(self, name: str) -> float | None:
+        """The same of the last batch."""
+        return self._last[name].item() if name in self._last else None
 
     def state(self) -> dict[str, Any]:
         return {"sums": dict(self._sums), "counts": dict(self._counts)}

@@ -66,7 +66,8 @@ class TorchClient(Client):
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         """Train for the planned steps, or as many as there is time for; at least one."""
-        planned = plan.steps_for(n_batches(self._train, plan.batch_size))
+        n_in_pass = n_batches(self._train, plan.batch_size)
+        planned, full = plan.steps_for(n_in_pass), plan.full_steps_for(n_in_pass)
         was_training = model.training
         model.to(self.device).train()
         try:
@@ -74,7 +75,8 @@ class TorchClient(Client):
                 done, means = self._run_steps(model, plan, planned)
         finally:
             model.train(was_training)
-        return TrainResult(self.sample_count, done, planned, means.result())
+        first, last = means.first("loss"), means.last("loss")
+        return TrainResult(self.sample_count, done, planned, means.result(), full, first, last)
 
     def evaluate(self, model: nn.Module) -> Evaluation | None:
         """Loss and metrics over the held-out data, None without any."""

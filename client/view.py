@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.aggregation.coverage import Gap
-from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView
+from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.types import Task
 from umbel.client.printable import printable
 
@@ -24,15 +24,19 @@ _STYLES = {
     Fate.RELEASED: "dim",
     Fate.DECLINED: "magenta",
     Fate.LOST: "red",
+    Fate.UNFIT: "red",
 }
-_WORST_FIRST = (Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
+_WORST_FIRST = (Fate.UNFIT, Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
+_VERDICTS = {Fate.ACCEPTED: "passes", Fate.PARTIAL: "passes"}
 _LEGEND = (
     "training: means over the clients' local training in the round. held-out data: the model that entered the round,"
     " measured by its clients before they trained; or, in an evaluation, the newest, by clients that did not train it."
 )
 
 
-def render_run(run: RunView, ended: Sequence[RoundRecord], live: LiveRound | None) -> RenderableType:
+def render_run(
+    run: RunView, ended: Sequence[RoundRecord], live: LiveRound | None, turned_away: Sequence[TurnedAway] = ()
+) -> RenderableType:
     """The whole picture, for `rich.live.Live`."""
     parts: list[RenderableType] = [_headline(run)]
     if ended:
@@ -41,6 +45,8 @@ def render_run(run: RunView, ended: Sequence[RoundRecord], live: LiveRound | Non
         parts.append(_live_line(live))
         if live.clients:
             parts.append(_client_table(live.clients))
+    if turned_away:
+        parts.append(_away(turned_away))
     return Group(*parts)
 
 
@@ -64,7 +70,7 @@ def _name(attempt: LiveRound | RoundRecord) -> str:
 
 
 def _number(attempt: LiveRound | RoundRecord) -> str:
-    what = " evaluation" if attempt.task is Task.EVALUATION else ""
+    what = "" if attempt.task is Task.TRAINING else f" {attempt.task.value}"
     return f"{attempt.round}{what}" + ("" if attempt.attempt == 1 else f" (attempt {attempt.attempt})")
 
 
@@ -83,7 +89,7 @@ def _ended_table(records: Sequence[RoundRecord]) -> Table:
     table = Table("round", *counts, "MB up", "MB down", "seconds", *means, box=None)
     for record in records:
         table.add_row(
-            _number(record) + ("" if record.committed else " abandoned"),
+            _number(record) + ("" if record.committed else " failed" if _is_canary(record) else " abandoned"),
             f"{record.reported} of {record.selected}",
             f"{record.samples_share:.0%}",
             str(record.partial),
@@ -103,6 +109,8 @@ def _figures(means: Mapping[str, float]) -> Text:
 
 def _notes(record: RoundRecord) -> Text | None:
     """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
+    if _is_canary(record):
+        return _canary(record)
     parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
     parts += [_uncovered(gap) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
     exceptions = sorted(
@@ -115,6 +123,26 @@ def _notes(record: RoundRecord) -> Text | None:
     if not parts:
         return None
     return Text(f"{_name(record)}: " + "; ".join(parts))
+
+
+def _is_canary(record: RoundRecord) -> bool:
+    return record.task is Task.CANARY
+
+
+def _canary(record: RoundRecord) -> Text:
+    """What was found, client by client, in full: this is what a canary is for."""
+    lines = [f"{_name(record)}: {printable(record.reason)}"]
+    lines += [
+        f"  {printable(one.client)} {_VERDICTS.get(one.fate, one.fate.value)}: {printable(one.reason)}"
+        for one in record.clients
+    ]
+    return Text("\n".join(lines))
+
+
+def _away(turned_away: Sequence[TurnedAway]) -> Text:
+    """Those who may not take part, and why: nobody else would tell who waits for them."""
+    lines = [f"{printable(one.client)} turned away: {printable(one.reason)}" for one in turned_away]
+    return Text("\n".join(lines), "magenta")
 
 
 def _uncovered(gap: Gap) -> str:

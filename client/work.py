@@ -12,11 +12,13 @@ import torch
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
 from umbel.aggregation.layout import Layout, weight_change
-from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, WorkDone
+from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, Task, WorkDone
 from umbel.aggregation.wire import header_for
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.fetch import load_model
+from umbel.client.link import Link
+from umbel.client.probe import probe_of
 from umbel.client.store import PendingReport, Store
 
 log = logging.getLogger("umbel.client")
@@ -54,9 +56,12 @@ def _call(app: Client, plan: LocalPlan) -> Trained:
 
 
 def save_work(
-    app: Client, layout: Layout, start: Path, offer: Assignment, done: Trained, store: Store
+    app: Client, layout: Layout, start: Path, offer: Assignment, done: Trained, store: Store, link: Link
 ) -> PendingReport:
-    """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent."""
+    """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent.
+
+    `link`: how fast the model came, for a canary's report.
+    """
     try:
         header = header_for(layout, offer.codec).encode()
         sha256, update_bytes = store.save_update(chain((header,), _weight_change(app, layout, start, offer.grid)))
@@ -70,7 +75,7 @@ def save_work(
     except UpdateOutOfRange as error:
         log.info("%s", error)  # names a value, so it stays here
         raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
-    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer), update_bytes)
+    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, link), update_bytes)
     store.save_report(pending)
     return pending
 
@@ -92,7 +97,7 @@ def _weight_change(app: Client, layout: Layout, start: Path, grid: Grid) -> Iter
                 yield change.numpy().astype("<f4", copy=False).data
 
 
-def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment) -> WorkDone:
+def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link: Link) -> WorkDone:
     result, evaluation = done.result, done.evaluation
     if result.sample_count > app.sample_count:
         raise WorkRefused(
@@ -111,6 +116,7 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment) -> Wo
             metrics=finite(result.metrics),
             evaluation=finite(evaluation.metrics) if evaluation else {},
             evaluation_sample_count=evaluation.sample_count if evaluation else 0,
+            probe=probe_of(app, result, done.train_s, offer, link) if offer.task is Task.CANARY else None,
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error

@@ -36,6 +36,7 @@ from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.services import Services
 from umbel.server.settings import Settings
+from umbel.server.turned_away import TurnedAwayStore
 from umbel.server.upload_store import UploadStore
 from umbel.server.version_store import VersionStore
 from umbel.server.waiter_store import WaiterStore
@@ -120,6 +121,7 @@ def _services(settings: Settings, clock: Clock, database: Database, worker: Exec
         versions=VersionStore(database),
         uploads=UploadStore(database),
         waiters=WaiterStore(database),
+        turned_away=TurnedAwayStore(database),
         blobs=open_blobs(settings),
         heard=Heard(clock),
         worker=worker,

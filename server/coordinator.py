@@ -35,7 +35,7 @@ from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
 from umbel.server import journal
 from umbel.server.blobs import UnknownBlob
-from umbel.server.driver import RunDriver
+from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
@@ -147,7 +147,7 @@ class Coordinator:
             ) from error
         now = services.clock.now()
         try:
-            await services.rounds.add_run(file, model, master, Recruiting(file.round_plan(1, 1), since=now), now)
+            await services.rounds.add_run(file, model, master, Recruiting(file.first_plan(), since=now), now)
         except IntegrityError:
             await services.versions.release(owner)
             if await services.rounds.load(RunId(file.name)) is None:
@@ -204,7 +204,10 @@ class Coordinator:
         self.services.registry.refuse_revoked(client)
         driver = await self.driver(message.run)
         if message.layout_digest != driver.layout.digest:
-            raise WrongLayout(await self._difference(driver.layout, message.layout_digest))
+            why = await self._difference(driver.layout, message.layout_digest)
+            if await self.services.turned_away.note(message.run, client, why, self.services.clock.now()):
+                driver.bells.ring((PROGRESS_BELL,))
+            raise WrongLayout(why)
         retry_after_s = RETRY_AFTER_S
         if driver.open_round(client) is None and not driver.is_over:
             retry_after_s = await self._wait_for_work(driver, client, message, line)
@@ -343,6 +346,7 @@ class Coordinator:
             seed=derive_seed(plan.seed, "client", plan.number, client),
             window_s=max(0.0, training.closes_at - self.services.clock.now()),
             task=plan.task,
+            share=_share(driver.run.file, plan.task),
         )
 
     async def _difference(self, layout: Layout, digest: str) -> str:
@@ -370,3 +374,8 @@ class Coordinator:
                 return state.reason
             case Committed():
                 return state.closing.reason
+
+
+def _share(file: RunFile, task: Task) -> float:
+    """How much of a round's steps this task asks for."""
+    return file.canary.share if file.canary is not None and task is Task.CANARY else 1.0

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.canary import conclusion
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
@@ -15,6 +16,7 @@ from umbel.aggregation.types import ClientId, ModelRef, RoundPlan, Task
 from umbel.server.ledger import Book, Ending, round_record
 from umbel.server.model_files import ModelFiles
 from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
+from umbel.server.trial import Trial, verdicts_on, with_verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,22 @@ def evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, measured), known)
 
 
+def tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
+    """What to store of a canary: a verdict on each client; then the first round, or the end, as the run file says."""
+    canary = run.file.canary
+    assert canary is not None, "only a file with [canary] has one"
+    verdicts = verdicts_on(run, closing, trial)
+    passes, words = conclusion(verdicts, closing.plan.minimum)
+    ending = Ending(run.model.version, run.model.sha256 if passes else None, words, known.now, run.model.size_bytes)
+    record = with_verdicts(round_record(closing, known.book, ending), verdicts, passes)
+    end = RoundEnd(record, None, None, run.status, run.reason)
+    if run.status.is_over:
+        return end
+    if not passes and canary.on_failure == "stop":
+        return replace(end, status=RunStatus.FAILED, reason=f"the canary has failed: {words}")
+    return replace(end, next_state=Recruiting(_plan(run, 1, 1, known, record), since=known.now))
+
+
 def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: Known) -> RoundEnd:
     """What to store: the older version as the newest, and a fresh attempt at the round that was under way."""
     old = target.record
@@ -88,8 +106,7 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
         return replace(end, next_state=_again(run, state, record, known))
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
         return replace(end, status=RunStatus.FAILED, reason=failure)
-    plan = _plan(run, state.plan.number, state.plan.attempt + 1, known, record)
-    return replace(end, next_state=next_attempt(state, plan, known.now))
+    return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
 
 
 def _go_on(run: StoredRun, end: RoundEnd, known: Known, cohort: Mapping[ClientId, object] | None = None) -> RoundEnd:
@@ -146,8 +163,15 @@ def _with(history: Sequence[StoredVersion], end: RoundEnd, now: float) -> list[V
 
 def _again(run: StoredRun, state: Abandoned, record: RoundRecord, known: Known) -> Recruiting:
     """The next attempt at once, with anybody in it."""
-    plan = _plan(run, state.plan.number, state.plan.attempt + 1, known, record)
-    return Recruiting(plan, since=known.now)
+    return Recruiting(_next_try(run, state, known, record), since=known.now)
+
+
+def _next_try(run: StoredRun, state: Abandoned, known: Known, record: RoundRecord) -> RoundPlan:
+    """The plan of the attempt after this one, at the same round or canary."""
+    plan = state.plan
+    if plan.task is Task.CANARY:
+        return run.file.canary_plan(plan.attempt + 1)
+    return _plan(run, plan.number, plan.attempt + 1, known, record)
 
 
 def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:

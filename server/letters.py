@@ -44,6 +44,7 @@ from umbel.server.stored import (
     StoredUpload,
     StoredVersion,
 )
+from umbel.server.trial import Trial
 
 
 class PastAttempt(Exception):
@@ -54,15 +55,16 @@ class PastAttempt(Exception):
 class Letter:
     """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
 
-    `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`. `round_id`: the
-    attempt that it speaks of, where its event would mean something else to the next. `signed`: a report as its client
-    signed it.
+    `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`; `trial`: what a
+    canary's updates show. `round_id`: the attempt that it speaks of, where its event would mean something else to the
+    next. `signed`: a report as its client signed it.
     """
 
     event: Event | None = None
     assignment: AssignmentId | None = None
     order: Order | None = None
     files: ModelFiles | None = None
+    trial: Trial | None = None
     round_id: int | None = None
     signed: SignedReport | None = None
     told: ReportAnswer | None = None
@@ -157,7 +159,10 @@ class Batch:
             return endings.abandoned(run, state, known, by_order=letters[-1].order is not None)
         if state.closing.plan.task is Task.EVALUATION:
             return endings.evaluated(run, state.closing, known)
-        files = letters[-1].files
+        files, trial = letters[-1].files, letters[-1].trial
+        if state.closing.plan.task is Task.CANARY:
+            assert trial is not None, "a canary is judged by its updates too"
+            return endings.tried_out(run, state.closing, trial, known)
         assert files is not None, "only a model that is stored is applied"
         return endings.committed(run, state.closing, files, known)
 

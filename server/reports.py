@@ -2,7 +2,7 @@
 
 from umbel.aggregation.errors import ReportRefused
 from umbel.aggregation.round import Reported, RoundState, Training
-from umbel.aggregation.types import EvaluationDone, Task, Work
+from umbel.aggregation.types import EvaluationDone, Task, Work, WorkDone
 from umbel.server.problems import Refused
 from umbel.server.stored import StoredUpload
 
@@ -32,6 +32,12 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
 
 
 def _check_task(task: Task, work: Work) -> None:
+    if isinstance(work, WorkDone) and (work.probe is not None) != (task is Task.CANARY):
+        raise ReportRefused(
+            "this assignment is a canary's: say in `probe` what was measured"
+            if task is Task.CANARY
+            else "only a canary's report has a `probe`: leave it out"
+        )
     if isinstance(work, EvaluationDone) != (task is Task.EVALUATION):
         raise ReportRefused(
             "this assignment asks to measure the model: send an evaluation, and no update"

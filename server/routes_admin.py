@@ -173,4 +173,5 @@ def read_run_file(body: bytes) -> RunFile:
 async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
     view = driver.view()  # before the records: whoever is told that the run is over can have its last round
     ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
-    return RunProgress(view, ended, after + len(ended), await driver.progress())
+    away = await state.services.turned_away.newest(driver.name)
+    return RunProgress(view, ended, after + len(ended), await driver.progress(), away)

@@ -11,6 +11,7 @@ from umbel.server.registry import Registry
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.settings import Settings
+from umbel.server.turned_away import TurnedAwayStore
 from umbel.server.upload_store import UploadStore
 from umbel.server.version_store import VersionStore
 from umbel.server.waiter_store import WaiterStore
@@ -31,6 +32,7 @@ class Services:
     versions: VersionStore
     uploads: UploadStore
     waiters: WaiterStore
+    turned_away: TurnedAwayStore
     blobs: BlobStore
     heard: Heard
     worker: Executor

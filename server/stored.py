@@ -68,6 +68,8 @@ class LiveRun:
     @property
     def rounds_done(self) -> int:
         """Committed rounds of training."""
+        if self.plan.task is Task.CANARY:
+            return 0
         is_done = isinstance(self.state, Committed) or self.plan.task is Task.EVALUATION
         return self.plan.number if is_done else self.plan.number - 1
 

@@ -2,7 +2,7 @@
 
 ```
 clients   tokens   nonces                                       who may speak
-waiters                                                         who waits for work
+waiters   turned_away                                           who waits for work, and who may not
 layouts <- models <- model_versions -> runs                     what was made
 runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
 runs <- audits                                                  what is signed of it
@@ -71,6 +71,16 @@ class Waiter(Base):
     tier: Mapped[str] = mapped_column(_SLUG)
     seen_at: Mapped[float]
     until: Mapped[float]
+
+
+class TurnedAway(Base):
+    """A client that was refused when it checked in for a run: the last time, and why."""
+
+    __tablename__ = "turned_away"
+    run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
+    client: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[float]
 
 
 class LayoutText(Base):

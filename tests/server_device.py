@@ -266,7 +266,8 @@ def houses_over(database_of: Callable[[Path], str | None]) -> Generator[None]:
 
 
 def rows(settings: Settings) -> dict[str, list[tuple[object, ...]]]:
-    """Every row that a refused request must leave as it was: all but nonces, and when a client was last heard of."""
+    """Every row that a refused request must leave as it was: all but nonces, when a client was last heard of, and notes
+    of refusals."""
     if settings.database_url is not None:
         with ThreadPoolExecutor(1) as thread:  # the caller's event loop may be running
             return thread.submit(asyncio.run, _postgresql_rows(settings.database_url)).result()
@@ -286,7 +287,7 @@ async def _postgresql_rows(url: str) -> dict[str, list[tuple[object, ...]]]:
 
 
 def _queries(names: Iterable[str]) -> dict[str, str]:
-    changing = ("nonces", "waiters", "replicas")
+    changing = ("nonces", "waiters", "turned_away", "replicas")
     queries = {name: f"SELECT * FROM {name}" for name in names if name not in changing}
     return {**queries, "clients": "SELECT id, public_key, labels, revoked_at FROM clients"}
 

@@ -117,6 +117,22 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name"),
     )
     op.create_table(
+        "turned_away",
+        sa.Column("run", sa.String(length=63), nullable=False),
+        sa.Column("client", sa.String(length=63), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["client"],
+            ["clients.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["run"],
+            ["runs.name"],
+        ),
+        sa.PrimaryKeyConstraint("run", "client"),
+    )
+    op.create_table(
         "model_versions",
         sa.Column("run", sa.String(length=63), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),

@@ -1,0 +1,166 @@
+"""Whether the clients of a canary are fit for whole rounds: a verdict on each, with its cause in words. Pure.
+
+A canary is the first round in small: fetch, train with a share of the steps, encode, upload, report. What it shows is
+carried over to a whole round,
+
+    T = download + steps_full * step_s + upload,
+
+and held against the round's window, the grid and the client's memory, each with room to spare: no measurement of a
+few steps is exact. The first step of a process also loads libraries and data, so T is rather too long than too short.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from umbel.aggregation.types import ClientId, Probe, WorkDone
+
+TIME_MARGIN = 1.2  # of T: lines and machines are busier at other hours
+ABS_HEADROOM = 2.0  # of the largest change: a whole round moves further than a share of it
+MEMORY_HEADROOM = 0.1  # of the peak, to be free beside it: allocators fragment, other programs grow
+DEVICE_SHARE_MAX = 0.95  # of the accelerator's memory
+LOSS_GROWTH_MAX = 10.0
+CAUSES_SHOWN = 8
+_CAUSE_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a whole round asks: its window, the grid's bound, and what goes over the line each way, in bytes."""
+
+    window_s: float
+    max_abs: float
+    model_bytes: int
+    update_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On one client. `causes`: why it does not pass, in words; empty if it does. `measured`: what was, in words."""
+
+    client: ClientId
+    causes: tuple[str, ...] = ()
+    measured: str = ""
+
+    @property
+    def passes(self) -> bool:
+        return not self.causes
+
+    @property
+    def reason(self) -> str:
+        """Both, in one line."""
+        return "; ".join((*self.causes, *filter(None, (self.measured,))))
+
+
+def judge(
+    terms: Terms,
+    works: Mapping[ClientId, WorkDone],
+    missing: Mapping[ClientId, str],
+    peaks: Mapping[ClientId, float],
+) -> tuple[Verdict, ...]:
+    """A verdict on each client of a canary, in the order of names.
+
+    `works`: of those that reported, each with its probe; `missing`: why each of the others did not; `peaks`: the
+    largest change of one value in each update.
+    """
+    fit = [_judge(terms, client, work, peaks[client]) for client, work in works.items()]
+    unheard = [Verdict(client, (why,)) for client, why in missing.items()]
+    return tuple(sorted((*fit, *unheard), key=lambda verdict: verdict.client))
+
+
+def conclusion(verdicts: Sequence[Verdict], minimum: int) -> tuple[bool, str]:
+    """Whether enough pass, and a sentence that says so, with the cause of each that does not."""
+    failed = [one for one in verdicts if not one.passes]
+    n_pass = len(verdicts) - len(failed)
+    counts = f"{n_pass} of {len(verdicts)} clients pass the canary"
+    causes = [f"{one.client}: {_short(one.causes[0])}" for one in failed[:CAUSES_SHOWN]]
+    if len(failed) > CAUSES_SHOWN:
+        causes.append(f"and {len(failed) - CAUSES_SHOWN} more")
+    head = counts if n_pass >= minimum else f"{counts}, at least {minimum} must"
+    return n_pass >= minimum, ". ".join((head, *(("; ".join(causes),) if causes else ())))
+
+
+def _judge(terms: Terms, client: ClientId, work: WorkDone, peak: float) -> Verdict:
+    probe = work.probe
+    assert probe is not None, "a canary's reports are taken only with a probe"
+    whole = _Whole(terms, probe)
+    found = (whole.cause(), _cause_of_loss(probe), _cause_of_size(terms.max_abs, peak), _cause_of_memory(probe))
+    measured = [whole.words(), _loss_words(probe), f"largest change {peak:.3g} of max_abs {terms.max_abs:g}"]
+    if probe.memory_bytes is not None:
+        measured.append(f"peak memory {_size(probe.memory_bytes)}")
+    return Verdict(client, tuple(cause for cause in found if cause), "; ".join(one for one in measured if one))
+
+
+class _Whole:
+    """A whole round of work at the speed that was measured."""
+
+    def __init__(self, terms: Terms, probe: Probe) -> None:
+        self._terms, self._probe = terms, probe
+        self._down_s = terms.model_bytes / probe.download_bytes_per_s if probe.download_bytes_per_s else 0.0
+        self._up_s = terms.update_bytes / probe.upload_bytes_per_s if probe.upload_bytes_per_s else 0.0
+        self.seconds = self._down_s + probe.steps_full * probe.step_s + self._up_s
+
+    def words(self) -> str:
+        """`a whole round takes 820 s: 12.1 s a step x 60 steps + 80 s up at 1.2 MB/s`"""
+        return f"a whole round takes {self.seconds:.3g} s: {self._sum()}"
+
+    def cause(self) -> str:
+        needed_s = TIME_MARGIN * self.seconds
+        if needed_s <= self._terms.window_s:
+            return ""
+        return f"window_s of at least {math.ceil(needed_s)} needed, not {self._terms.window_s:g}: {self._sum()}"
+
+    def _sum(self) -> str:
+        probe = self._probe
+        parts = [f"{probe.step_s:.3g} s a step x {probe.steps_full} steps"]
+        for seconds, rate, way in (
+            (self._up_s, probe.upload_bytes_per_s, "up"),
+            (self._down_s, probe.download_bytes_per_s, "down"),
+        ):
+            if rate:
+                parts.append(f"{seconds:.3g} s {way} at {_size(rate)}/s")
+        return " + ".join(parts)
+
+
+def _cause_of_loss(probe: Probe) -> str:
+    first, last = probe.first_loss, probe.last_loss
+    if not probe.is_loss_finite:
+        return "the training loss is not finite: check the data, then try a smaller learning_rate"
+    if first is None or last is None or last - first <= (LOSS_GROWTH_MAX - 1) * max(abs(first), 1.0):
+        return ""
+    return f"the training loss grows from {first:.3g} to {last:.3g}: try a smaller learning_rate"
+
+
+def _cause_of_size(max_abs: float, peak: float) -> str:
+    if ABS_HEADROOM * peak <= max_abs:
+        return ""
+    return (
+        f"the largest change of one value is {peak:.3g}, too near to max_abs {max_abs:g}: raise max_abs to at least "
+        f"{ABS_HEADROOM * peak:.3g}, or try a smaller learning_rate"
+    )
+
+
+def _cause_of_memory(probe: Probe) -> str:
+    peak, free = probe.memory_bytes, probe.memory_free_bytes
+    if peak is not None and free is not None and free < MEMORY_HEADROOM * peak:
+        return f"only {_size(free)} of memory are free beside its peak of {_size(peak)}: try a smaller batch_size"
+    peak, total = probe.device_memory_bytes, probe.device_memory_total_bytes
+    if peak is not None and total is not None and peak > DEVICE_SHARE_MAX * total:
+        return f"it uses {_size(peak)} of the accelerator's {_size(total)}: try a smaller batch_size"
+    return ""
+
+
+def _loss_words(probe: Probe) -> str:
+    losses = [loss for loss in (probe.first_loss, probe.last_loss) if loss is not None]
+    return f"loss {' to '.join(f'{loss:.3g}' for loss in losses)}" if losses else ""
+
+
+def _short(cause: str) -> str:
+    return cause if len(cause) <= _CAUSE_CHARS else cause[: _CAUSE_CHARS - 1] + "…"
+
+
+def _size(n_bytes: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.3g} {unit}"
+    return f"{n_bytes:.3g} B"

@@ -1,0 +1,96 @@
+"""What a client measures of itself in a canary: how long a step takes, how fast the line is, what memory is free."""
+
+import math
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, Probe, WorkDone
+from umbel.client.app import Client, TrainResult
+from umbel.client.link import Link
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes, but on a Mac bytes
+
+
+def probe_of(app: Client, result: TrainResult, train_s: float, offer: Assignment, link: Link) -> Probe:
+    """What is known when training is done; the upload is still to come. Raises `ValueError` for steps of no sense."""
+    mean = result.metrics.get("loss")
+    first, last = _number(result.first_loss), _number(mean if result.last_loss is None else result.last_loss)
+    device, device_total = _device_memory()
+    return Probe(
+        steps_full=_steps_full(app, result, offer),
+        step_s=train_s / max(result.steps_done, 1),
+        download_bytes_per_s=link.down,
+        memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+        memory_free_bytes=memory_free_bytes(),
+        device_memory_bytes=device,
+        device_memory_total_bytes=device_total,
+        first_loss=_kept(first),
+        last_loss=_kept(last),
+        is_loss_finite=all(loss is None or math.isfinite(loss) for loss in (first, last, _number(mean))),
+    )
+
+
+def with_upload(work: WorkDone, bytes_per_s: float | None) -> WorkDone:
+    """The report with how fast its update went; None where that was not measured, for a part of it was there before."""
+    if work.probe is None or bytes_per_s is None:
+        return work
+    return replace(work, probe=replace(work.probe, upload_bytes_per_s=bytes_per_s))
+
+
+def memory_free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
+    """What this process may still take: of the machine, or of its container (cgroup v2); None where nobody says."""
+    known = [one for one in (_of_machine(meminfo), _of_container(cgroup)) if one is not None]
+    return max(0, min(known)) if known else None
+
+
+def _steps_full(app: Client, result: TrainResult, offer: Assignment) -> int:
+    """A site that minds no share has done all of the work; one that does not say how much that is, is estimated."""
+    if result.steps_full is not None:
+        return result.steps_full
+    asked = offer.training
+    n_batches = math.ceil(app.sample_count / asked.batch_size)
+    steps = asked.local_steps if asked.local_steps is not None else (asked.local_epochs or 1) * n_batches
+    return max(steps, result.steps_planned)
+
+
+def _device_memory() -> tuple[int | None, int | None]:
+    """The peak of this process on its fullest GPU, and that GPU's memory; nothing where it used none."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None, None
+    devices = [
+        (torch.cuda.max_memory_reserved(i), torch.cuda.get_device_properties(i).total_memory)
+        for i in range(torch.cuda.device_count())
+    ]
+    used, total = max(devices, key=lambda device: device[0] / device[1])
+    return (used, total) if used else (None, None)
+
+
+def _of_machine(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
+def _of_container(cgroup: Path) -> int | None:
+    try:
+        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return None
+    return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _kept(loss: float | None) -> float | None:
+    return loss if loss is not None and abs(loss) <= METRIC_ABS_MAX else None

@@ -1,0 +1,68 @@
+"""What the coordinator itself sees of a canary's updates, and what of the verdicts is told in the record."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from umbel.aggregation.canary import Terms, Verdict, judge
+from umbel.aggregation.grid import Grid
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
+from umbel.aggregation.round import Closing
+from umbel.aggregation.types import ClientId, WorkDone
+from umbel.aggregation.wire import Codec, expected_bytes
+from umbel.server.blobs import BlobStore
+from umbel.server.services import Services
+from umbel.server.stored import Chunk, LiveRun, StoredRun
+from umbel.server.updates import checked_values
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`update_bytes`: of any update; `peaks`: the largest change of one value in each that was accepted."""
+
+    update_bytes: int
+    peaks: Mapping[ClientId, float]
+
+
+async def look_at(services: Services, live: LiveRun, layout: Layout) -> Trial:
+    """Read the accepted updates of a canary that has closed: the same at every replica.
+
+    Raises `OSError` or an `UpdateRefused` for one that was lost or damaged in store.
+    """
+    assert isinstance(live.state, Closing)
+    chunks = await services.uploads.chunks([live.assignment_id(client) for client in live.state.accepted])
+    loop, peaks = asyncio.get_running_loop(), dict[ClientId, float]()
+    for client in live.state.accepted:
+        mine = chunks[live.assignment_id(client)]
+        peaks[client] = await loop.run_in_executor(services.worker, _peak, services.blobs, mine, live.plan.grid)
+    return Trial(expected_bytes(Codec.FLOAT32, layout.n_values), peaks)
+
+
+def verdicts_on(run: StoredRun, closing: Closing, trial: Trial) -> tuple[Verdict, ...]:
+    """Whether each client of the canary is fit for the first round, as the run file asks for that."""
+    terms = Terms(run.file.rounds_of(1).window_s, closing.plan.max_abs, run.model.size_bytes, trial.update_bytes)
+    return judge(terms, dict(_works(closing)), closing.missing, trial.peaks)
+
+
+def with_verdicts(record: RoundRecord, verdicts: Sequence[Verdict], passes: bool) -> RoundRecord:
+    """The record with each verdict in its client's words."""
+    by_client = {verdict.client: verdict for verdict in verdicts}
+    clients = tuple(_told(client, by_client[ClientId(client.client)]) for client in record.clients)
+    return replace(record, committed=passes, clients=clients)
+
+
+def _told(client: ClientRecord, verdict: Verdict) -> ClientRecord:
+    if client.fate not in (Fate.ACCEPTED, Fate.PARTIAL):
+        return client
+    return replace(client, fate=client.fate if verdict.passes else Fate.UNFIT, reason=verdict.reason)
+
+
+def _works(closing: Closing) -> Iterator[tuple[ClientId, WorkDone]]:
+    for client, accepted in closing.accepted.items():
+        assert isinstance(accepted.work, WorkDone), "a canary's clients train"
+        yield client, accepted.work
+
+
+def _peak(blobs: BlobStore, chunks: Sequence[Chunk], grid: Grid) -> float:
+    return max((values.abs().max().item() for values in checked_values(blobs, chunks, grid)), default=0.0)

@@ -1,0 +1,50 @@
+"""Clients that are refused at check-in, and why: whoever waits for them should hear of it."""
+
+from sqlalchemy import or_, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from umbel.aggregation.records import TurnedAway
+from umbel.aggregation.types import ClientId, RunId
+from umbel.server import tables
+from umbel.server.database import Database
+from umbel.server.tables import table_of
+
+SHOWN_MAX = 20
+_NOTED_AGAIN_S = 60.0  # a client that keeps knocking costs a write a minute
+_AWAY, _WAITER = table_of(tables.TurnedAway), table_of(tables.Waiter)
+
+
+class TurnedAwayStore:
+    """One row for each client that a run has refused: its last refusal."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
+
+    async def note(self, run: RunId, client: ClientId, reason: str, now: float) -> bool:
+        """Store a refusal; False if the same was stored a moment ago."""
+        mine = (_AWAY.c.run == run, _AWAY.c.client == client)
+        same = select(_AWAY.c.at).where(*mine, _AWAY.c.reason == reason, _AWAY.c.at > now - _NOTED_AGAIN_S)
+        async with self._db.reading() as tx:
+            if (await tx.execute(same)).first() is not None:
+                return False
+        row = {"run": run, "client": client, "reason": reason, "at": now}
+        upsert = self._insert(_AWAY).on_conflict_do_update(
+            index_elements=["run", "client"], set_={"reason": reason, "at": now}
+        )
+        async with self._db.writing("note_turned_away") as tx:
+            await tx.execute(upsert, [row])
+        return True
+
+    async def newest(self, run: RunId) -> tuple[TurnedAway, ...]:
+        """Those that have not been let in since, the newest first; at most `SHOWN_MAX`."""
+        since = (_WAITER.c.run == _AWAY.c.run) & (_WAITER.c.client == _AWAY.c.client)
+        query = (
+            select(_AWAY)
+            .outerjoin(_WAITER, since)
+            .where(_AWAY.c.run == run, or_(_WAITER.c.seen_at.is_(None), _WAITER.c.seen_at < _AWAY.c.at))
+            .order_by(_AWAY.c.at.desc(), _AWAY.c.client)
+            .limit(SHOWN_MAX)
+        )
+        async with self._db.reading() as tx:
+            return tuple(TurnedAway(row.client, row.reason, row.at) for row in await tx.execute(query))
