@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from umbel.aggregation.round import Command
+from umbel.server.admission import Admission
 from umbel.server.closing import Closer
 from umbel.server.driver import RunDriver
 from umbel.server.letters import Batch
@@ -44,12 +45,15 @@ class Step:
     method: str
     takes: type | None = None
 
+    def __post_init__(self) -> None:
+        inspect.getattr_static(self.owner, self.method)  # raises for one that has been renamed, as soon as tests load
+
 
 STEPS: Mapping[str, Step] = {
     "enter the list of replicas": Step(Replicas, "start"),
     "store a run": Step(RoundStore, "add_run"),
     "store an enrolment": Step(Registry, "enrol"),
-    "store nonces": Step(Registry, "_write_batch"),
+    "store nonces": Step(Admission, "_store"),
     "store who waits": Step(WaiterStore, "_put"),
     "put a blob": Step(LocalBlobs, "put"),
     "store a chunk": Step(UploadStore, "add_chunk"),
