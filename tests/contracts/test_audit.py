@@ -4,7 +4,7 @@ import asyncio
 import json
 import sqlite3
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def in_house(data: Path, act: Callable[[House], Awaitable[None]]) -> None:
 
 
 @contextmanager
-def failing() -> Iterator[None]:
+def failing() -> Generator[None]:
     with pytest.raises(typer.Exit) as raised:
         yield
     assert raised.value.exit_code == 1
