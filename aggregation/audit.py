@@ -178,9 +178,7 @@ class Bundle:
     format: int = FORMAT
 
 
-def bundle_of(
-    run: str, number: int, previous: str, key: str, maker: Maker, facts: RunCreated | RoundEnded
-) -> Bundle:
+def bundle_of(run: str, number: int, previous: str, key: str, maker: Maker, facts: RunCreated | RoundEnded) -> Bundle:
     """A bundle of these facts."""
     return Bundle("run" if isinstance(facts, RunCreated) else "round", run, number, previous, key, maker, facts)
 
