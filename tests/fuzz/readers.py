@@ -7,12 +7,10 @@ saved corpus, `fuzz.py` with libFuzzer.
 
 import contextlib
 import json
-import os
 import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from hashlib import sha256
 from io import BytesIO, RawIOBase
 from pathlib import Path
@@ -65,6 +63,7 @@ GRID = Grid.finest(max_abs=8.0, total_weight_max=1000)
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _PUBLIC_KEY = KEY.public_key().public_bytes_raw()
 _NOW = 1_700_000_000.0
+_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _MESSAGES = [TypeAdapter(message) for message in (Enrolment, CheckIn, WorkDone, Decline)]
 
 _MESSAGES_THAT_PARSE = (
@@ -264,18 +263,13 @@ def _audit_line(text: str) -> str:
     return f'{{"bundle":{text},"sha256":"{digest}","signature":"{signed}","updates_deleted_at":null}}'
 
 
-@cache
-def _directory() -> Path:
-    """In memory, where there is such a thing: a fuzzer writes thousands of files a second."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="umbel-fuzz-", dir=memory if memory.is_dir() else None))
-
-
 @contextmanager
 def _file(data: bytes) -> Generator[Path]:
-    path = _directory() / str(os.getpid())
-    path.write_bytes(data)
-    yield path
+    """In memory, where there is such a thing: a fuzzer writes thousands of files a second."""
+    with tempfile.NamedTemporaryFile(prefix="umbel-fuzz-", dir=_MEMORY) as file:
+        file.write(data)
+        file.flush()
+        yield Path(file.name)
 
 
 READERS: Mapping[str, Callable[[bytes], None]] = {
