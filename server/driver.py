@@ -35,6 +35,7 @@ from umbel.aggregation.round import (
     Spoiled,
     Tick,
     Training,
+    advance,
     next_deadline,
 )
 from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, Task
@@ -53,7 +54,8 @@ from umbel.server.waiting import Bells, WaitingRoom
 _log = logging.getLogger(__name__)
 PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
-_GATHERING_SHARE = 5  # of its time, the task spends at most one part in so many, and one, on counting who waits
+_GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
+_FEW = 200  # so many are counted in no time
 
 
 class RunDriver:
@@ -72,6 +74,7 @@ class RunDriver:
         self._stepper: asyncio.Task[None] | None = None
         self._traffic: dict[AssignmentId, Traffic] = {}
         self._trouble = ""
+        self._n_gathered = 0
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -233,9 +236,7 @@ class RunDriver:
         await self._adopt_orphans()
         match self.state:
             case Recruiting() if not self.is_paused:
-                candidates = await self.waiting.candidates()
-                self._chronicle.note_waiting(candidates)
-                await self.submit(Letter(Gathered(began, candidates)))
+                await self._gather(self.state, began)
             case Training(closes_at=closes_at) if began >= closes_at:
                 await self.submit(Letter(Tick(began)))
             case Closing():
@@ -245,10 +246,21 @@ class RunDriver:
             case _:
                 assert_never(self.state)
         if self.state.phase == before.state.phase and self.live.round_id == before.round_id and not self.is_over:
-            if isinstance(self.state, Recruiting):
-                took_s = self.services.clock.now() - began
-                await asyncio.sleep(_GATHERING_SHARE * max(took_s, 0.0))
+            if self._n_gathered > _FEW:
+                await asyncio.sleep(_GATHERING_SHARE * max(self.services.clock.now() - began, 0.0))
             await self.services.clock.wait(self._woken, self._pause_s(began))
+
+    async def _gather(self, state: Recruiting, now: float) -> None:
+        """See who waits. What only changes the words for what the round waits for is not worth a transaction."""
+        candidates = await self.waiting.candidates()
+        self._n_gathered = len(candidates)
+        self._chronicle.note_waiting(candidates)
+        gathered = Gathered(now, candidates)
+        after, _ = advance(state, gathered)
+        if isinstance(after, Recruiting) and after.since == state.since and self.state is state:
+            self.live = replace(self.live, state=after)
+        else:
+            await self.submit(Letter(gathered))
 
     def _pause_s(self, looked_at: float) -> float | None:
         """How long nothing can happen by itself, as of when it was looked at last; None: until woken."""
