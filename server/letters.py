@@ -15,6 +15,7 @@ from umbel.aggregation.round import (
     Abandoned,
     Answer,
     Applied,
+    Closing,
     Command,
     Committed,
     Declined,
@@ -27,7 +28,7 @@ from umbel.aggregation.round import (
     advance,
     takes,
 )
-from umbel.aggregation.types import AssignmentId, Task
+from umbel.aggregation.types import AssignmentId, ClientId, Task
 from umbel.server import endings
 from umbel.server.chronicle import Chronicle
 from umbel.server.model_files import ModelFiles
@@ -120,7 +121,7 @@ class Batch:
             self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
         if isinstance(state, Training) and isinstance(live.state, Recruiting):
             self.opened = len(state.cohort)
-        return Change(state, tuple(answered), self._status)
+        return Change(state, tuple(answered), self._status, self._who_declined(live, state))
 
     def _decide_one(
         self, live: LiveRun, state: RoundState, letter: Letter, history: Sequence[StoredVersion]
@@ -150,8 +151,6 @@ class Batch:
         history: Sequence[StoredVersion],
     ) -> RoundEnd:
         letters = self._letters[: self._n_decided]
-        declined = {one.event.client for one in letters if isinstance(one.event, Declined)}
-        assignments = [replace(one, is_declined=one.is_declined or one.client in declined) for one in assignments]
         known = self._chronicle.known(run, self.found.state, assignments, history)
         if isinstance(state, Abandoned):
             if self.rolled_back_to is not None:
@@ -165,6 +164,14 @@ class Batch:
             return endings.tried_out(run, state.closing, trial, known)
         assert files is not None, "only a model that is stored is applied"
         return endings.committed(run, state.closing, files, known)
+
+    def _who_declined(self, live: LiveRun, state: RoundState) -> tuple[ClientId, ...]:
+        """Whose declining has closed the round, or came with what did: of those the state knows only that they miss."""
+        if not isinstance(live.state, Training) or not isinstance(state, Closing | Abandoned):
+            return ()
+        events = [one.event for one in self._letters[: self._n_decided]]
+        named = {one.client for one in events if isinstance(one, Declined)}
+        return tuple(sorted(named & state.missing.keys()))
 
     def shown(self, live: LiveRun) -> LiveRun:
         """The run as this replica shows it: while recruiting, with what it waits for."""

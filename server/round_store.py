@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.round import Abandoned, Committed, Recruiting, RoundState
+from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId, Task
 from umbel.server import tables
@@ -186,6 +186,12 @@ class RoundStore:
         else:
             await _update_assignments(
                 tx, {live.assignment_id(client): {**new, "revision": revision} for client, new in changed.items()}
+            )
+        if change.declined:
+            assert isinstance(change.state, Closing | Abandoned), "an open round knows who has declined"
+            missing = change.state.missing
+            await _update_assignments(
+                tx, {live.assignment_id(client): {"declined": missing[client]} for client in change.declined}
             )
         told = {
             one.assignment: {

@@ -179,11 +179,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an event makes of a run: to be stored at once. `status`: the run's, where it changes."""
+    """What an event makes of a run: to be stored at once. `status`: the run's, where it changes.
+
+    `declined`: who has declined in the step that closed the round, where the new state does not tell.
+    """
 
     state: RoundState
     answered: tuple[Answered, ...] = ()
     status: tuple[RunStatus, str] | None = None
+    declined: tuple[ClientId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
