@@ -247,7 +247,8 @@ class House:
 @asynccontextmanager
 async def house(data: Path, clock: Clock | None = None, **settings: Any) -> AsyncGenerator[House]:
     """A coordinator over `data`, spoken to without a socket."""
-    chosen = Settings(data=data, **{"database_url": _database_of.get()(data), **settings})
+    given: Any = {"database_url": _database_of.get()(data), **settings}
+    chosen = Settings(data=data, **given)
     app = create_app(chosen, clock)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
