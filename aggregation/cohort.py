@@ -73,12 +73,17 @@ def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> st
     if n_able < wanted and left_s > 0:
         return f"{n_able} of {wanted} clients wait; another {left_s:.1f} s for the rest"
     if n_able < plan.minimum:
-        return f"{n_able} clients wait, the round needs at least {plan.minimum}"
+        return too_few(plan, n_able)
     if absent and plan.coverage.strict:
         return f"{n_able} clients wait, but strict coverage names {_words(absent)}, not among them"
     if absent and left_s > 0:
         return f"{n_able} clients wait; another {left_s:.1f} s for {_words(absent)}"
     return ""
+
+
+def too_few(plan: RoundPlan, n_able: int) -> str:
+    """What a round waits for whose minimum is not there."""
+    return f"{n_able} clients wait, the round needs at least {plan.minimum}"
 
 
 def _absent(floor: CoverageFloor, able: Sequence[Candidate]) -> list[str]:

@@ -18,6 +18,7 @@ from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims, Target
 from umbel.server import tables
 from umbel.server.batches import Batches
 from umbel.server.database import Database
+from umbel.server.prepared import Prepared
 from umbel.server.tables import table_of
 
 _HEARD_EVERY_S = 30.0
@@ -53,6 +54,8 @@ class Admission:
         # One thread: OpenSSL works without the interpreter's lock, so that this is a second core's work.
         self._checker = ThreadPoolExecutor(1, "umbel-signatures")
         self._batches: Batches[Signed, None] = Batches(self._admit, _LANES)
+        self._nonces = Prepared(_NONCES, database.dialect, ("expires_at", "client", "nonce"))
+        self._heard_rows = Prepared(_HEARD, database.dialect, ("client", "at"))
         self._heard: dict[str, float] = {}
         self._heard_since = float("-inf")
         self._storing: dict[str, float] = {}
@@ -86,8 +89,8 @@ class Admission:
         """One transaction for all nonces, and for some of what is not worth one: when clients were last heard of."""
         heard = self._next_heard(passed[-1].now)
         async with self._db.writing("remember_nonces") as tx:
-            await add_nonces(tx, [signed.claims for signed in passed])
-            await _store_heard(tx, heard)
+            await self.remember(tx, [signed.claims for signed in passed])
+            await self._write_heard(tx, heard)
         self._note_stored(heard)
         self._heard.update((signed.claims.key_id, signed.now) for signed in passed)
 
@@ -117,21 +120,17 @@ class Admission:
         while self._storing:
             heard = dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
             async with self._db.writing("store_heard") as tx:
-                await _store_heard(tx, heard)
+                await self._write_heard(tx, heard)
             self._note_stored(heard)
 
+    async def remember(self, tx: AsyncConnection, claims: Iterable[Claims]) -> None:
+        """Remember each nonce for as long as its signature would pass. Raises `IntegrityError` for one seen before."""
+        ordered = sorted(claims, key=lambda one: (one.key_id, one.nonce))  # at every replica, or two could deadlock
+        rows = [(int(one.created + CLOCK_SKEW_S + 1), one.key_id, one.nonce) for one in ordered]
+        await self._nonces.execute(tx, rows)
 
-async def _store_heard(tx: AsyncConnection, heard: Mapping[str, float]) -> None:
-    if heard:
-        rows = [{"client": client, "at": at} for client, at in sorted(heard.items())]  # locked in one order by all
-        await tx.execute(_HEARD, rows)
-
-
-async def add_nonces(tx: AsyncConnection, claims: Iterable[Claims]) -> None:
-    """Remember each nonce for as long as its signature would pass. Raises `IntegrityError` for one seen before."""
-    ordered = sorted(claims, key=lambda one: (one.key_id, one.nonce))  # at every replica, or two could deadlock
-    rows = [{"client": c.key_id, "nonce": c.nonce, "expires_at": c.created + CLOCK_SKEW_S + 1} for c in ordered]
-    await tx.execute(_NONCES, rows)
+    async def _write_heard(self, tx: AsyncConnection, heard: Mapping[str, float]) -> None:
+        await self._heard_rows.execute(tx, sorted(heard.items()))  # locked in one order by all
 
 
 def replayed() -> ReplayedNonce:

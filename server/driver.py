@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.cohort import too_few
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import LiveRound, RunView
@@ -251,7 +252,14 @@ class RunDriver:
             await self.services.clock.wait(self._woken, self._pause_s(began))
 
     async def _gather(self, state: Recruiting, now: float) -> None:
-        """See who waits. What only changes the words for what the round waits for is not worth a transaction."""
+        """See who waits. What only changes the words for what the round waits for is not worth a transaction.
+
+        A crowd that is known to be too small is counted, not listed.
+        """
+        plan = state.plan
+        if self._n_gathered > _FEW and plan.task is Task.TRAINING and (n := await self.waiting.count()) < plan.minimum:
+            self.live = replace(self.live, state=replace(state, why=too_few(plan, n)))
+            return
         candidates = await self.waiting.candidates()
         self._n_gathered = len(candidates)
         self._chronicle.note_waiting(candidates)

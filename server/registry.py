@@ -18,7 +18,7 @@ from umbel.aggregation.errors import SignatureRefused
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, Target
 from umbel.server import journal, tables
-from umbel.server.admission import Admission, Signed, add_nonces, replayed
+from umbel.server.admission import Admission, Signed, replayed
 from umbel.server.batches import Batches
 from umbel.server.database import Database
 from umbel.server.problems import Refused
@@ -158,7 +158,8 @@ class Registry:
                 refusals = await _judge(tx, batch)
                 passed = [one for one, refusal in zip(batch, refusals, strict=True) if refusal is None]
                 new = await _new_of(tx, passed)
-                await _add(tx, passed, new)
+                await self._admission.remember(tx, [one.claims for one in passed])
+                await _add(tx, new)
         except IntegrityError:
             if len(batch) > 1:
                 raise
@@ -227,10 +228,8 @@ async def _new_of(tx: AsyncConnection, passed: Sequence[_Enrolling]) -> Sequence
     return [one for one in passed if one.enrolment.client not in known]
 
 
-async def _add(tx: AsyncConnection, passed: Sequence[_Enrolling], new: Sequence[_Enrolling]) -> None:
-    """Store the nonces of all, and the new clients. A token that two of them bring is used by one: the other fails."""
-    if passed:
-        await add_nonces(tx, [one.claims for one in passed])
+async def _add(tx: AsyncConnection, new: Sequence[_Enrolling]) -> None:
+    """Store the new clients. A token that two of them bring is used by one: the other fails."""
     if new:
         await tx.execute(insert(tables.Client), [_client_row(one) for one in new])
     for one in new:

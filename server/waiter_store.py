@@ -13,10 +13,12 @@ from umbel.aggregation.weighting import Candidate
 from umbel.server import tables
 from umbel.server.batches import Batches
 from umbel.server.database import Database
+from umbel.server.prepared import Prepared
 from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)
 _WAITER = table_of(tables.Waiter)
+_COLUMNS = ("run", "client", "sample_count", "tier", "seen_at", "until")
 _KEPT_S = 24 * 3600.0  # a client that was here within a day is one of the fleet
 
 
@@ -37,7 +39,7 @@ class WaiterStore:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._put_one = _upsert(database.is_sqlite)
+        self._upsert = Prepared(_upsert(database.is_sqlite), database.dialect, _COLUMNS)
         self._batches: Batches[Waiting, None] = Batches(self._put)
         self._noting: set[asyncio.Task[None]] = set()
 
@@ -68,18 +70,11 @@ class WaiterStore:
             if key not in newest or waiter.seen_at >= newest[key].seen_at:
                 newest[key] = waiter
         rows = [
-            {
-                "run": waiter.run,
-                "client": waiter.client,
-                "sample_count": waiter.sample_count,
-                "tier": waiter.tier,
-                "seen_at": waiter.seen_at,
-                "until": waiter.until,
-            }
-            for _, waiter in sorted(newest.items())
+            (one.run, one.client, one.sample_count, one.tier, one.seen_at, one.until)
+            for _, one in sorted(newest.items())
         ]
         async with self._db.writing("put_waiters") as tx:
-            await tx.execute(self._put_one, rows)
+            await self._upsert.execute(tx, rows)
         return [None] * len(waiters)
 
     async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
@@ -88,6 +83,12 @@ class WaiterStore:
         async with self._db.reading() as tx:
             rows = await tx.execute(query.where(_WAITER.c.run == run, _WAITER.c.until > now))
             return tuple(Candidate(ClientId(row.client), row.sample_count, row.tier) for row in rows)
+
+    async def count(self, run: RunId, now: float) -> int:
+        """How many wait in a run now."""
+        waiting = select(func.count()).select_from(_WAITER).where(_WAITER.c.run == run, _WAITER.c.until > now)
+        async with self._db.reading() as tx:
+            return int((await tx.execute(waiting)).scalar_one())
 
     async def population(self, run: RunId, now: float) -> int:
         """How many clients have checked in for a run within a day."""
@@ -104,6 +105,6 @@ class WaiterStore:
 def _upsert(is_sqlite: bool) -> Executable:
     """Put a waiter, unless a newer check-in of the same client is known."""
     statement = (sqlite.insert if is_sqlite else postgresql.insert)(_WAITER)
-    changed = {name: statement.excluded[name] for name in ("sample_count", "tier", "seen_at", "until")}
+    changed = {name: statement.excluded[name] for name in _COLUMNS[2:]}
     is_newer = statement.excluded.seen_at >= _WAITER.c.seen_at
     return statement.on_conflict_do_update(index_elements=["run", "client"], set_=changed, where=is_newer)

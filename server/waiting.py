@@ -99,6 +99,10 @@ class WaitingRoom:
         """This client may not wait any more."""
         await self._store.put(Waiting(self._run, client, 0, "", self._clock.now(), 0.0))
 
+    async def count(self) -> int:
+        """How many wait now."""
+        return await self._store.count(self._run, self._clock.now())
+
     async def candidates(self) -> tuple[Candidate, ...]:
         return await self._store.candidates(self._run, self._clock.now())
 
