@@ -123,7 +123,7 @@ class Closer:
 
     async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles:
         total, clients = await folding.total(), folding.clients | folding.merged
-        if clients != closing.accepted.keys() or total.total_weight != closing.aggregate.total_weight:
+        if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
             raise DamagedSum("the sum is not that of the accepted reports")
         services, rate = self._services, live.run.file.aggregation.server_learning_rate
         try:
