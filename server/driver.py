@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
-from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.cohort import too_few
+from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import LiveRound, RunView
