@@ -6,7 +6,7 @@ carried over to a whole round,
     T = download + steps_full * step_s + upload,
 
 and held against the round's window, the grid and the client's memory, each with room to spare: no measurement of a
-few steps is exact. The first step of a process also loads libraries and data, so T is rather too long than too short.
+few steps is exact.
 """
 
 import math

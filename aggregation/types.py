@@ -255,7 +255,7 @@ class Assignment:
 class Probe:
     """What a client measured of itself in a canary; None for what it could not measure.
 
-    `steps_full`: the steps of a whole round's work. `step_s`: seconds a step took. Bytes per second are of model and
+    `steps_full`: the steps of a whole round's work. `step_s`: seconds a step takes. Bytes per second are of model and
     update bodies. `memory_bytes`: the process's peak; `memory_free_bytes`: what the machine (or container) had left
     then; `device_memory_bytes` of `device_memory_total_bytes`: the accelerator's peak. `first_loss`, `last_loss`: of
     the first and the last step, and finite; `is_loss_finite`: whether every loss that was seen is.

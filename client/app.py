@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+SHARE_STEPS_MIN = 3  # the first one loads libraries and data, and says little of how long the others take
+
 
 def _never() -> str | None:
     return None
@@ -74,8 +76,9 @@ class LocalPlan:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     def steps_for(self, n_batches: int) -> int:
-        """Steps asked of a site whose data makes `n_batches` batches an epoch: at least one."""
-        return max(1, math.ceil(round(self.share * self.full_steps_for(n_batches), 9)))
+        """Steps asked of a site whose data make `n_batches` batches an epoch; if a share, `SHARE_STEPS_MIN` or more."""
+        full = self.full_steps_for(n_batches)
+        return min(full, max(SHARE_STEPS_MIN, math.ceil(round(self.share * full, 9))))
 
     def full_steps_for(self, n_batches: int) -> int:
         """The same if all of the work were asked."""

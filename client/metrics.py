@@ -27,7 +27,7 @@ class Means:
             self._last[name] = mean.detach()
 
     def first(self, name: str) -> float | None:
-        """This mean over the first batch that was added here, None if there was none."""
+        """This mean over the first batch, None if there was none."""
         return self._first[name].item() if name in self._first else None
 
     def last(self, name: str) -> float | None:
@@ -35,12 +35,13 @@ class Means:
         return self._last[name].item() if name in self._last else None
 
     def state(self) -> dict[str, Any]:
-        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+        return {"sums": dict(self._sums), "counts": dict(self._counts), "first": dict(self._first)}
 
     def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on from what `state` returned."""
         self._sums = {name: total.to(device) for name, total in state["sums"].items()}
         self._counts = dict(state["counts"])
+        self._first = dict(state["first"])
 
     def result(self) -> dict[str, float]:
         return {name: total.item() / self._counts[name] for name, total in self._sums.items()}

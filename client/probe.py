@@ -17,14 +17,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes, but on a Mac bytes
 
 
-def probe_of(app: Client, result: TrainResult, train_s: float, offer: Assignment, link: Link) -> Probe:
+def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment, link: Link) -> Probe:
     """What is known when training is done; the upload is still to come. Raises `ValueError` for steps of no sense."""
     mean = result.metrics.get("loss")
     first, last = _number(result.first_loss), _number(mean if result.last_loss is None else result.last_loss)
     device, device_total = _device_memory()
     return Probe(
         steps_full=_steps_full(app, result, offer),
-        step_s=train_s / max(result.steps_done, 1),
+        step_s=step_s,
         download_bytes_per_s=link.down,
         memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
         memory_free_bytes=memory_free_bytes(),

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -26,11 +26,12 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the site's own code answered, and how long it took."""
+    """What the site's own code answered, and how long it took; `step_s`: one step, the first left out if possible."""
 
     result: TrainResult
     evaluation: Evaluation | None
     train_s: float
+    step_s: float
 
 
 def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
@@ -48,11 +49,31 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
     evaluation = app.evaluate(app.model) if plan.evaluate else None
-    started = time.perf_counter()
-    result = app.train(app.model, plan)
+    asks, started = _Asks(plan.told_to_stop), time.perf_counter()
+    result = app.train(app.model, replace(plan, told_to_stop=asks))
+    ended = time.perf_counter()
     if not isinstance(result, TrainResult):  # pyright: ignore[reportUnnecessaryIsInstance] - it is a user's code
         raise TypeError(f"train must return a TrainResult, not {type(result).__name__}")
-    return Trained(result, evaluation, time.perf_counter() - started)
+    return Trained(result, evaluation, ended - started, _step_s(result.steps_done, started, asks.first_at, ended))
+
+
+class _Asks:
+    """Whether to stop, as it was; and when that was asked first, which is after the first step."""
+
+    def __init__(self, told_to_stop: Callable[[], str | None]) -> None:
+        self.first_at: float | None = None
+        self._told_to_stop = told_to_stop
+
+    def __call__(self) -> str | None:
+        if self.first_at is None:
+            self.first_at = time.perf_counter()
+        return self._told_to_stop()
+
+
+def _step_s(n_steps: int, started: float, first_at: float | None, ended: float) -> float:
+    """The mean without the first step, unless that is unknown or, where GPUs lag behind, the greater."""
+    mean_s = (ended - started) / max(n_steps, 1)
+    return mean_s if first_at is None or n_steps < 2 else min(mean_s, (ended - first_at) / (n_steps - 1))
 
 
 def save_work(
@@ -116,7 +137,7 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link:
             metrics=finite(result.metrics),
             evaluation=finite(evaluation.metrics) if evaluation else {},
             evaluation_sample_count=evaluation.sample_count if evaluation else 0,
-            probe=probe_of(app, result, done.train_s, offer, link) if offer.task is Task.CANARY else None,
+            probe=probe_of(app, result, done.step_s, offer, link) if offer.task is Task.CANARY else None,
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error

@@ -1,6 +1,7 @@
 """What a client does of a share of the work, and what it measures of itself."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import (
@@ -26,6 +28,7 @@ from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.link import Link
 from umbel.client.offer import check_offer
 from umbel.client.probe import memory_free_bytes, probe_of, with_upload
+from umbel.client.work import train
 
 
 class Ward(Client):
@@ -61,14 +64,15 @@ def offer(training: TrainingPlan | None = None, share: float = 0.01) -> Assignme
     ("plan", "steps", "full"),
     [
         (LocalPlan(epochs=2), 60, 60),
-        (LocalPlan(epochs=2, share=0.01), 1, 60),
+        (LocalPlan(epochs=2, share=0.01), 3, 60),
         (LocalPlan(epochs=2, share=0.1), 6, 60),
         (LocalPlan(steps=7, share=0.5), 4, 7),
         (LocalPlan(steps=100, share=0.07), 7, 100),
-        (LocalPlan(share=0.01), 1, 30),
+        (LocalPlan(share=0.01), 3, 30),
+        (LocalPlan(steps=2, share=0.01), 2, 2),
     ],
 )
-def test_a_share_of_the_steps_is_at_least_one(plan: LocalPlan, steps: int, full: int) -> None:
+def test_a_share_of_the_steps_is_at_least_three_where_there_are_so_many(plan: LocalPlan, steps: int, full: int) -> None:
     assert (plan.steps_for(30), plan.full_steps_for(30)) == (steps, full)
 
 
@@ -105,7 +109,7 @@ def test_a_whole_round_is_estimated_where_the_site_does_not_tell(
 def test_losses_are_taken_from_where_they_are() -> None:
     told = TrainResult(100, 2, 2, {"loss": 0.5}, 200, 0.75, 0.25)
     probe = probe_of(Ward(), told, 3.0, offer(), Link(down=7e6))
-    assert (probe.steps_full, probe.step_s, probe.download_bytes_per_s) == (200, 1.5, 7e6)
+    assert (probe.steps_full, probe.step_s, probe.download_bytes_per_s) == (200, 3.0, 7e6)
     assert (probe.first_loss, probe.last_loss, probe.is_loss_finite) == (0.75, 0.25, True)
     mean = probe_of(Ward(), TrainResult(100, 1, 1, {"loss": 0.5}), 3.0, offer(), Link())
     assert (mean.first_loss, mean.last_loss) == (None, 0.5)
@@ -148,3 +152,30 @@ def test_a_share_that_makes_no_sense_is_refused(share: float) -> None:
     check_offer(offer(), RunId("demo"), ClientId("w"), layout)
     with pytest.raises(CoordinatorMisbehaved, match="a share of"):
         check_offer(offer(share=share), RunId("demo"), ClientId("w"), layout)
+
+
+class Cold(Ward):
+    """Its first step takes long; it asks after each step, or never."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        self.asks = asks
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        time.sleep(0.3)
+        for _ in range(2):
+            if self.asks:
+                plan.should_stop()
+            time.sleep(0.01)
+        return TrainResult(100, 3, 3)
+
+
+def test_the_first_step_is_left_out_of_what_a_step_takes(tmp_path: Path) -> None:
+    model = tmp_path / "model.safetensors"
+    state = Ward().model.state_dict()
+    model.write_bytes(encode_model(state))
+    layout = Layout.of_state(state)
+    warm = train(Cold(asks=True), layout, model, LocalPlan())
+    assert warm.train_s > 0.3
+    assert 0.01 <= warm.step_s < 0.1
+    assert train(Cold(asks=False), layout, model, LocalPlan()).step_s > 0.1
