@@ -120,6 +120,7 @@ STATES = {
     Fate.RELEASED: "told to stop",
     Fate.DECLINED: "declined",
     Fate.LOST: "lost",
+    Fate.UNFIT: "unfit",
 }
 _KINDS = {Role.ORDINARY: "", Role.VICTIM: "will be killed", Role.SLOW: "slow machine"}
 
@@ -155,5 +156,5 @@ def _note(record: ClientRecord) -> str:
             return f"silent for {record.silent_s:.0f} s" if record.silent_s >= 1 else ""
         case Fate.RELEASED:
             return ""
-        case Fate.DECLINED | Fate.LOST:
+        case Fate.DECLINED | Fate.LOST | Fate.UNFIT:
             return record.reason
