@@ -38,6 +38,7 @@ fuzz: $(VENV)/.dev ## strangers' bytes, for minutes: each reader for SECONDS, th
 bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator
 	$(BIN)/umbel bench aggregate
+	$(BIN)/umbel bench window
 
 docs: $(VENV)/.dev ## check that the documentation tells the truth
 	$(BIN)/python -m pytest -q tests/test_docs.py
