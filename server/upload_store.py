@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import BindParameter, bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.types import AssignmentId
@@ -16,6 +16,26 @@ from umbel.server.tables import table_of
 _UPLOAD, _CHUNK = table_of(tables.Upload), table_of(tables.UploadChunk)
 _ASSIGNMENT, _ROUND = table_of(tables.Assignment), table_of(tables.Round)
 _NAMES_MAX = 500  # in one statement: databases bound its parameters
+
+# Built once: to build a statement takes as long as to run it.
+_NAMES: BindParameter[str] = bindparam("names", expanding=True)
+_NAME: BindParameter[str] = bindparam("name")
+_UPLOADS = select(_UPLOAD).where(_UPLOAD.c.assignment.in_(_NAMES))
+_CHUNKS = select(_CHUNK).where(_CHUNK.c.assignment.in_(_NAMES)).order_by(_CHUNK.c.assignment, _CHUNK.c.offset)
+_LOCK = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.id.in_(_NAMES)).order_by(_ASSIGNMENT.c.id).with_for_update()
+_LOCK_ONE = (
+    select(_ASSIGNMENT.c.outcome, _ROUND.c.record.is_not(None).label("is_over"))
+    .join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id)
+    .where(_ASSIGNMENT.c.id == _NAME)
+    .with_for_update(of=_ASSIGNMENT)
+)
+_ADD_UPLOAD, _ADD_CHUNK = insert(_UPLOAD), insert(_CHUNK)
+_MOVE_UPLOAD = (
+    update(_UPLOAD).where(_UPLOAD.c.assignment == _NAME).values(offset=bindparam("to"), is_complete=bindparam("whole"))
+)
+_COUNT_BYTES = (
+    update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == _NAME).values(bytes_up=_ASSIGNMENT.c.bytes_up + bindparam("up"))
+)
 
 
 class UploadMoved(Exception):
@@ -52,21 +72,13 @@ class UploadStore:
             stored = await _locked(tx, assignment)
             if stored != known:
                 raise UploadMoved(stored)
-            dropped = await self._begin(tx, assignment, known, begun) if begun is not known else ()
-            if chunk.length:
-                row = {
-                    "assignment": assignment,
-                    "offset": begun.offset,
-                    "length": chunk.length,
-                    "key": chunk.key,
-                }
-                await tx.execute(insert(_CHUNK).values(row))
-                bytes_up = _ASSIGNMENT.c.bytes_up + chunk.length
-                await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == assignment).values(bytes_up=bytes_up))
             chunks = (*begun.chunks, chunk) if chunk.length else begun.chunks
             after = replace(begun, offset=begun.offset + chunk.length, is_complete=is_last, chunks=chunks)
-            counted = {"offset": after.offset, "is_complete": after.is_complete}
-            await tx.execute(update(_UPLOAD).where(_UPLOAD.c.assignment == assignment).values(counted))
+            dropped = await self._save(tx, assignment, known, after, is_new=begun is not known)
+            if chunk.length:
+                row = {"assignment": assignment, "offset": begun.offset, "length": chunk.length, "key": chunk.key}
+                await tx.execute(_ADD_CHUNK, row)
+                await tx.execute(_COUNT_BYTES, {"name": assignment, "up": chunk.length})
         return after, dropped
 
     async def drop(self, assignment: AssignmentId, known: StoredUpload) -> tuple[Chunk, ...]:
@@ -82,18 +94,29 @@ class UploadStore:
         async with self._db.reading() as tx:
             return {name: upload.chunks for name, upload in (await uploads_of(tx, assignments)).items()}
 
-    async def _begin(
-        self, tx: AsyncConnection, assignment: AssignmentId, known: StoredUpload | None, begun: StoredUpload
+    async def _save(
+        self,
+        tx: AsyncConnection,
+        assignment: AssignmentId,
+        known: StoredUpload | None,
+        after: StoredUpload,
+        *,
+        is_new: bool,
     ) -> tuple[Chunk, ...]:
+        """Store how far an upload has come; the chunks of the one that a new one takes the place of."""
+        if not is_new:
+            counted = {"name": assignment, "to": after.offset, "whole": after.is_complete}
+            await tx.execute(_MOVE_UPLOAD, counted)
+            return ()
         dropped = () if known is None else await self._drop(tx, assignment, known)
         row = {
             "assignment": assignment,
-            "length": begun.length,
-            "offset": 0,
-            "sha256": begun.sha256,
-            "is_complete": False,
+            "length": after.length,
+            "offset": after.offset,
+            "sha256": after.sha256,
+            "is_complete": after.is_complete,
         }
-        await tx.execute(insert(_UPLOAD).values(row))
+        await tx.execute(_ADD_UPLOAD, row)
         return dropped
 
     async def _drop(self, tx: AsyncConnection, assignment: AssignmentId, known: StoredUpload) -> tuple[Chunk, ...]:
@@ -107,13 +130,7 @@ async def _locked(tx: AsyncConnection, assignment: AssignmentId) -> StoredUpload
 
     A report is saved under the lock of its assignment's row too, so an update that counts can no longer be changed.
     """
-    query = (
-        select(_ASSIGNMENT.c.outcome, _ROUND.c.record.is_not(None).label("is_over"))
-        .join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id)
-        .where(_ASSIGNMENT.c.id == assignment)
-        .with_for_update(of=_ASSIGNMENT)
-    )
-    row = (await tx.execute(query)).one_or_none()
+    row = (await tx.execute(_LOCK_ONE, {"name": assignment})).one_or_none()
     if row is None or row.outcome is not None or row.is_over:
         raise UploadOver
     return (await uploads_of(tx, [assignment])).get(assignment)
@@ -127,13 +144,12 @@ async def uploads_of(
     for first in range(0, len(assignments), _NAMES_MAX):
         names = sorted(assignments[first : first + _NAMES_MAX])
         if for_update:
-            locked = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.id.in_(names)).order_by(_ASSIGNMENT.c.id)
-            await tx.execute(locked.with_for_update())
+            await tx.execute(_LOCK, {"names": names})
+        uploads = (await tx.execute(_UPLOADS, {"names": names})).all()
         chunks: defaultdict[str, list[Chunk]] = defaultdict(list)
-        query = select(_CHUNK).where(_CHUNK.c.assignment.in_(names)).order_by(_CHUNK.c.assignment, _CHUNK.c.offset)
-        for row in await tx.execute(query):
+        for row in await tx.execute(_CHUNKS, {"names": names}) if uploads else ():
             chunks[row.assignment].append(Chunk(row.key, row.length))
-        for row in await tx.execute(select(_UPLOAD).where(_UPLOAD.c.assignment.in_(names))):
+        for row in uploads:
             parts = tuple(chunks[row.assignment])
             upload = StoredUpload(row.length, row.offset, row.sha256, row.is_complete, parts)
             found[AssignmentId(row.assignment)] = upload

@@ -9,12 +9,15 @@ whole update, checked.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from umbel.aggregation.errors import LyingLength, ProtocolViolation, UpdateRefused
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.wire import Codec, expected_bytes
+from umbel.server.blobs import BlobStore
 from umbel.server.coordinator import Coordinator, Place
 from umbel.server.driver import RunDriver
 from umbel.server.problems import Refused
@@ -22,6 +25,8 @@ from umbel.server.services import Services
 from umbel.server.stored import Chunk, StoredUpload
 from umbel.server.updates import check_update
 from umbel.server.upload_store import UploadMoved, UploadOver
+
+_HELD_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,7 @@ class Uploads:
     ) -> StoredUpload:
         """Take a chunk in, store it, and make it count."""
         blobs, key = self._services.blobs, _key(place.assignment, begun.offset)
-        with blobs.scratch() as path:
-            length = await _write(path, begun, incoming)
-            if length:
-                await asyncio.to_thread(blobs.put, path, key)
+        length = await _store(blobs, key, begun, incoming)
         try:
             counted, dropped = await self._count(place, known, begun, Chunk(key, length), incoming.is_last)
         except (Refused, ProtocolViolation):
@@ -136,28 +138,43 @@ class Uploads:
             await asyncio.to_thread(self._services.blobs.delete, keys)
 
 
-async def _write(path: Path, upload: StoredUpload, incoming: Incoming) -> int:
-    """Write a chunk's body; how many bytes came. Pieces are small: none is worth a thread.
+async def _store(blobs: BlobStore, key: str, upload: StoredUpload, incoming: Incoming) -> int:
+    """Take a chunk's body in and store it; how many bytes came.
 
-    The file is opened when the first byte is here: a request that sends nothing costs no file.
+    A small one is held in memory until it is whole: a request that sends little costs no file. Pieces are small: to
+    write one is not worth a thread.
     """
-    length, left = 0, upload.length - upload.offset
-    file = None
-    try:
+    held, length, left = bytearray(), 0, upload.length - upload.offset
+    with ExitStack() as files:
+        path: Path | None = None
+        file: BinaryIO | None = None
         async for piece in incoming.body:
             length += len(piece)
             if length > left:
                 raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
-            if piece:
-                file = file or path.open("wb")
-                file.write(piece)
-    finally:
-        if file is not None:
+            if file is None and length <= _HELD_BYTES_MAX:
+                held += piece
+                continue
+            if file is None:
+                path = files.enter_context(blobs.scratch())
+                file = files.enter_context(path.open("wb"))
+                file.write(held)
+            file.write(piece)
+        if incoming.is_last and length != left:
+            end = upload.offset + length
+            raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {end}")
+        if path is not None and file is not None:
             file.close()
-    if incoming.is_last and length != left:
-        end = upload.offset + length
-        raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {end}")
+            await asyncio.to_thread(blobs.put, path, key)
+        elif length:
+            await asyncio.to_thread(_put_small, blobs, bytes(held), key)
     return length
+
+
+def _put_small(blobs: BlobStore, data: bytes, key: str) -> None:
+    with blobs.scratch() as path:
+        path.write_bytes(data)
+        blobs.put(path, key)
 
 
 async def _repeat(known: StoredUpload, sha256: str, incoming: Incoming) -> StoredUpload:
