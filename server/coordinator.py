@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -186,15 +187,25 @@ class Coordinator:
             await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
 
     async def _look(self) -> None:
+        revisions: Mapping[RunId, int] = {}
         if not self.services.replicas.is_alone:
-            for name, revision in (await self.services.rounds.revisions()).items():
-                driver = self.drivers.get(name) or await self._open(name)
-                if driver is not None and driver.live.revision != revision:
-                    await driver.catch_up()
             for client in await self.services.registry.refresh(self.services.clock.now()):
                 await self.release(ClientId(client))
-        for driver in list(self.drivers.values()):
-            await driver.flush_traffic()
+            revisions = await self.services.rounds.revisions()
+        for name in {**revisions, **self.drivers}:
+            try:
+                await self._look_at(name, revisions.get(name))
+            except Exception:  # one run's trouble is not the others'
+                _log.exception("run %s: cannot see what other replicas do; trying again", name)
+
+    async def _look_at(self, name: RunId, revision: int | None) -> None:
+        driver = self.drivers.get(name) or await self._open(name)
+        if driver is None:
+            return
+        if revision not in (None, driver.live.revision):
+            await driver.catch_up()
+        await driver.flush_traffic()
+        if not driver.is_over:
             await driver.pacing.look()
 
     # --- what devices ask ---------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ _log = logging.getLogger(__name__)
 PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
 _GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
+_GATHERING_PAUSE_S_MAX = 1.0  # what comes in meanwhile waits so long at most
 _FEW = 200  # so many are counted in no time
 
 
@@ -247,8 +248,9 @@ class RunDriver:
             case _:
                 assert_never(self.state)
         if self.state.phase == before.state.phase and self.live.round_id == before.round_id and not self.is_over:
-            if self._n_gathered > _FEW:
-                await asyncio.sleep(_GATHERING_SHARE * max(self.services.clock.now() - began, 0.0))
+            if isinstance(self.state, Recruiting) and self._n_gathered > _FEW:
+                took_s = self.services.clock.now() - began
+                await asyncio.sleep(min(_GATHERING_SHARE * max(took_s, 0.0), _GATHERING_PAUSE_S_MAX))
             await self.services.clock.wait(self._woken, self._pause_s(began))
 
     async def _gather(self, state: Recruiting, now: float) -> None:
@@ -258,17 +260,22 @@ class RunDriver:
         """
         plan = state.plan
         if self._n_gathered > _FEW and plan.task is Task.TRAINING and (n := await self.waiting.count()) < plan.minimum:
-            self.live = replace(self.live, state=replace(state, why=too_few(plan, n)))
+            self._show_waiting(state, replace(state, why=too_few(plan, n)))
             return
         candidates = await self.waiting.candidates()
         self._n_gathered = len(candidates)
         self._chronicle.note_waiting(candidates)
         gathered = Gathered(now, candidates)
         after, _ = advance(state, gathered)
-        if isinstance(after, Recruiting) and after.since == state.since and self.state is state:
-            self.live = replace(self.live, state=after)
-        else:
+        if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
             await self.submit(Letter(gathered))
+
+    def _show_waiting(self, before: Recruiting, after: Recruiting) -> bool:
+        """Show what the round waits for; False if the run has moved on since it was looked at."""
+        if self.state is not before:
+            return False
+        self.live = replace(self.live, state=after)
+        return True
 
     def _pause_s(self, looked_at: float) -> float | None:
         """How long nothing can happen by itself, as of when it was looked at last; None: until woken."""
@@ -290,6 +297,8 @@ class RunDriver:
                     fail(batch, error)
                     if not isinstance(error, Exception):
                         raise
+                    self.wake()  # it may have been stored: whoever waits for what it commands must look
+                    self.bells.ring_all()
 
     async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
         """One transaction, then its commands; the letters that are left for the next."""

@@ -14,7 +14,7 @@ from umbel.server.orders import Order, Pause, Resume, Rollback, Stop
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 VERSIONS_MAX = 1000
-_VERSION_MAX = 1 << 53
+_VERSION_MAX = (1 << 31) - 1  # what the column of versions holds
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Executable, delete, func, select
+from sqlalchemy import Executable, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from umbel.aggregation.types import ClientId, RunId
@@ -18,13 +18,25 @@ from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)
 _WAITER = table_of(tables.Waiter)
+_LEAVE = (
+    update(_WAITER)
+    .where(
+        _WAITER.c.run == bindparam("in_run"),
+        _WAITER.c.client == bindparam("who"),
+        _WAITER.c.seen_at == bindparam("entered_at"),
+    )
+    .values(until=literal_column("0"))
+)
 _COLUMNS = ("run", "client", "sample_count", "tier", "seen_at", "until")
 _KEPT_S = 24 * 3600.0  # a client that was here within a day is one of the fleet
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A client that has checked in, and until when it counts as waiting. Times in Unix seconds."""
+    """A client that has checked in, and until when it counts as waiting. Times in Unix seconds.
+
+    `has_left`: the check-in that was stored with this `seen_at` has ended.
+    """
 
     run: RunId
     client: ClientId
@@ -32,6 +44,7 @@ class Waiting:
     tier: str
     seen_at: float
     until: float
+    has_left: bool = False
 
 
 class WaiterStore:
@@ -40,6 +53,7 @@ class WaiterStore:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._upsert = Prepared(_upsert(database.is_sqlite), database.dialect, _COLUMNS)
+        self._leave = Prepared(_LEAVE, database.dialect, ("in_run", "who", "entered_at"))
         self._batches: Batches[Waiting, None] = Batches(self._put)
         self._noting: set[asyncio.Task[None]] = set()
 
@@ -63,18 +77,18 @@ class WaiterStore:
             _log.warning("a client that left is listed as waiting a little longer: %s", error)
 
     async def _put(self, waiters: Sequence[Waiting]) -> Sequence[None]:
-        """Of one client the word about its newest check-in counts."""
-        newest: dict[tuple[str, str], Waiting] = {}
+        """The last check-in of a client counts; that it left counts only for the check-in that it ends."""
+        last: dict[tuple[str, str], Waiting] = {}
+        left: dict[tuple[str, str], Waiting] = {}
         for waiter in waiters:
-            key = (waiter.run, waiter.client)
-            if key not in newest or waiter.seen_at >= newest[key].seen_at:
-                newest[key] = waiter
-        rows = [
-            (one.run, one.client, one.sample_count, one.tier, one.seen_at, one.until)
-            for _, one in sorted(newest.items())
+            (left if waiter.has_left else last)[waiter.run, waiter.client] = waiter
+        entered = [
+            (one.run, one.client, one.sample_count, one.tier, one.seen_at, one.until) for _, one in sorted(last.items())
         ]
+        gone = [(one.run, one.client, one.seen_at) for _, one in sorted(left.items())]
         async with self._db.writing("put_waiters") as tx:
-            await self._upsert.execute(tx, rows)
+            await self._upsert.execute(tx, entered)
+            await self._leave.execute(tx, gone)
         return [None] * len(waiters)
 
     async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
@@ -103,8 +117,7 @@ class WaiterStore:
 
 
 def _upsert(is_sqlite: bool) -> Executable:
-    """Put a waiter, unless a newer check-in of the same client is known."""
+    """Put a waiter, in place of what is known of an earlier check-in."""
     statement = (sqlite.insert if is_sqlite else postgresql.insert)(_WAITER)
     changed = {name: statement.excluded[name] for name in _COLUMNS[2:]}
-    is_newer = statement.excluded.seen_at >= _WAITER.c.seen_at
-    return statement.on_conflict_do_update(index_elements=["run", "client"], set_=changed, where=is_newer)
+    return statement.on_conflict_do_update(index_elements=["run", "client"], set_=changed)

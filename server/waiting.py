@@ -78,8 +78,9 @@ class WaitingRoom:
         now = self._clock.now()
         waiter = self._here.setdefault(candidate.client, Waiter(candidate.client, now))
         waiter.seen_at = now
-        waiter.held += 1
         await self._store.put(self._row(candidate, now, now + stays_s))
+        waiter.held += 1
+        self._here[candidate.client] = waiter
         return waiter
 
     async def pass_by(self, candidate: Candidate) -> None:
@@ -93,7 +94,7 @@ class WaitingRoom:
         if waiter.held <= 0 and self._here.get(waiter.client) is waiter:
             del self._here[waiter.client]
             if not still_waits:
-                self._store.note(Waiting(self._run, waiter.client, 0, "", waiter.seen_at, 0.0))
+                self._store.note(Waiting(self._run, waiter.client, 0, "", waiter.seen_at, 0.0, has_left=True))
 
     async def expel(self, client: ClientId) -> None:
         """This client may not wait any more."""

@@ -1,12 +1,14 @@
-"""The migrations make exactly the tables that the code uses."""
+"""The migrations make exactly the tables that the code uses; a transaction that is cut short leaves no lock."""
 
+import asyncio
 from pathlib import Path
 
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, insert
 
-from umbel.server.database import upgrade
+from umbel.server import tables
+from umbel.server.database import Database, upgrade
 from umbel.server.tables import Base
 
 
@@ -26,3 +28,28 @@ def test_migrating_twice_is_the_same(tmp_path: Path) -> None:
             upgrade(connection)
             connection.commit()
     engine.dispose()
+
+
+def test_a_write_that_is_cancelled_leaves_no_lock_behind(tmp_path: Path) -> None:
+    """At whatever moment: ten microseconds later each time, over the whole of a transaction."""
+
+    async def scenario() -> None:
+        database = Database(f"sqlite+aiosqlite:///{tmp_path / 'umbel.db'}")
+        await database.migrate()
+
+        async def write(name: str) -> None:
+            async with database.writing("test") as tx:
+                for part in range(3):
+                    row = {"sha256": f"{name}.{part}", "created_at": 0.0, "expires_at": 0.0}
+                    await tx.execute(insert(tables.Token).values(row))
+
+        for moment in range(300):
+            task = asyncio.create_task(write(f"cancelled-{moment}"))
+            await asyncio.sleep(moment / 100_000)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            async with asyncio.timeout(5.0):  # SQLite would wait for ten seconds, then give up
+                await write(f"next-{moment}")
+        await database.close()
+
+    asyncio.run(scenario())
