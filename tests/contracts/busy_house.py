@@ -35,7 +35,7 @@ class BusyHouse:
         self._loop = loop
         self.it = it
         self.layout = layout
-        self.tokens = tokens
+        self._tokens, self._unused_tokens = tuple(tokens), tokens
         self.held = held
         self.update = an_update(layout)
         self.model = str(it.state.coordinator.drivers["demo"].run.model.sha256)
@@ -51,7 +51,9 @@ class BusyHouse:
         return sum(driver.open_round(one.device.name) is not None for one in self.held) < len(self.held) // 2
 
     def values(self) -> dict[str, list[Any]]:
-        """By the name of a parameter or a field, values that mean something here."""
+        """By the name of a parameter or a field, values that mean something here: always as many of them, as hypothesis
+        must find the same choices when it replays a case.
+        """
         half = len(self.update) // 2
         return {
             "assignment": [one.assignment for one in self.held],
@@ -62,7 +64,7 @@ class BusyHouse:
             "run": ["demo", "ended", "spare"],
             "layout_digest": [self.layout.digest],
             "update_sha256": [sha256(self.update)],
-            "token": self.tokens or ["none"],
+            "token": list(self._tokens),
             "wait_s": [0.0],
             "number": [0, 1],
             "Upload-Length": [str(len(self.update))],
@@ -72,11 +74,15 @@ class BusyHouse:
             "Range": ["bytes=0-9", "bytes=9-", "bytes=-9"],
         }
 
+    def unused_token(self) -> str:
+        """One to enrol with, as long as there are any."""
+        return self._unused_tokens.pop() if self._unused_tokens else self._tokens[0]
+
     def messages(self) -> dict[str, dict[str, Any]]:
-        """By the last segment of an address, a message that is taken there."""
+        """By the last segment of an address, a message that is taken there (an enrolment: with a token and a key)."""
         client, reason = f"newcomer-{secrets.token_hex(4)}", {"reason": "none"}
         return {
-            "enrolments": {"token": self.tokens.pop() if self.tokens else "none", "client": client, "public_key": ""},
+            "enrolments": {"token": "", "client": client, "public_key": ""},
             "check-ins": {"run": "demo", "sample_count": 10, "layout_digest": self.layout.digest, "wait_s": 0.0},
             "report": {"sample_count": 10, "steps_done": 4, "steps_planned": 4, "update_sha256": sha256(self.update)},
             "evaluation": {"sample_count": 10, "evaluation": {"loss": 0.5}},

@@ -144,6 +144,15 @@ def test_an_odd_header_field_is_nobodys_error(header: tuple[bytes, bytes], house
             problem(answer)
 
 
+@pytest.mark.parametrize("name", ["versions", "progress", "audit"])
+def test_a_page_after_any_number_is_given_or_refused(name: str, houses: Houses) -> None:
+    there = houses()
+    for after in ((1 << 31) - 1, 1 << 31, 1 << 53, 1 << 63, 1 << 64):
+        url = f"http://umbel/v1/admin/runs/ended/{name}?after={after}"
+        answer = there.send(httpx.Request("GET", url, headers=there.it.admin))
+        assert answer.status_code == 200 or problem(answer) == "malformed-request"
+
+
 def _modes(operation: Operation) -> list[GenerationMode]:
     """What is wrong on purpose needs something that can be: any text is a path."""
     can_be_wrong = operation.body or operation.query or operation.headers
@@ -168,6 +177,7 @@ def _message(path: str, made: dict[str, Any], there: BusyHouse, data: st.DataObj
     """What schemathesis made or, oftener, a message that would be taken, with at most one field as it was made."""
     real = there.messages().get(path.rpartition("/")[2], {})
     if "public_key" in real:
+        real["token"] = there.unused_token()
         real["public_key"] = base64.b64encode(NEW_KEY.public_key().public_bytes_raw()).decode()
     if path == "/v1/check-ins":
         made.setdefault("wait_s", 0.0)
