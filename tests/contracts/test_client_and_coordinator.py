@@ -23,6 +23,7 @@ from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
 from umbel.client import Client, LocalPlan, Operator, TrainResult, run_client
+from umbel.client.link import CHUNK_BYTES_MAX
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
@@ -222,10 +223,10 @@ class LosesEachFirstAnswer(httpx.BaseTransport):
 
 
 class Large(Client):
-    """A model whose update takes more than one chunk."""
+    """A model whose update takes more than one chunk, however fast the line is."""
 
     def __init__(self) -> None:
-        self.model, self.sample_count = nn.Linear(600_000, 2), 3
+        self.model, self.sample_count = nn.Linear(CHUNK_BYTES_MAX // 4, 1), 3  # and its bias
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         with torch.no_grad():

@@ -24,7 +24,6 @@ from umbel.server.settings import Settings
 pytestmark = pytest.mark.slow
 RESTART_S = 5.0
 OF_REPLICAS = {"post a partial sum"}  # `test_replicas.py` has it
-BEFORE_THE_RUN = {"enter the list of replicas", "store a run", "store an enrolment"}  # enrolling comes first there
 _NTH = {  # the first time is not the most interesting one
     "store nonces": 20,
     "store who waits": 3,
@@ -160,5 +159,4 @@ def test_killed_at_a_step_it_goes_on_to_the_same_model(
     assert outcome.n_deaths == len(deaths), "the step was not done"
     assert outcome.model_sha256 == undisturbed
     print(f"restart to the next accepted report: {outcome.restart_s} s")
-    if step not in BEFORE_THE_RUN:
-        assert max(outcome.restart_s, default=0.0) <= RESTART_S
+    assert max(outcome.restart_s, default=0.0) <= RESTART_S
