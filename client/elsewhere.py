@@ -35,7 +35,7 @@ def elsewhere(redirected: Redirected, first_byte: int, until: float) -> Generato
             if response.status_code not in (200, 206):
                 raise LinkFailed(f"{url.host}, where the coordinator keeps its models, answered {response.status_code}")
             yield response
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpx.InvalidURL) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:300]
         raise LinkFailed(f"no model from {url.host}, where the coordinator keeps it: {reason}") from error
 
@@ -45,7 +45,8 @@ def _link_in(redirected: Redirected) -> httpx.URL:
     text = redirected.location
     try:
         url = httpx.URL(text[: _LINK_CHARS_MAX + 1])
-    except httpx.InvalidURL as error:
+        _ = url.raw_host  # some names that cannot be written in ASCII are only found out here
+    except (httpx.InvalidURL, ValueError) as error:
         raise LinkFailed("the coordinator sent us to what is no address") from error
     if len(text) > _LINK_CHARS_MAX or url.scheme not in ("http", "https") or not url.host or url.userinfo:
         raise LinkFailed("the coordinator sent us to what is no address")

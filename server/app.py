@@ -82,9 +82,10 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
 async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     """Everything a coordinator consists of, from its first transaction to its last."""
     settings.data.mkdir(parents=True, exist_ok=True)
-    database, worker = Database(settings.database), ThreadPoolExecutor(1, "umbel-worker")
+    database = Database(settings.database)
+    worker, checker = ThreadPoolExecutor(1, "umbel-worker"), ThreadPoolExecutor(1, "umbel-checker")
     audit_key = AuditKey.load(settings.audit_key_path)
-    services = _services(settings, clock, database, worker, audit_key)
+    services = _services(settings, clock, database, (worker, checker), audit_key)
     try:
         await asyncio.to_thread(services.blobs.prepare)
         await database.migrate()
@@ -104,11 +105,14 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
             await services.replicas.close()
     finally:
         worker.shutdown()
+        checker.shutdown()
         await database.close()
         journal.stopped()
 
 
-def _services(settings: Settings, clock: Clock, database: Database, worker: Executor, audit_key: AuditKey) -> Services:
+def _services(
+    settings: Settings, clock: Clock, database: Database, threads: tuple[Executor, Executor], audit_key: AuditKey
+) -> Services:
     replicas = Replicas(database, clock)
     return Services(
         settings=settings,
@@ -124,7 +128,8 @@ def _services(settings: Settings, clock: Clock, database: Database, worker: Exec
         turned_away=TurnedAwayStore(database),
         blobs=open_blobs(settings),
         heard=Heard(clock),
-        worker=worker,
+        worker=threads[0],
+        checker=threads[1],
     )
 
 

@@ -30,6 +30,8 @@ def serve(
     log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="How much to log.")] = LogLevel.INFO,
 ) -> None:
     """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file."""
+    import tomllib
+
     from pydantic import ValidationError
 
     from umbel.server.audit_key import UnfitAuditKey
@@ -43,6 +45,8 @@ def serve(
         run(settings, log_level, announce=typer.echo)
     except ValidationError as error:
         raise typer.BadParameter(first_error(error)) from error
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"{config} is no TOML: {error}") from error
     except (DataInUse, UnfitAdminKey, UnfitAuditKey, OSError) as error:
         typer.echo(f"umbel serve: {error}", err=True)
         raise typer.Exit(1) from error

@@ -62,6 +62,8 @@ class BodyLimits:
         await self._app(scope, _counted(receive, declared), send)
 
     def _declared(self, scope: Scope) -> int:
+        if "\x00" in scope["path"]:  # no name holds one, and PostgreSQL would not even look for it
+            raise Refused("malformed-request", "the address holds a NUL character")
         text = "0"
         for name, value in scope["headers"]:
             if name == b"transfer-encoding":

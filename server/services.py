@@ -20,7 +20,10 @@ from umbel.server.waiting import Heard
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`worker`: the one thread that reads, checks and folds tensors, so that they take memory one at a time."""
+    """`worker`: the one thread that folds updates and makes models, so that they take memory one at a time.
+
+    `checker`: the one that checks updates, so that none waits until another run's model is made.
+    """
 
     settings: Settings
     clock: Clock
@@ -36,3 +39,4 @@ class Services:
     blobs: BlobStore
     heard: Heard
     worker: Executor
+    checker: Executor

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from weakref import WeakValueDictionary
 
 from umbel.aggregation.errors import LyingLength, ProtocolViolation, UpdateRefused
 from umbel.aggregation.types import AssignmentId, ClientId
@@ -44,6 +45,7 @@ class Uploads:
     def __init__(self, services: Services, coordinator: Coordinator) -> None:
         self._services = services
         self._coordinator = coordinator
+        self._locks: WeakValueDictionary[AssignmentId, asyncio.Lock] = WeakValueDictionary()
 
     async def begin(
         self, client: ClientId, assignment: AssignmentId, length: int, sha256: str, incoming: Incoming
@@ -99,8 +101,17 @@ class Uploads:
         self, place: Place, known: StoredUpload | None, begun: StoredUpload, chunk: Chunk, is_last: bool
     ) -> tuple[StoredUpload, tuple[Chunk, ...]]:
         """Make a stored chunk count, the last one only with a whole update that has passed its checks."""
-        if is_last:
+        if not is_last:
+            return await self._add(place, known, begun, chunk, is_last)
+        async with self._checking(place.assignment):  # a check reads all of it: whoever comes second sees what it says
+            if (now := await self._services.uploads.look(place.assignment)) != known:
+                raise _mismatch(now)
             await self._check(place, known, begun, chunk)
+            return await self._add(place, known, begun, chunk, is_last)
+
+    async def _add(
+        self, place: Place, known: StoredUpload | None, begun: StoredUpload, chunk: Chunk, is_last: bool
+    ) -> tuple[StoredUpload, tuple[Chunk, ...]]:
         place.require_open()
         try:
             return await self._services.uploads.add_chunk(place.assignment, known, begun, chunk, is_last)
@@ -109,13 +120,19 @@ class Uploads:
         except UploadOver as over:
             raise _over() from over
 
+    def _checking(self, assignment: AssignmentId) -> asyncio.Lock:
+        lock = self._locks.get(assignment)
+        if lock is None:
+            lock = self._locks[assignment] = asyncio.Lock()
+        return lock
+
     async def _check(self, place: Place, known: StoredUpload | None, begun: StoredUpload, last: Chunk) -> None:
         """Check the whole update, and drop what can never be folded."""
         chunks = (*begun.chunks, last) if last.length else begun.chunks
         grid, layout = place.require_open().plan.grid, place.driver.layout
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._services.worker, check_update, self._services.blobs, chunks, begun.sha256, layout, grid
+                self._services.checker, check_update, self._services.blobs, chunks, begun.sha256, layout, grid
             )
         except (UpdateRefused, Refused):
             if known is not None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.server_device import (
     stored_updates,
     update_of,
 )
+from umbel.server import uploads
 
 pytestmark = pytest.mark.usefixtures("any_database")
 
@@ -212,5 +214,36 @@ def test_an_upload_begun_again_leaves_nothing_of_the_first(tmp_path: Path) -> No
         assert (await device.upload(assignment, update)).status_code == 201
         [file] = stored_updates(it.settings)
         assert file.read_bytes() == update
+
+    with_assignment(tmp_path, test)
+
+
+def test_of_many_requests_that_finish_one_upload_only_one_checks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = 0
+    real = uploads.check_update
+
+    def counted(*arguments: Any) -> None:
+        nonlocal checks
+        checks += 1
+        real(*arguments)
+
+    monkeypatch.setattr(uploads, "check_update", counted)
+
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        await begin(device, assignment, update, len(update))
+        ends = (device.patch(assignment, b"", len(update), is_last=True) for _ in range(12))
+        statuses = sorted([answer.status_code for answer in await asyncio.gather(*ends)])
+        assert statuses[0] == 204
+        assert set(statuses) <= {204, 409}
+        assert checks == 1
+
+    with_assignment(tmp_path, test)
+
+
+def test_an_address_with_a_nul_is_refused(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        assert problem(await device.send("GET", f"/v1/assignments/{assignment}%00")) == "malformed-request"
 
     with_assignment(tmp_path, test)
