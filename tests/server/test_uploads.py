@@ -22,7 +22,7 @@ from tests.server_device import (
     stored_updates,
     update_of,
 )
-from umbel.server import uploads
+from umbel.server import updates, uploads
 
 pytestmark = pytest.mark.usefixtures("any_database")
 
@@ -222,7 +222,7 @@ def test_of_many_requests_that_finish_one_upload_only_one_checks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks = 0
-    real = uploads.check_update
+    real = updates.check_update
 
     def counted(*arguments: Any) -> None:
         nonlocal checks
