@@ -392,6 +392,8 @@ def _accept(state: Training, event: Reported) -> Step:
     )
     settled, commands = _settle(state, event.now)
     fold = (Fold(client, weight),) if state.plan.task is Task.TRAINING else ()
+    if isinstance(settled, Abandoned):  # by this very report, as nobody is left to wait for
+        return settled, (*fold, *commands, *_answer_after_the_end(settled, event))
     return settled, (*fold, _accepted(client), *commands)
 
 

@@ -209,6 +209,15 @@ def test_a_round_that_everyone_declined_is_abandoned_at_once() -> None:
     assert commands == [Discard(state.reason)]
 
 
+def test_a_report_after_which_too_few_are_left_hears_that_the_round_is_abandoned() -> None:
+    state, _ = after(training(replace(PLAN, minimum=2), "ab"), Declined(101, B, "busy"))
+    abandoned, commands = advance(state, Reported(102, A, work()))
+    assert isinstance(abandoned, Abandoned)
+    told = Answer(A, Outcome.ABANDONED, f"the round was abandoned: {abandoned.reason}")
+    assert commands == (Fold(A, 10), Discard(abandoned.reason), told)
+    assert advance(abandoned, Reported(103, A, work())) == (abandoned, (told,))
+
+
 def test_time_that_runs_backward_closes_nothing_and_opens_nothing_earlier() -> None:
     state, _ = after(training(), Tick(50), Reported(20, A, work()))
     assert isinstance(state, Training)
