@@ -13,8 +13,9 @@ def spread(
     """At most `n_wanted` clients, one draw each, in the order of names: those `required`, then of each tier in turn, by
     turns the one with the most and the one with the fewest samples that is left of it.
 
-    The tier of the largest client comes first, and that client; the second tier begins with its smallest, and so on. The same candidates, in any order, give the
-    same answer. Each candidate appears once; at most `n_wanted` are required.
+    The tier of the largest client comes first, and that client; the second tier begins with its smallest, and so
+    on. The same candidates, in any order, give the same answer. Each candidate appears once; at most `n_wanted` are
+    required.
     """
     chosen = [client for client in sorted(required) if client in {one.client for one in candidates}]
     tiers = _tiers([one for one in candidates if one.client not in required])
