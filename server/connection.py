@@ -65,6 +65,8 @@ class OneWrite:
         self._head: bytes | None = b""
 
     def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # nobody is there to read it any more
         if self._head is None or data.startswith(_CONTINUE):
             self._transport.write(data)
         elif not self._head:
@@ -151,6 +153,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def become_known(self) -> None:
         """A request that came here was of a client, or of an operator."""
         self._is_known = True
+        self._door.note(self, self._claim(self._owed_now()))
 
     def abort(self) -> None:
         """Hang up without a word."""
@@ -255,8 +258,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         return _Owed.NOTHING
 
     def _claim(self, owed: _Owed) -> Claim:
+        if not self._is_known:
+            return Claim.STRANGER  # also while it is answered: it need not read the answer
         if owed is not _Owed.NOTHING:
-            return Claim.OWES if self._is_known else Claim.STRANGER
+            return Claim.OWES
         return Claim.IDLE if self.cycle.response_complete else Claim.ANSWERED
 
     def _expect_body(self) -> None:

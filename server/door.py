@@ -28,13 +28,13 @@ class Claim(IntEnum):
     """Why a connection may stay; the least goes first."""
 
     STRANGER = 0
-    """Owes a head or a body, and never sent a request that was signed or had the admin key."""
+    """Never sent a request that was signed or had the admin key, whatever it waits for."""
     IDLE = 1
-    """Between requests: its client will come back on another connection."""
+    """Known, and between requests: its client will come back on another connection."""
     OWES = 2
     """Owes a head or a body, and is known."""
     ANSWERED = 3
-    """Its request is being worked on, or held open: it never goes."""
+    """Known, and its request is being worked on, or held open: it never goes."""
 
 
 class Guest(Protocol):

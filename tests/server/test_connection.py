@@ -163,6 +163,22 @@ def test_over_the_cap_the_oldest_stranger_goes_and_it_is_said_once(
     assert caplog.text.count("connections are taken") == 1
 
 
+def test_a_stranger_that_does_not_read_its_answers_keeps_nobody_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with listening(tmp_path, Door(3)) as (_, port):
+            asked = (HEAD + b"\r\n").replace(b"/v1/health", b"/v1/openapi.json") * 60
+            strangers = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(3)]
+            for _, writer in strangers:
+                writer.write(asked)
+            await asyncio.sleep(0.2)  # until what they do not read has filled their buffers
+            for _ in range(6):
+                assert b"200 OK" in await said_until_closed(port, HEAD + b"Connection: close\r\n\r\n")
+            for _, writer in strangers:
+                writer.transport.abort()
+
+    asyncio.run(scenario())
+
+
 def test_those_whose_requests_are_held_open_keep_their_places(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with listening(tmp_path, Door(3)) as (it, port):
