@@ -82,7 +82,7 @@ ANSWERED: dict[str, tuple[bytes, set[int]]] = {
     "a fragment": (b"GET /v1/health#x HTTP/1.1\r\n" + HOST + b"\r\n", {200, 400, 404}),
     "dots": (b"GET /v1/../../admin.key HTTP/1.1\r\n" + HOST + b"\r\n", {400, 404}),
     "half an escape": (b"GET /v1/health% HTTP/1.1\r\n" + HOST + b"\r\n", {400, 404}),
-    "escapes of no text": (b"GET /v1/%ff%fe%00%0d%0a HTTP/1.1\r\n" + HOST + b"\r\n", {404}),
+    "escapes of no text": (b"GET /v1/%ff%fe%00%0d%0a HTTP/1.1\r\n" + HOST + b"\r\n", {404, 422}),
     "HTTP/1.0": (b"GET /v1/health HTTP/1.0\r\n\r\n", {200}),
     "a WebSocket": (
         GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
