@@ -204,7 +204,7 @@ class Coordinator:
             return
         if revision not in (None, driver.live.revision):
             await driver.catch_up()
-        await driver.flush_traffic()
+        await driver.flush_downloads()
         if not driver.is_over:
             await driver.pacing.look()
 

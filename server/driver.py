@@ -8,6 +8,7 @@ state where it was stored and goes on from there. Every replica has a driver for
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -48,7 +49,7 @@ from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
 from umbel.server.services import Services
-from umbel.server.stored import Ended, LiveRun, StoredRun, Traffic
+from umbel.server.stored import Ended, LiveRun, StoredRun
 from umbel.server.trial import look_at
 from umbel.server.waiting import Bells, WaitingRoom
 
@@ -74,7 +75,7 @@ class RunDriver:
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
         self._stepper: asyncio.Task[None] | None = None
-        self._traffic: dict[AssignmentId, Traffic] = {}
+        self._downloads: Counter[AssignmentId] = Counter()
         self._trouble = ""
         self._n_gathered = 0
         self._woken = asyncio.Event()
@@ -172,7 +173,7 @@ class RunDriver:
             await asyncio.wait([self._stepper])
         await self._closer.forget()
         await self._closer.settle()
-        await self.flush_traffic()
+        await self.flush_downloads()
 
     def wake(self) -> None:
         """Something has happened that no event tells: look again."""
@@ -207,13 +208,12 @@ class RunDriver:
     def note_download(self, client: ClientId, n_bytes: int) -> None:
         """Count bytes that a client of the cohort has fetched; they are stored before long."""
         if isinstance(self.state, Training) and client in self.state.cohort:
-            name = self.assignment_id(client)
-            self._traffic[name] = Traffic(down=self._traffic.get(name, Traffic()).down + n_bytes)
+            self._downloads[self.assignment_id(client)] += n_bytes
 
-    async def flush_traffic(self) -> None:
+    async def flush_downloads(self) -> None:
         """Store what has been counted."""
-        traffic, self._traffic = self._traffic, {}
-        await self.services.rounds.add_traffic(self.name, traffic)
+        downloads, self._downloads = self._downloads, Counter()
+        await self.services.rounds.add_downloads(self.name, downloads)
 
     # --- the page -----------------------------------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class RunDriver:
         """Make the next model from the sum, unless another replica is at it. Only rounds of training make one."""
         live, now = self.live, self.services.clock.now
         if live.plan.task is Task.EVALUATION:
-            await self.flush_traffic()
+            await self.flush_downloads()
             await self.submit(Letter(Applied(now(), live.run.model.sha256), round_id=live.round_id))
             return
         if live.plan.task is Task.CANARY:
@@ -370,7 +370,7 @@ class RunDriver:
             await self.submit(Letter(Spoiled(now(), str(failed)), round_id=live.round_id))
             return
         if files is not None and self.live.round_id == live.round_id:
-            await self.flush_traffic()
+            await self.flush_downloads()
             applied = Applied(now(), files.published.sha256)
             await self.submit(Letter(applied, files=files, round_id=live.round_id))
 
@@ -383,7 +383,7 @@ class RunDriver:
             why = f"an accepted update could not be read again ({type(error).__name__})"
             await self.submit(Letter(Spoiled(now(), why), round_id=live.round_id))
             return
-        await self.flush_traffic()
+        await self.flush_downloads()
         await self.submit(Letter(Applied(now(), live.run.model.sha256), trial=trial, round_id=live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:

@@ -36,7 +36,6 @@ from umbel.server.stored import (
     StoredRun,
     StoredUpload,
     StoredVersion,
-    Traffic,
 )
 from umbel.server.tables import table_of
 from umbel.server.upload_store import uploads_of
@@ -341,18 +340,17 @@ class RoundStore:
             uploads = await uploads_of(tx, [assignment])
         return replace(_assignment(row), upload=uploads.get(assignment))
 
-    async def add_traffic(self, name: RunId, traffic: Mapping[AssignmentId, Traffic]) -> None:
-        """Add to the bytes transferred for each assignment of a run, under its lock: it touches many rows."""
-        rows = [{"id_": name, "up": bytes_.up, "down": bytes_.down} for name, bytes_ in traffic.items()]
+    async def add_downloads(self, name: RunId, n_bytes: Mapping[AssignmentId, int]) -> None:
+        """Add to the bytes fetched for each assignment of a run, under its lock: it touches many rows."""
+        rows = [{"id_": assignment, "down": fetched} for assignment, fetched in n_bytes.items()]
         if not rows:
             return
-        sums = {
-            "bytes_up": _ASSIGNMENT.c.bytes_up + bindparam("up"),
-            "bytes_down": _ASSIGNMENT.c.bytes_down + bindparam("down"),
-        }
-        async with self._db.writing("add_traffic") as tx:
+        fetched = _ASSIGNMENT.c.bytes_down + bindparam("down")
+        async with self._db.writing("add_downloads") as tx:
             await tx.execute(select(_RUN.c.name).where(_RUN.c.name == name).with_for_update())
-            await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(sums), rows)
+            await tx.execute(
+                update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(bytes_down=fetched), rows
+            )
 
 
 async def _caught_up(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> LiveRun:

@@ -170,14 +170,6 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes of bodies transferred for one assignment since they were last stored."""
-
-    up: int = 0
-    down: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
     """What an event makes of a run: to be stored at once. `status`: the run's, where it changes.
 

@@ -107,10 +107,6 @@ class WaitingRoom:
     async def candidates(self) -> tuple[Candidate, ...]:
         return await self._store.candidates(self._run, self._clock.now())
 
-    async def population(self) -> int:
-        """How many clients were here within a day."""
-        return await self._store.population(self._run, self._clock.now())
-
     def _row(self, candidate: Candidate, now: float, until: float) -> Waiting:
         return Waiting(self._run, candidate.client, candidate.sample_count, candidate.tier, now, until)
 
