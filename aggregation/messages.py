@@ -14,6 +14,7 @@ from enum import StrEnum
 from umbel.aggregation.types import Assignment, RunId, require_sample_count, require_sha256, require_slug
 
 TOKEN_CHARS_MAX = 256
+LABELS_MAX = 16
 REASON_CHARS_MAX = 500
 WAIT_S_MAX = 30.0
 
@@ -36,7 +37,7 @@ _SMALL_ORDER_Y = frozenset(
 class Enrolment:
     """POST /v1/enrolments: a one-time token for a name and a public key (raw Ed25519, base64), signed with that key.
 
-    `labels`: facts a site states about itself, such as `{"tier": "hospital"}`.
+    `labels`: facts a site states about itself, such as `{"side": "north"}`; those that its token binds may be left out.
     """
 
     token: str = field(repr=False)
@@ -48,11 +49,7 @@ class Enrolment:
         require_slug(self.client, "client")
         if not 1 <= len(self.token) <= TOKEN_CHARS_MAX:
             raise ValueError("token is empty or too long")
-        if len(self.labels) > 16:
-            raise ValueError("at most 16 labels")
-        for key, value in self.labels.items():
-            require_slug(key, "a label's name")
-            require_slug(value, "a label's value")
+        require_labels(self.labels)
         _ = self.public_key_bytes
 
     @property
@@ -189,6 +186,15 @@ class Problem:
     title: str
     status: int
     detail: str
+
+
+def require_labels(labels: Mapping[str, str]) -> None:
+    """Raise `ValueError` for more than 16, or for one that is no slug=slug."""
+    if len(labels) > LABELS_MAX:
+        raise ValueError(f"at most {LABELS_MAX} labels")
+    for key, value in labels.items():
+        require_slug(key, "a label's name")
+        require_slug(value, "a label's value")
 
 
 def require_reason(reason: str) -> None:

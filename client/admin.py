@@ -47,10 +47,15 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class EnrolledClient:
-    """A client that has enrolled. Times in Unix seconds; `revoked_at`: when it was removed, None while it may speak."""
+    """A client that has enrolled. Times in Unix seconds; `revoked_at`: when it was removed, None while it may speak.
+
+    `labels`: all that are known of it; `bound_labels`, `is_name_bound`: what of that its token has said.
+    """
 
     id: str
     labels: Mapping[str, str]
+    bound_labels: Mapping[str, str]
+    is_name_bound: bool
     enrolled_at: float
     last_heard_at: float
     revoked_at: float | None
@@ -80,9 +85,20 @@ class Operator:
     def _ask(self, method: str, path: str, **more: Any) -> Answer:
         return at_any_address(lambda: self._transport.ask(method, path, **more))
 
-    def create_tokens(self, count: int = 1, ttl_s: float = 7 * 86400.0) -> list[str]:
-        """One-time enrolment tokens. Repeating this makes more."""
-        answer = self._ask("POST", "/v1/admin/tokens", **_json({"count": count, "ttl_s": ttl_s}))
+    def create_tokens(
+        self,
+        count: int = 1,
+        ttl_s: float = 7 * 86400.0,
+        *,
+        client: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """One-time enrolment tokens. Repeating this makes more.
+
+        `client`: the name of the one client that the one token enrols; `labels`: what the tokens say of their clients.
+        """
+        order = {"count": count, "ttl_s": ttl_s, "client": client, "labels": dict(labels or {})}
+        answer = self._ask("POST", "/v1/admin/tokens", **_json(order))
         return answer.parse(TypeAdapter(_Tokens)).tokens
 
     def clients(self) -> list[EnrolledClient]:

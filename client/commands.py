@@ -47,7 +47,7 @@ def join(
     label: Annotated[
         list[str] | None,
         typer.Option(
-            "--label", metavar="NAME=VALUE", help="A fact about this site, such as tier=ward; may be repeated."
+            "--label", metavar="NAME=VALUE", help="A fact about this site, for its operator; may be repeated."
         ),
     ] = None,
     state: Annotated[
@@ -187,7 +187,8 @@ def export_model(
 
 @client_app.command("list")
 def list_clients(server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """All enrolled clients: labels, when each enrolled and was last heard, and who was removed."""
+    """All enrolled clients: what the token said of each, what it says of itself, when it enrolled and was last heard,
+    and who was removed."""
     from umbel.client import console, roster
 
     with console.operator_at(server, admin_key_file) as operator:
@@ -213,14 +214,24 @@ def create_tokens(
     server: Server,
     count: Annotated[int, typer.Option("--count", min=1, max=1000, help="How many clients to let in.")] = 1,
     ttl_hours: Annotated[float, typer.Option("--ttl-hours", min=0.01, help="How long they stay valid.")] = 168.0,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Enrols this client and no other; nobody else can take the name.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="What you say of the clients, such as tier=ward; may be repeated."
+        ),
+    ] = None,
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one-time enrolment tokens, one a line; give each to one client."""
+    """Make one-time enrolment tokens, one a line; give each to one client. A run's coverage counts by name only clients
+    whose token had a --name, and by tier only those whose token had a --label tier=..."""
     from umbel.client import console
 
     with console.operator_at(server, admin_key_file) as operator:
-        console.create_tokens(operator, count, ttl_hours, as_json)
+        console.create_tokens(operator, count, ttl_hours, name, label or (), as_json)
 
 
 @model_app.command("init")

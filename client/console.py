@@ -93,8 +93,10 @@ def watch_run(operator: Operator, run: str, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def create_tokens(operator: Operator, count: int, ttl_hours: float, as_json: bool) -> None:
-    tokens = operator.create_tokens(count, ttl_hours * 3600)
+def create_tokens(
+    operator: Operator, count: int, ttl_hours: float, name: str | None, labels: Sequence[str], as_json: bool
+) -> None:
+    tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=dict(map(_label, labels)))
     if as_json:
         print_json({"tokens": tokens})
     else:

@@ -104,10 +104,12 @@ _ACCESS = {
     "malformed-signature",
     "bad-signature",
     "stale-signature",
-    "unknown-client",
+    "client-removed",
+    "unbound-name",
     "unknown-token",
     "expired-token",
     "token-used",
+    "token-mismatch",
     "name-taken",
     "admin-key-refused",
 }

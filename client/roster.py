@@ -1,6 +1,7 @@
 """`umbel client`: who has enrolled, and who no longer may speak."""
 
 import time
+from collections.abc import Mapping
 
 import typer
 from rich.table import Table
@@ -16,7 +17,7 @@ def list_clients(operator: Operator, as_json: bool) -> None:
     if as_json:
         print_json(clients)
         return
-    table = Table("client", "labels", "enrolled", "last heard", "", box=None)
+    table = Table("client", "by its token", "by its own word", "enrolled", "last heard", "", box=None)
     for client in clients:
         table.add_row(*(Text(printable(cell)) for cell in _cells(client)))
     screen().print(table)
@@ -31,9 +32,15 @@ def remove_client(operator: Operator, client: str, yes: bool) -> None:
 
 
 def _cells(client: EnrolledClient) -> tuple[str, ...]:
-    labels = " ".join(f"{name}={value}" for name, value in sorted(client.labels.items()))
+    own = {name: value for name, value in client.labels.items() if name not in client.bound_labels}
+    bound = ("name", *_words(client.bound_labels)) if client.is_name_bound else _words(client.bound_labels)
     removed = "" if client.revoked_at is None else f"removed {_time(client.revoked_at)}"
-    return client.id, labels, _time(client.enrolled_at), _time(client.last_heard_at), removed
+    heard = _time(client.enrolled_at), _time(client.last_heard_at)
+    return client.id, " ".join(bound), " ".join(_words(own)), *heard, removed
+
+
+def _words(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def _time(unix_s: float) -> str:

@@ -10,5 +10,5 @@ work="$(mktemp -d)"
 umbel model init --app examples.my_hospital:client --out "$work/init.safetensors"
 umbel run create examples/breast_cancer.toml --model "$work/init.safetensors" --admin-key-file "$data/admin.key"
 for site in "$sites"/*; do
-    [ -s "$site/token" ] || umbel token create --count 1 --admin-key-file "$data/admin.key" >"$site/token"
+    [ -s "$site/token" ] || umbel token create --name "$(basename "$site")" --admin-key-file "$data/admin.key" >"$site/token"
 done

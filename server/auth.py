@@ -20,6 +20,7 @@ from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
 from umbel.server.door import vouch_for
+from umbel.server.enrolments import Enrolling
 from umbel.server.files import write_private_once
 from umbel.server.problems import Refused
 from umbel.server.services import Services
@@ -93,24 +94,25 @@ def target_of(request: Request) -> Target:
 async def verify_device(request: Request, services: Services) -> Device:
     """Verify a signed request by its headers. Raises `Refused` or a `SignatureRefused`."""
     claims = claims_of(request)
-    client = await services.registry.client(claims.key_id)
-    if client is None:
-        raise Refused("unknown-client", f"no client named {claims.key_id!r} is enrolled here; enrol with a token")
     now = services.clock.now()
+    client = await services.registry.signer(claims, target_of(request), now)
     await services.registry.admit(client, claims, target_of(request), now)
     services.heard.note(client.id)
     vouch_for(request.scope)
     return Device(ClientId(client.id), claims.body_sha256)
 
 
-async def enrol(request: Request, services: Services, enrolment: Enrolment) -> None:
-    """Enrol a client whose request (its body already checked against its digest) is signed with the key it brings."""
+async def enrol(request: Request, services: Services, enrolment: Enrolment, is_counted_on: bool) -> None:
+    """Enrol a client whose request (its body already checked against its digest) is signed with the key it brings.
+
+    `is_counted_on`: a run's coverage names it.
+    """
     claims = claims_of(request)
     if claims.key_id != enrolment.client:
         raise Refused("malformed-request", "client: the request must be signed with keyid = client")
     now = services.clock.now()
     claims.verify(enrolment.public_key_bytes, target_of(request), now)
-    await services.registry.enrol(enrolment, claims, now)
+    await services.registry.enrolments.enrol(Enrolling(enrolment, claims, now, is_counted_on))
 
 
 async def checked_pieces(request: Request, sha256: bytes) -> AsyncIterator[bytes]:

@@ -214,11 +214,10 @@ class Coordinator:
         """Wait for work. A client with an open assignment gets that one again, at once."""
         self.services.registry.refuse_revoked(client)
         driver = await self.driver(message.run)
-        if message.layout_digest != driver.layout.digest:
-            why = await self._difference(driver.layout, message.layout_digest)
-            if await self.services.turned_away.note(message.run, client, why, self.services.clock.now()):
+        if (refusal := await self._unfit(driver, client, message)) is not None:
+            if await self.services.turned_away.note(message.run, client, str(refusal), self.services.clock.now()):
                 driver.bells.ring((PROGRESS_BELL,))
-            raise WrongLayout(why)
+            raise refusal
         retry_after_s = RETRY_AFTER_S
         if driver.open_round(client) is None and not driver.is_over:
             retry_after_s = await self._wait_for_work(driver, client, message, line)
@@ -284,6 +283,10 @@ class Coordinator:
         if driver.knows(client, assignment):
             return Place(driver, client, assignment)
         return Place(driver, client, assignment, found)
+
+    def counts_on(self, client: ClientId) -> bool:
+        """Whether the coverage of a run that is not over names this client."""
+        return any(client in it.run.file.coverage.sites for it in self.drivers.values() if not it.is_over)
 
     def refuse_if_closing(self) -> None:
         if self.is_closing:
@@ -359,6 +362,21 @@ class Coordinator:
             task=plan.task,
             share=_share(driver.run.file, plan.task),
         )
+
+    async def _unfit(self, driver: RunDriver, client: ClientId, message: CheckIn) -> WrongLayout | Refused | None:
+        """Why this client may not wait in this run, if it may not.
+
+        That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
+        """
+        if message.layout_digest != driver.layout.digest:
+            return WrongLayout(await self._difference(driver.layout, message.layout_digest))
+        if client not in driver.run.file.coverage.sites:
+            return None
+        known = await self.services.registry.client(client)
+        if known is not None and known.is_name_bound:
+            return None
+        detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
+        return Refused("unbound-name", detail)
 
     async def _difference(self, layout: Layout, digest: str) -> str:
         other = await self.services.models.layout(digest)

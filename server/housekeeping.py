@@ -1,4 +1,4 @@
-"""What nobody asks for and must happen all the same: expired nonces, forgotten waiters, blobs that a crash left behind.
+"""What nobody asks for and must happen all the same: what has expired goes, and so do blobs that a crash left behind.
 
 Every replica does all of it: what is swept twice is swept once.
 """
@@ -22,6 +22,8 @@ async def keep_house(services: Services) -> None:
         _repeat("blobs of ended rounds", _REST_S, lambda: sweep_blobs(services)),
         _repeat("models that no run refers to", _REST_S, lambda: sweep_models(services)),
         _repeat("clients that are long gone", _REST_S, lambda: services.waiters.sweep(services.clock.now())),
+        _repeat("refusals of long ago", _REST_S, lambda: services.turned_away.sweep(services.clock.now())),
+        _repeat("tokens of long ago", _REST_S, lambda: services.registry.enrolments.sweep(services.clock.now())),
     )
 
 

@@ -127,7 +127,7 @@ SIGNED = (
     "bad-signature",
     "stale-signature",
     "replayed-nonce",
-    "unknown-client",
+    "client-removed",
     "wrong-digest",
     "lying-length",
 )

@@ -86,13 +86,20 @@ def stopped() -> None:
     _log.info("shut down: all that was answered is stored")
 
 
-def tokens_made(count: int, ttl_s: float) -> None:
-    _log.info("made %d enrolment token(s), good for %.0f s", count, ttl_s)
+def tokens_made(count: int, ttl_s: float, bound: str) -> None:
+    """`bound`: what they bind, in words."""
+    _log.info("made %d enrolment token(s), good for %.0f s, that bind %s", count, ttl_s, _shortened(bound) or "nothing")
 
 
-def enrolled(client: str, labels: Mapping[str, str]) -> None:
+def enrolled(client: str, labels: Mapping[str, str], bound: str) -> None:
+    """`bound`: what its token has bound, in words."""
     words = _shortened(", ".join(f"{name}={value}" for name, value in sorted(labels.items())))
-    _log.info("client %s enrolled (labels: %s)", client, words or "none")
+    _log.info(
+        "client %s enrolled (labels: %s) by a token that binds %s",
+        client,
+        words or "none",
+        _shortened(bound) or "nothing",
+    )
 
 
 def revoked(client: str) -> None:

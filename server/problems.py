@@ -41,11 +41,13 @@ KINDS: Mapping[str, Kind] = {
     "bad-signature": Kind(401, "The signature does not match"),
     "stale-signature": Kind(401, "The request was signed too long ago or in the future"),
     "replayed-nonce": Kind(401, "This signed request was seen before"),
-    "unknown-client": Kind(401, "No client of this name is enrolled"),
+    "client-removed": Kind(403, "The operator has removed this client"),
+    "unbound-name": Kind(403, "The run counts on this name, and the client chose it itself"),
     "unknown-token": Kind(401, "No such enrolment token"),
     "expired-token": Kind(401, "The enrolment token has expired"),
     "token-used": Kind(409, "The enrolment token has been used"),
-    "name-taken": Kind(409, "Another client has this name"),
+    "token-mismatch": Kind(409, "The enrolment token is for another name or label"),
+    "name-taken": Kind(409, "The name is another client's, or kept for one"),
     "admin-key-refused": Kind(401, "The admin key is missing or wrong"),
     "unknown-run": Kind(404, "No such run"),
     "unknown-assignment": Kind(404, "No such assignment"),
@@ -89,6 +91,12 @@ class Refused(Exception):
         self.detail = detail
         self.headers = dict(headers or {})
         assert kind in KINDS, kind
+
+
+def client_removed() -> Refused:
+    """To a client whose signature holds."""
+    detail = "the coordinator's operator has removed this client; ask for a token, and enrol it under a new name"
+    return Refused("client-removed", detail)
 
 
 def shutting_down() -> Refused:

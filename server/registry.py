@@ -1,67 +1,68 @@
-"""Who may speak: every query on clients and enrolment tokens, in named short transactions (nonces: `admission.py`).
+"""Who may speak: every query on enrolled clients, in named short transactions.
 
-Any number of replicas share the database. A client's key never changes, so it is remembered; that its client was
-revoked at another replica is seen by `refresh`.
+How they came in: `enrolments.py`; their requests' nonces: `admission.py`. Any number of replicas share the database. A
+client's key never changes, so it is remembered; that its client was revoked at another replica is seen by `refresh`.
 """
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Row, insert, select, update
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select, update
 
-from umbel.aggregation.errors import SignatureRefused
-from umbel.aggregation.messages import Enrolment
+from umbel.aggregation.errors import BadSignature
 from umbel.aggregation.signatures import Claims, Target
 from umbel.server import journal, tables
-from umbel.server.admission import Admission, Signed, replayed
+from umbel.server.admission import Admission, Signed
 from umbel.server.batches import Batches
 from umbel.server.database import Database
-from umbel.server.problems import Refused
+from umbel.server.enrolments import Enrolments
+from umbel.server.problems import client_removed
 from umbel.server.tables import table_of
 
-_CLIENT, _TOKEN = table_of(tables.Client), table_of(tables.Token)
+_CLIENT = table_of(tables.Client)
 _KNOWN_MAX = 100_000
 _LOOK_BACK_S = 600.0
 """Replicas' clocks differ, and a revocation is dated before its transaction ends: `refresh` looks that far back."""
 TIER_LABEL = "tier"
+_NOT_SIGNED = (
+    "no client enrolled here as {!r} has signed this; if it is not enrolled (any more), enrol it with a token, "
+    "else see that nothing on the way changes method, path or query"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownClient:
-    """A client that may speak. `tier`: its label of that name, or the empty string."""
+    """An enrolled client. `tier`: the label of that name that its token binds, or the empty string: its own word for
+    it counts nowhere. `is_name_bound`: its token binds its name, too.
+    """
 
     id: str
     public_key: bytes
     tier: str
+    is_name_bound: bool
+    is_removed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ClientView:
-    """A client as the operator sees it. Times in Unix seconds."""
+    """A client as the operator sees it. Times in Unix seconds.
+
+    `labels`: all that are known of it; `bound_labels` and `is_name_bound`: what of that its token has said.
+    """
 
     id: str
     labels: dict[str, str]
+    bound_labels: dict[str, str]
+    is_name_bound: bool
     enrolled_at: float
     last_heard_at: float
     revoked_at: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Enrolling:
-    """A verified enrolment. `claims`: of the request that it came in."""
-
-    enrolment: Enrolment
-    claims: Claims
-    now: float
-
-
 class Registry:
-    """Clients and tokens."""
+    """The clients. `enrolments`: how new ones come in."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -70,7 +71,9 @@ class Registry:
         self._revoked: set[str] = set()  # as far as is known: for requests that were under way when it happened
         self._looked_at: float | None = None
         self._lookups: Batches[str, KnownClient | None] = Batches(self._look_up)
-        self._enrolments: Batches[_Enrolling, None] = Batches(self._enrol)
+        self.enrolments = Enrolments(database, self._admission)
+        # Of nobody: its private half is forgotten here.
+        self._nobodys_key = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
 
     async def close(self) -> None:
         """Store what is not stored yet, and end the checker's thread."""
@@ -78,21 +81,49 @@ class Registry:
         self._admission.close()
 
     async def client(self, name: str) -> KnownClient | None:
-        """An enrolled client; a revoked one is unknown."""
-        if (known := self._known.get(name)) is not None:
-            return known
-        return await self._lookups.do(name)
+        """An enrolled client; None for one that was removed."""
+        found = self._known.get(name) or await self._lookups.do(name)
+        return None if found is None or found.is_removed or name in self._revoked else found
+
+    async def signer(self, claims: Claims, target: Target, now: float) -> KnownClient:
+        """The client that signed a request; its nonce is not looked at (`admit`).
+
+        Raises a `SignatureRefused`, or `Refused` to a client that was removed. A name that nobody has is refused as
+        another client's is, in words and in work: strangers cannot find out who takes part.
+        """
+        cached = self._known.get(claims.key_id)
+        client = cached or await self._lookups.do(claims.key_id)
+        try:
+            claims.verify(client.public_key if client else self._nobodys_key, target, now)
+        except BadSignature:
+            if cached is not None:
+                await self._lookups.do(claims.key_id)  # takes as long as for a name that nobody has
+            raise BadSignature(_NOT_SIGNED.format(claims.key_id)) from None
+        assert client is not None, "nobody signs with nobody's key"
+        if client.is_removed:
+            raise client_removed()
+        self.refuse_revoked(client.id)
+        return client
 
     async def _look_up(self, names: Sequence[str]) -> Sequence[KnownClient | None]:
         clients = tables.Client
-        columns = select(clients.id, clients.public_key, clients.labels)
+        columns = select(
+            clients.id, clients.public_key, clients.bound_labels, clients.is_name_bound, clients.revoked_at
+        )
         async with self._db.reading() as tx:
-            rows = (await tx.execute(columns.where(clients.id.in_(names), clients.revoked_at.is_(None)))).all()
-        found = {row.id: KnownClient(row.id, row.public_key, _tier(row.labels)) for row in rows}
+            rows = (await tx.execute(columns.where(clients.id.in_(names)))).all()
+        found = {
+            row.id: KnownClient(
+                row.id, row.public_key, _tier(row.bound_labels), row.is_name_bound, row.revoked_at is not None
+            )
+            for row in rows
+        }
         if len(self._known) + len(found) > _KNOWN_MAX:
             self._known.clear()
-        self._known.update((name, known) for name, known in found.items() if name not in self._revoked)
-        return [self._known.get(name) for name in names]
+        self._known.update(
+            (name, one) for name, one in found.items() if not one.is_removed and name not in self._revoked
+        )
+        return [found.get(name) for name in names]
 
     async def admit(self, client: KnownClient, claims: Claims, target: Target, now: float) -> None:
         """Verify a request's signature, and remember its nonce for as long as the signature would pass.
@@ -125,7 +156,7 @@ class Registry:
     def refuse_revoked(self, name: str) -> None:
         """Raise `Refused` if this client was revoked while its request, which had passed `client`, was under way."""
         if name in self._revoked:
-            raise Refused("unknown-client", "the coordinator's operator has removed this client")
+            raise client_removed()
 
     async def clients(self) -> tuple[ClientView, ...]:
         async with self._db.reading() as tx:
@@ -134,45 +165,14 @@ class Registry:
             ClientView(
                 row.id,
                 json.loads(row.labels),
+                json.loads(row.bound_labels),
+                row.is_name_bound,
                 row.enrolled_at,
                 max(row.last_heard_at, self._admission.heard_at(row.id)),
                 row.revoked_at,
             )
             for row in rows
         )
-
-    async def add_tokens(self, tokens: Sequence[str], now: float, ttl_s: float) -> None:
-        rows = [{"sha256": _hash(token), "created_at": now, "expires_at": now + ttl_s} for token in tokens]
-        async with self._db.writing("add_tokens") as tx:
-            await tx.execute(insert(tables.Token), rows)
-        journal.tokens_made(len(tokens), ttl_s)
-
-    async def enrol(self, enrolment: Enrolment, claims: Claims, now: float) -> None:
-        """Use a token for a new client; the same enrolment again is the same. Raises `Refused`, `ReplayedNonce`."""
-        await self._enrolments.do(_Enrolling(enrolment, claims, now))
-
-    async def _enrol(self, batch: Sequence[_Enrolling]) -> Sequence[Refused | SignatureRefused | None]:
-        """Enrol a batch in one transaction. Raises `IntegrityError` where two of it, or of two replicas, collide."""
-        try:
-            async with self._db.writing("enrol") as tx:
-                refusals = await _judge(tx, batch)
-                passed = [one for one, refusal in zip(batch, refusals, strict=True) if refusal is None]
-                new = await _new_of(tx, passed)
-                await self._admission.remember(tx, [one.claims for one in passed])
-                await _add(tx, new)
-        except IntegrityError:
-            if len(batch) > 1:
-                raise
-            return [await self._why_collided(batch[0])]
-        for one in new:
-            journal.enrolled(one.enrolment.client, one.enrolment.labels)
-        return refusals
-
-    async def _why_collided(self, one: _Enrolling) -> Refused | SignatureRefused:
-        """Another replica has just taken the name or the token, or this very request came before."""
-        async with self._db.reading() as tx:
-            [refusal] = await _judge(tx, [one])
-        return refusal or replayed()
 
     async def revoke(self, name: str, now: float) -> bool:
         """Take a client's right to speak; False if there is no such client."""
@@ -190,69 +190,5 @@ class Registry:
         return True
 
 
-async def _judge(tx: AsyncConnection, batch: Sequence[_Enrolling]) -> Sequence[Refused | None]:
-    """What each enrolment is refused for, if it is. Other replicas wait with the same tokens until `tx` ends."""
-    hashes = [_hash(one.enrolment.token) for one in batch]
-    chosen = select(_TOKEN).where(_TOKEN.c.sha256.in_(hashes)).order_by(_TOKEN.c.sha256)
-    tokens = {token.sha256: token for token in await tx.execute(chosen.with_for_update())}
-    clients = await _clients(tx, batch)
-    return [
-        _refusal(one, tokens.get(token), clients.get(one.enrolment.client))
-        for one, token in zip(batch, hashes, strict=True)
-    ]
-
-
-def _refusal(one: _Enrolling, token: Row[Any] | None, client: Row[Any] | None) -> Refused | None:
-    """Refuse an enrolment unless its token is good for this name, and the name for this key."""
-    enrolment = one.enrolment
-    if token is None:
-        return Refused("unknown-token", "this token was never issued here; ask the coordinator's operator for one")
-    key_matches = client is not None and bool(client.public_key == enrolment.public_key_bytes)
-    if token.used_by is not None and not (token.used_by == enrolment.client and key_matches):
-        return Refused("token-used", "this token enrolled another client; ask the coordinator's operator for a new one")
-    if client is not None and (not key_matches or client.revoked_at is not None):
-        return Refused("name-taken", f"a client named {enrolment.client!r} exists with another key; take another name")
-    if token.used_by is None and token.expires_at <= one.now:
-        return Refused("expired-token", "this token has expired; ask the coordinator's operator for a new one")
-    return None
-
-
-async def _clients(tx: AsyncConnection, batch: Sequence[_Enrolling]) -> Mapping[str, Row[Any]]:
-    names = [one.enrolment.client for one in batch]
-    return {row.id: row for row in await tx.execute(select(_CLIENT).where(_CLIENT.c.id.in_(names)))}
-
-
-async def _new_of(tx: AsyncConnection, passed: Sequence[_Enrolling]) -> Sequence[_Enrolling]:
-    """Those that are no repeats."""
-    known = await _clients(tx, passed)
-    return [one for one in passed if one.enrolment.client not in known]
-
-
-async def _add(tx: AsyncConnection, new: Sequence[_Enrolling]) -> None:
-    """Store the new clients. A token that two of them bring is used by one: the other fails."""
-    if new:
-        await tx.execute(insert(tables.Client), [_client_row(one) for one in new])
-    for one in new:
-        mine = update(tables.Token).where(tables.Token.sha256 == _hash(one.enrolment.token))
-        used = await tx.execute(mine.where(tables.Token.used_by.is_(None)).values(used_by=one.enrolment.client))
-        if used.rowcount != 1:
-            raise IntegrityError("a token brought twice", None, ValueError())
-
-
-def _client_row(one: _Enrolling) -> dict[str, object]:
-    enrolment = one.enrolment
-    return {
-        "id": enrolment.client,
-        "public_key": enrolment.public_key_bytes,
-        "labels": json.dumps(dict(enrolment.labels), sort_keys=True),
-        "enrolled_at": one.now,
-        "last_heard_at": one.now,
-    }
-
-
 def _tier(labels: str) -> str:
     return str(json.loads(labels).get(TIER_LABEL, ""))
-
-
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()

@@ -4,19 +4,21 @@ import asyncio
 import json
 import secrets
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.messages import WAIT_S_MAX
+from umbel.aggregation.messages import WAIT_S_MAX, require_labels
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import ClientId, ModelRef, RunId
+from umbel.aggregation.types import ClientId, ModelRef, RunId, require_slug
 from umbel.server.blobs import model_key
 from umbel.server.driver import PROGRESS_BELL, RunDriver
+from umbel.server.enrolments import Binding
 from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, parse_json, problems
 from umbel.server.model_files import inspect_model
 from umbel.server.model_upload import write_stream
@@ -33,16 +35,26 @@ _RUN_FILE = TypeAdapter(RunFile)
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """POST /v1/admin/tokens: how many one-time tokens, and for how many seconds they are good."""
+    """POST /v1/admin/tokens: how many one-time tokens, and for how many seconds they are good.
+
+    `client`: the name of the one client that it enrols; None: any name. `labels`: what is said of the clients.
+    """
 
     count: int = 1
     ttl_s: float = 7 * 86400.0
+    client: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= TOKENS_MAX:
             raise ValueError(f"count must lie between 1 and {TOKENS_MAX}, not {self.count}")
         if not 1 <= self.ttl_s <= 366 * 86400:
             raise ValueError(f"ttl_s must lie between a second and a year, not {self.ttl_s}")
+        if self.client is not None:
+            require_slug(self.client, "client")
+            if self.count != 1:
+                raise ValueError("a token that binds a name is made alone; order one for each client")
+        require_labels(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +67,13 @@ class Tokens:
 _TOKEN_ORDER = TypeAdapter(TokenOrder)
 
 
-@router.post("/tokens", openapi_extra=body_of(_TOKEN_ORDER))
+@router.post("/tokens", openapi_extra=body_of(_TOKEN_ORDER), responses=problems("name-taken"))
 async def post_tokens(request: Request, state: StateDep) -> Tokens:
-    """Make one-time enrolment tokens."""
+    """Make one-time enrolment tokens, which may bind the name of a client that is not enrolled yet, and labels."""
     order = parse_json(await request.body(), _TOKEN_ORDER)
     tokens = tuple(secrets.token_urlsafe(24) for _ in range(order.count))
-    await state.services.registry.add_tokens(tokens, state.services.clock.now(), order.ttl_s)
+    binding = Binding(order.client, order.labels)
+    await state.services.registry.enrolments.add_tokens(tokens, state.services.clock.now(), order.ttl_s, binding)
     return Tokens(tokens)
 
 

@@ -16,7 +16,7 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
-from umbel.aggregation.types import AssignmentId, EvaluationDone, Task, Work, WorkDone
+from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, Task, Work, WorkDone
 from umbel.server.auth import Device, claims_of, enrol, read_body
 from umbel.server.express import Handler
 from umbel.server.http import (
@@ -39,21 +39,22 @@ router = APIRouter(prefix="/v1", tags=["devices"])
 _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
 _CHECKED_IN = TypeAdapter(CheckedIn)
 _WORK, _EVALUATION, _DECLINE = TypeAdapter(WorkDone), TypeAdapter(EvaluationDone), TypeAdapter(Decline)
-_ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "name-taken")
+_ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "token-mismatch", "name-taken")
 
 
 @router.post("/enrolments", responses=problems(*SIGNED, *_ENROLMENT_PROBLEMS), openapi_extra=body_of(_ENROLMENT))
 async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
     """Exchange a one-time token for a name and a key. Signed with the key in the body."""
     enrolment = await read_message(request, claims_of(request).body_sha256, _ENROLMENT)
-    await enrol(request, state.services, enrolment)
+    is_counted_on = state.coordinator.counts_on(ClientId(enrolment.client))
+    await enrol(request, state.services, enrolment, is_counted_on)
     return Enrolled(enrolment.client, state.services.clock.now())
 
 
 @router.post(
     "/check-ins",
     response_model=CheckedIn,
-    responses=problems(*SIGNED, "unknown-run", "wrong-layout", "shutting-down"),
+    responses=problems(*SIGNED, "unknown-run", "wrong-layout", "unbound-name", "shutting-down"),
     openapi_extra=body_of(_CHECK_IN),
 )
 async def post_check_in(request: Request) -> Response:

@@ -25,25 +25,32 @@ class Base(DeclarativeBase):
 
 
 class Client(Base):
-    """An enrolled client; a revoked one keeps its name, so that nobody else can take it."""
+    """An enrolled client; a revoked one keeps its name, so that nobody else can take it.
+
+    `labels`: JSON, all that are known of it; `bound_labels`, `is_name_bound`: what of that its token has said.
+    """
 
     __tablename__ = "clients"
     id: Mapped[str] = mapped_column(_SLUG, primary_key=True)
     public_key: Mapped[bytes] = mapped_column(LargeBinary(32))
     labels: Mapped[str] = mapped_column(Text)
+    bound_labels: Mapped[str] = mapped_column(Text)
+    is_name_bound: Mapped[bool]
     enrolled_at: Mapped[float]
     last_heard_at: Mapped[float]
     revoked_at: Mapped[float | None] = mapped_column(index=True)
 
 
 class Token(Base):
-    """A one-time enrolment token; only its hash is kept."""
+    """A one-time enrolment token; only its hash is kept. `client`: the name that it binds; `labels`: likewise, JSON."""
 
     __tablename__ = "tokens"
     sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
     created_at: Mapped[float]
     expires_at: Mapped[float]
     used_by: Mapped[str | None] = mapped_column(_SLUG)
+    client: Mapped[str | None] = mapped_column(_SLUG, index=True)
+    labels: Mapped[str] = mapped_column(Text)
 
 
 class Nonce(Base):

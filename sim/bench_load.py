@@ -90,7 +90,7 @@ class Fleet:
             tokens = [
                 token
                 for first in range(0, n_devices, _TOKENS_AT_ONCE)
-                for token in operator.create_tokens(min(_TOKENS_AT_ONCE, n_devices - first))
+                for token in operator.create_tokens(min(_TOKENS_AT_ONCE, n_devices - first), labels={"tier": "phone"})
             ]
         requests = (device.enrolment(token, "phone") for device, token in zip(devices, tokens, strict=True))
         with Load(coordinator.url, N_CONNECTIONS) as load:

@@ -194,8 +194,10 @@ class House:
     def state(self) -> Any:
         return self.app.state.umbel
 
-    async def tokens(self, count: int, ttl_s: float = 3600.0) -> list[str]:
-        body = {"count": count, "ttl_s": ttl_s}
+    async def tokens(
+        self, count: int = 1, ttl_s: float = 3600.0, client: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> list[str]:
+        body = {"count": count, "ttl_s": ttl_s, "client": client, "labels": dict(labels or {})}
         answer = await self.http.post("/v1/admin/tokens", json=body, headers=self.admin)
         assert answer.status_code == 200, answer.text
         return list(answer.json()["tokens"])
@@ -244,6 +246,22 @@ class House:
         return decode_model(answer.content)[1]
 
 
+class LateClock:
+    """The machine's clock, `late_s` ahead."""
+
+    late_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.late_s
+
+    async def wait(self, event: asyncio.Event, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return
+
+
 @asynccontextmanager
 async def house(data: Path, clock: Clock | None = None, **settings: Any) -> AsyncGenerator[House]:
     """A coordinator over `data`, spoken to without a socket."""
@@ -290,7 +308,7 @@ async def _postgresql_rows(url: str) -> dict[str, list[tuple[object, ...]]]:
 def _queries(names: Iterable[str]) -> dict[str, str]:
     changing = ("nonces", "waiters", "turned_away", "replicas")
     queries = {name: f"SELECT * FROM {name}" for name in names if name not in changing}
-    return {**queries, "clients": "SELECT id, public_key, labels, revoked_at FROM clients"}
+    return {**queries, "clients": "SELECT id, public_key, labels, bound_labels, revoked_at FROM clients"}
 
 
 def stored_update(settings: Settings, assignment: str) -> list[Path]:

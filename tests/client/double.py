@@ -96,7 +96,7 @@ class Double:
             enrolment = Enrolment(**json.loads(body))
             key = enrolment.public_key_bytes
         if key is None:
-            raise Refused(401, "unknown-client")
+            raise Refused(401, "bad-signature")
         claims.verify(key, Target(request.method, path, query), time.time())
         if claims.nonce in self.nonces:
             raise Refused(401, "replayed-nonce")

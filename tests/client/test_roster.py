@@ -12,17 +12,22 @@ from umbel.client.commands import client_app
 from umbel.client.roster import list_clients, remove_client
 
 CLIENTS = (
-    EnrolledClient("north", {"tier": "ward", "side": "n"}, 1.7e9, 1.7e9 + 60, None),
-    EnrolledClient("south", {}, 1.7e9, 1.7e9 + 90, 1.7e9 + 100),
+    EnrolledClient("north", {"tier": "ward", "side": "n"}, {"tier": "ward"}, True, 1.7e9, 1.7e9 + 60, None),
+    EnrolledClient("south", {"tier": "gold"}, {}, False, 1.7e9, 1.7e9 + 90, 1.7e9 + 100),
 )
 
 
-def test_the_list_names_each_client_its_labels_and_who_was_removed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_tells_what_each_clients_token_says_from_what_it_says_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     list_clients(operator_that_hears({"GET /clients": CLIENTS}), as_json=False)
     header, north, south = capsys.readouterr().out.splitlines()
-    assert [word in header for word in ("client", "labels", "enrolled", "last heard")] == [True] * 4
-    assert north.split()[0] == "north"
-    assert "side=n tier=ward" in north
+    columns = [header.index(word) for word in ("client", "by its token", "by its own word", "enrolled", "last heard")]
+    assert columns == sorted(columns)
+    _, token, own, *_ = columns
+    assert north.split()[:4] == ["north", "name", "tier=ward", "side=n"]
+    assert (north.index("name"), north.index("side=n")) == (token, own)
+    assert south.index("tier=gold") == own
     assert "removed" not in north
     assert north.count("2023-11-1") == 2
     assert "removed 2023-11-1" in south

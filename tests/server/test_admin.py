@@ -31,7 +31,7 @@ def test_the_admin_key_is_made_once_for_its_owner_and_never_logged(
     assert key not in caplog.text + printed
 
 
-def test_a_revoked_client_is_unknown_and_its_name_stays_taken(tmp_path: Path) -> None:
+def test_a_revoked_client_is_refused_and_its_name_stays_taken(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
             layout = await it.begin(run_file(target=2, minimum=2), small_state())
@@ -39,9 +39,9 @@ def test_a_revoked_client_is_unknown_and_its_name_stays_taken(tmp_path: Path) ->
             assert (await device.check_in(layout, wait_s=0.0)).status_code == 200
             gone = await it.http.delete("/v1/admin/clients/d0", headers=it.admin)
             assert gone.status_code == 204
-            assert problem(await device.check_in(layout, wait_s=0.0)) == "unknown-client"
+            assert problem(await device.check_in(layout, wait_s=0.0)) == "client-removed"
             [token] = await it.tokens(1)
-            assert problem(await device.enrol(token)) == "name-taken"
+            assert problem(await device.enrol(token)) == "client-removed"
             assert problem(await Device(it.http, "d0").enrol(token)) == "name-taken"
             [view] = (await it.http.get("/v1/admin/clients", headers=it.admin)).json()
             assert view["id"] == "d0"

@@ -89,7 +89,7 @@ def test_a_stop_and_a_removal_at_one_are_known_at_the_other(tmp_path: Path, url:
             await asyncio.sleep(0.2)
             await one.http.delete("/v1/admin/clients/d0", headers=one.admin)
             await within(held[0].done)
-            assert problem(held[0].result()) == "unknown-client"
+            assert problem(held[0].result()) == "client-removed"
             await one.http.post("/v1/admin/runs/demo/stop", json={"reason": "enough"}, headers=one.admin)
             await within(held[1].done)
             assert held[1].result().json()["run_status"] == "stopped"

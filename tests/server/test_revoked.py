@@ -20,7 +20,7 @@ async def until(happened: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_client_that_is_removed_while_its_key_is_read_is_unknown(tmp_path: Path) -> None:
+def test_a_client_that_is_removed_while_its_key_is_read_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
             devices = await it.devices(20)
@@ -28,7 +28,7 @@ def test_a_client_that_is_removed_while_its_key_is_read_is_unknown(tmp_path: Pat
                 asked = (device.send("GET", "/v1/models/" + "0" * 64) for _ in range(4))
                 await asyncio.gather(revoke(it, device.name), *asked)
                 again = await device.send("GET", "/v1/models/" + "0" * 64)
-                assert problem(again) == "unknown-client"
+                assert problem(again) == "client-removed"
 
     asyncio.run(scenario())
 
@@ -42,7 +42,7 @@ def test_a_removed_client_that_waits_for_work_is_told_so_and_not_drawn(tmp_path:
             while not await it.state.coordinator.drivers["demo"].waiting.candidates():  # noqa: ASYNC110 - nothing rings for this
                 await asyncio.sleep(0.01)
             await revoke(it, removed.name)
-            assert problem(await held) == "unknown-client"
+            assert problem(await held) == "client-removed"
             await asyncio.gather(first.work(layout), second.work(layout))
             live = (await it.progress())["live"]
             assert {client["client"] for client in live["clients"]} == {first.name, second.name}
@@ -59,7 +59,7 @@ def test_a_round_waits_no_more_for_a_removed_client(tmp_path: Path) -> None:
             held = asyncio.create_task(device.send("GET", f"/v1/assignments/{assignment['id']}?wait_s=20"))
             await until(lambda: it.state.coordinator.drivers["demo"].bells.is_heard(device.name))
             await revoke(it, device.name)
-            assert problem(await held) == "unknown-client"
+            assert problem(await held) == "client-removed"
             [record] = await it.ended(1)
             assert not record["committed"]
             assert record["clients"][0]["reason"] == "the operator removed this client"

@@ -16,6 +16,8 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=63), nullable=False),
         sa.Column("public_key", sa.LargeBinary(length=32), nullable=False),
         sa.Column("labels", sa.Text(), nullable=False),
+        sa.Column("bound_labels", sa.Text(), nullable=False),
+        sa.Column("is_name_bound", sa.Boolean(), nullable=False),
         sa.Column("enrolled_at", sa.Double(), nullable=False),
         sa.Column("last_heard_at", sa.Double(), nullable=False),
         sa.Column("revoked_at", sa.Double(), nullable=True),
@@ -68,8 +70,13 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=False),
         sa.Column("used_by", sa.String(length=63), nullable=True),
+        sa.Column("client", sa.String(length=63), nullable=True),
+        sa.Column("labels", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("sha256"),
     )
+    with op.batch_alter_table("tokens", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_tokens_client"), ["client"], unique=False)
+
     op.create_table(
         "waiters",
         sa.Column("run", sa.String(length=63), nullable=False),
