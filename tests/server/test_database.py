@@ -40,7 +40,7 @@ def test_a_write_that_is_cancelled_leaves_no_lock_behind(tmp_path: Path) -> None
         async def write(name: str) -> None:
             async with database.writing("test") as tx:
                 for part in range(3):
-                    row = {"sha256": f"{name}.{part}", "created_at": 0.0, "expires_at": 0.0}
+                    row = {"sha256": f"{name}.{part}", "created_at": 0.0, "expires_at": 0.0, "labels": "{}"}
                     await tx.execute(insert(tables.Token).values(row))
 
         for moment in range(300):

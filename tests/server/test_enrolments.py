@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -13,13 +14,16 @@ pytestmark = pytest.mark.usefixtures("any_database")
 
 FLOOR = run_file(target=2, minimum=2) + '[coverage]\nsites = ["hospital-a"]\ntiers = ["gold"]\nstrict = true\n'
 WEEK_S = 7 * 86400.0
+Labels: TypeAlias = Mapping[str, str]
 
 
-async def enrolled(it: House, name: str, labels: Mapping[str, str] | None = None, **bound: object) -> Device:
-    """A client whose token binds `bound`, and that says `labels` of itself."""
-    [token] = await it.tokens(**bound)  # type: ignore[arg-type]
+async def enrolled(
+    it: House, name: str, *, is_bound: bool = False, labels: Labels | None = None, says: Labels | None = None
+) -> Device:
+    """A client whose token binds its name, if so, and `labels`, and that says more of itself."""
+    [token] = await it.tokens(client=name if is_bound else None, labels=labels)
     device = Device(it.http, name)
-    answer = await device.enrol(token, labels)
+    answer = await device.enrol(token, says)
     assert answer.status_code == 200, answer.text
     return device
 
@@ -49,7 +53,7 @@ def test_labels_are_the_tokens_and_beside_them_the_clients_own(tmp_path: Path) -
             assert problem(refusal) == "token-mismatch"
             assert "tier=gold, the client tier=silver" in refusal.json()["detail"]
             assert (await Device(it.http, "north").enrol(token, {"side": "n"})).status_code == 200
-            await enrolled(it, "south", {"tier": "gold"})
+            await enrolled(it, "south", says={"tier": "gold"})
             found = await views(it)
         assert found["north"]["labels"] == {"tier": "gold", "side": "n"}
         assert (found["north"]["bound_labels"], found["north"]["is_name_bound"]) == ({"tier": "gold"}, True)
@@ -112,7 +116,7 @@ def test_a_name_that_a_runs_coverage_counts_on_is_kept_while_the_run_lasts(tmp_p
 def test_a_squatter_of_a_name_fills_no_coverage_and_the_operator_hears_of_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            squatter = await enrolled(it, "hospital-a", {"tier": "gold"}, labels={"tier": "gold"})  # before the run
+            squatter = await enrolled(it, "hospital-a", labels={"tier": "gold"})  # before there is the run
             await it.begin(FLOOR, small_state())
             layout = Layout.of_state(small_state())
             assert problem(await squatter.check_in(layout, wait_s=0.0)) == "unbound-name"
@@ -127,8 +131,8 @@ def test_only_a_tier_that_a_token_binds_counts_for_coverage(tmp_path: Path) -> N
     async def scenario() -> None:
         async with house(tmp_path) as it:
             layout = await it.begin(FLOOR, small_state())
-            site = await enrolled(it, "hospital-a", client="hospital-a")
-            liar = await enrolled(it, "liar", {"tier": "gold"})
+            site = await enrolled(it, "hospital-a", is_bound=True)
+            liar = await enrolled(it, "liar", says={"tier": "gold"})
             held = [asyncio.create_task(one.work(layout, wait_s=1.0)) for one in (site, liar)]
             await asyncio.sleep(0.5)
             assert "tier gold" in (await it.progress())["live"]["why"]
