@@ -17,7 +17,7 @@ attempts_max = 5        # give up after so many abandoned attempts at one round;
 [coverage]              # what must be in before a round closes at its target
 samples = 0.8           # share of the samples that the cohort announced
 sites = ["north"]       # clients by name
-tiers = ["hospital"]    # values of the label "tier"
+tiers = ["hospital"]    # values of the label "tier", which clients' tokens bind
 strict = false          # at the window's end: close without what is missing and say so; strict: abandon the round
 
 [training]

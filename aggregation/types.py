@@ -113,7 +113,7 @@ class CoverageFloor:
     """What must be in before a round may close early; `coverage.py` judges it, `cohort.py` draws for it.
 
     `samples`: share (0 to 1) of the samples that the cohort announced, and of each named tier's; `sites`: clients by
-    name; `tiers`: values of the clients' label `tier`, one client of each at least. At the window's end a round closes
+    name; `tiers`: values of the label `tier`, one client of each at least. At the window's end a round closes
     without what is missing and says so; a `strict` one is abandoned instead.
     """
 

@@ -70,7 +70,7 @@ from umbel.aggregation.types import ClientId, Weighting
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A client that waits for work and holds `sample_count` samples. `tier`: its label of that name, or empty."""
+    """A client that waits for work and holds `sample_count` samples. `tier`: as its token binds it, or empty."""
 
     client: ClientId
     sample_count: int

@@ -83,6 +83,13 @@ def ends(process: "subprocess.Popen[str]", status: int = 0) -> str:
     return out
 
 
+def fails(process: "subprocess.Popen[str]") -> str:
+    """What it said of why."""
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1, err
+    return err
+
+
 def wait_for(path: Path) -> None:
     until = time.monotonic() + DEADLINE_S
     while not path.exists():
@@ -121,6 +128,20 @@ def join(
     arguments = ["--server", coordinator.url, "--app", app, "--run", run, "--state", str(state), "--json"]
     arguments += ["--name", state.name, "--label", "tier=ward", "--label", f"side={state.name}"]
     return start("umbel.client.commands.join", *arguments, cwd=cwd, UMBEL_TOKEN=token, **more)
+
+
+def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinator, tmp_path: Path) -> None:
+    [token] = umbel(coordinator, "token_app", "create", "--name", "ward", "--label", "tier=gold")["tokens"]
+    again = ["create", "--name", "ward", "--count", "2", "--server", coordinator.url]
+    refused = start("umbel.client.commands.token_app", *again, UMBEL_ADMIN_KEY=coordinator.admin_key)
+    assert "order one for each client" in fails(refused)
+    where = ["--server", coordinator.url, "--app", "examples.my_hospital:client", "--run", "absent"]
+    for name, sentence in (("other", "this token enrols the client 'ward'"), ("ward", "unknown-run")):
+        who = ["--name", name, "--state", str(tmp_path / "state"), "--label", "side=north"]
+        assert sentence in fails(start("umbel.client.commands.join", *where, *who, UMBEL_TOKEN=token))
+    [ward] = umbel(coordinator, "client_app", "list")
+    assert (ward["id"], ward["is_name_bound"], ward["bound_labels"]) == ("ward", True, {"tier": "gold"})
+    assert ward["labels"] == {"tier": "gold", "side": "north"}
 
 
 def test_two_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_path: Path) -> None:
