@@ -22,10 +22,10 @@ from umbel.aggregation.round import Command
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
 from umbel.server.driver import RunDriver
+from umbel.server.enrolments import Enrolments
 from umbel.server.letters import Batch
 from umbel.server.local_blobs import LocalBlobs
 from umbel.server.process import run
-from umbel.server.registry import Registry
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.settings import Settings
@@ -52,7 +52,7 @@ class Step:
 STEPS: Mapping[str, Step] = {
     "enter the list of replicas": Step(Replicas, "start"),
     "store a run": Step(RoundStore, "add_run"),
-    "store an enrolment": Step(Registry, "enrol"),
+    "store an enrolment": Step(Enrolments, "enrol"),
     "store nonces": Step(Admission, "_store"),
     "store who waits": Step(WaiterStore, "_put"),
     "put a blob": Step(LocalBlobs, "put"),
