@@ -16,13 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.errors import SignatureRefused
 from umbel.aggregation.messages import Enrolment
-from umbel.aggregation.signatures import Claims, Target
+from umbel.aggregation.signatures import Claims
 from umbel.server import journal, tables
 from umbel.server.admission import Admission, Signed, replayed
 from umbel.server.batches import Batches
 from umbel.server.database import Database
 from umbel.server.problems import Refused
 from umbel.server.tables import table_of
+from umbel.server.waiter_store import WaiterStore
 
 _CLIENT, _TOKEN = table_of(tables.Client), table_of(tables.Token)
 _KNOWN_MAX = 100_000
@@ -63,9 +64,9 @@ class _Enrolling:
 class Registry:
     """Clients and tokens."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, waiters: WaiterStore) -> None:
         self._db = database
-        self._admission = Admission(database)
+        self._admission = Admission(database, waiters)
         self._known: dict[str, KnownClient] = {}
         self._revoked: set[str] = set()  # as far as is known: for requests that were under way when it happened
         self._looked_at: float | None = None
@@ -73,9 +74,8 @@ class Registry:
         self._enrolments: Batches[_Enrolling, None] = Batches(self._enrol)
 
     async def close(self) -> None:
-        """Store what is not stored yet, and end the checker's thread."""
+        """Store what is not stored yet."""
         await self._admission.store_heard()
-        self._admission.close()
 
     async def client(self, name: str) -> KnownClient | None:
         """An enrolled client; a revoked one is unknown."""
@@ -94,13 +94,13 @@ class Registry:
         self._known.update((name, known) for name, known in found.items() if name not in self._revoked)
         return [self._known.get(name) for name in names]
 
-    async def admit(self, client: KnownClient, claims: Claims, target: Target, now: float) -> None:
-        """Verify a request's signature, and remember its nonce for as long as the signature would pass.
+    async def admit(self, signed: Signed) -> None:
+        """Remember the nonce of a request for as long as its signature passes.
 
-        Returns when that is stored. Raises a `SignatureRefused`, or `Refused` if the client was revoked meanwhile.
+        Returns when that is stored. Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
         """
-        await self._admission.admit(Signed(claims, client.public_key, target, now))
-        self.refuse_revoked(client.id)
+        await self._admission.admit(signed)
+        self.refuse_revoked(signed.claims.key_id)
 
     async def forget_nonces(self, now: float) -> None:
         """To be called every minute or so: drop the nonces that no signature can carry any more."""
