@@ -1,11 +1,10 @@
-"""Signed requests are admitted in batches: signatures checked on another core, nonces stored in one transaction.
+"""Signed requests are admitted in batches, whose nonces are stored in one transaction.
 
-A request is admitted when its nonce is durable, so that no crash and no other replica lets it pass a second time.
+A request is admitted when its nonce is durable, so that no crash and no other replica lets it pass a second time. What
+a check-in changes is stored with its nonce.
 """
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,86 +12,69 @@ from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from umbel.aggregation.errors import ReplayedNonce, SignatureRefused
-from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims, Target
+from umbel.aggregation.errors import ReplayedNonce
+from umbel.aggregation.signatures import CLOCK_SKEW_S, Claims
 from umbel.server import tables
 from umbel.server.batches import Batches
 from umbel.server.database import Database
 from umbel.server.prepared import Prepared
 from umbel.server.tables import table_of
+from umbel.server.waiter_store import WaiterStore, Waiting
 
 _HEARD_EVERY_S = 30.0
 _HEARD_ROWS_MAX = 100
-_LANES = 2  # one batch's signatures are checked while another's nonces are stored
 _NONCES = insert(table_of(tables.Nonce))
 _HEARD = update(tables.Client).where(tables.Client.id == bindparam("client")).values(last_heard_at=bindparam("at"))
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A request whose signature is to be checked against the client's public key (32 bytes), at the time `now`."""
+    """A request whose signature was verified at the time `now`. `waiting`: what it changes in the waiting room."""
 
     claims: Claims
-    public_key: bytes
-    target: Target
     now: float
-
-    def refusal(self) -> SignatureRefused | None:
-        """Why it is refused, if it is."""
-        try:
-            self.claims.verify(self.public_key, self.target, self.now)
-        except SignatureRefused as refused:
-            return refused
-        return None
+    waiting: Waiting | None = None
 
 
 class Admission:
-    """The check and the memory of signed requests."""
+    """The memory of signed requests."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, waiters: WaiterStore) -> None:
         self._db = database
-        # One thread: OpenSSL works without the interpreter's lock, so that this is a second core's work.
-        self._checker = ThreadPoolExecutor(1, "umbel-signatures")
-        self._batches: Batches[Signed, None] = Batches(self._admit, _LANES)
+        self._waiters = waiters
+        self._batches: Batches[Signed, None] = Batches(self._admit)
         self._nonces = Prepared(_NONCES, database.dialect, ("expires_at", "client", "nonce"))
         self._heard_rows = Prepared(_HEARD, database.dialect, ("client", "at"))
         self._heard: dict[str, float] = {}
         self._heard_since = float("-inf")
         self._storing: dict[str, float] = {}
 
-    def close(self) -> None:
-        self._checker.shutdown()
-
     async def admit(self, signed: Signed) -> None:
-        """Returns when the request's nonce is stored. Raises `SignatureRefused`, of which `ReplayedNonce` is one."""
+        """Returns when the request's nonce is stored. Raises `ReplayedNonce` if it was before; then nothing is."""
         await self._batches.do(signed)
 
     def heard_at(self, client: str) -> float:
         """When a client's last request was admitted here, in Unix seconds; 0 if the database knows it as well."""
         return self._heard.get(client) or self._storing.get(client, 0.0)
 
-    async def _admit(self, batch: Sequence[Signed]) -> Sequence[SignatureRefused | None]:
-        loop = asyncio.get_running_loop()
-        refusals = await loop.run_in_executor(self._checker, _refusals, batch)
-        passed = [signed for signed, refusal in zip(batch, refusals, strict=True) if refusal is None]
-        if not passed:
-            return refusals
+    async def _admit(self, batch: Sequence[Signed]) -> Sequence[ReplayedNonce | None]:
         try:
-            await self._store(passed)
+            await self._store(batch)
         except IntegrityError:
             if len(batch) > 1:
                 raise
             return [replayed()]
-        return refusals
+        return [None] * len(batch)
 
-    async def _store(self, passed: Sequence[Signed]) -> None:
+    async def _store(self, batch: Sequence[Signed]) -> None:
         """One transaction for all nonces, and for some of what is not worth one: when clients were last heard of."""
-        heard = self._next_heard(passed[-1].now)
-        async with self._db.writing("remember_nonces") as tx:
-            await self.remember(tx, [signed.claims for signed in passed])
+        heard = self._next_heard(batch[-1].now)
+        async with self._db.writing("admit") as tx:
+            await self.remember(tx, [signed.claims for signed in batch])
             await self._write_heard(tx, heard)
+            await self._waiters.write(tx, [signed.waiting for signed in batch if signed.waiting])
         self._note_stored(heard)
-        self._heard.update((signed.claims.key_id, signed.now) for signed in passed)
+        self._heard.update((signed.claims.key_id, signed.now) for signed in batch)
 
     def _next_heard(self, now: float) -> Mapping[str, float]:
         """Each client's time is stored every half minute or so, a few rows in each transaction."""
@@ -135,7 +117,3 @@ class Admission:
 
 def replayed() -> ReplayedNonce:
     return ReplayedNonce("this signed request was seen before; sign each attempt afresh")
-
-
-def _refusals(batch: Sequence[Signed]) -> Sequence[SignatureRefused | None]:
-    return [signed.refusal() for signed in batch]

@@ -114,17 +114,18 @@ def _services(
     settings: Settings, clock: Clock, database: Database, threads: tuple[Executor, Executor], audit_key: AuditKey
 ) -> Services:
     replicas = Replicas(database, clock)
+    waiters = WaiterStore(database)
     return Services(
         settings=settings,
         clock=clock,
         replicas=replicas,
-        registry=Registry(database),
+        registry=Registry(database, waiters),
         models=ModelStore(database),
         rounds=RoundStore(database, replicas.id, AuditTrail(audit_key)),
         audits=AuditStore(database),
         versions=VersionStore(database),
         uploads=UploadStore(database),
-        waiters=WaiterStore(database),
+        waiters=waiters,
         turned_away=TurnedAwayStore(database),
         blobs=open_blobs(settings),
         heard=Heard(clock),

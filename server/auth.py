@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
+from umbel.server.admission import Signed
 from umbel.server.door import vouch_for
 from umbel.server.enrolments import Enrolling
 from umbel.server.files import write_private_once
 from umbel.server.problems import Refused
 from umbel.server.services import Services
+from umbel.server.waiter_store import Waiting
 
 _KEY_BYTES_MIN = 32
 
@@ -38,6 +40,26 @@ class Device:
 
     client: ClientId
     body_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client that signed a request, which may have come before: nothing may change until it is admitted."""
+
+    client: ClientId
+    claims: Claims
+    _at: float
+    _scope: Scope
+    _services: Services
+
+    async def admit(self, waiting: Waiting | None = None) -> None:
+        """Remember this request, and with it what it changes in the waiting room.
+
+        Returns when both are stored. Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
+        """
+        await self._services.registry.admit(Signed(self.claims, self._at, waiting))
+        self._services.heard.note(self.client)
+        vouch_for(self._scope)
 
 
 class AdminKey:
@@ -92,14 +114,19 @@ def target_of(request: Request) -> Target:
 
 
 async def verify_device(request: Request, services: Services) -> Device:
+    """Verify a signed request by its headers, and admit it. Raises `Refused` or a `SignatureRefused`."""
+    caller = await caller_of(request, services)
+    await caller.admit()
+    return Device(caller.client, caller.claims.body_sha256)
+
+
+async def caller_of(request: Request, services: Services) -> Caller:
     """Verify a signed request by its headers. Raises `Refused` or a `SignatureRefused`."""
     claims = claims_of(request)
     now = services.clock.now()
     client = await services.registry.signer(claims, target_of(request), now)
-    await services.registry.admit(client, claims, target_of(request), now)
-    services.heard.note(client.id)
-    vouch_for(request.scope)
-    return Device(ClientId(client.id), claims.body_sha256)
+    request.state.client = client.id  # for the log, if what follows is refused
+    return Caller(ClientId(client.id), claims, now, request.scope, services)
 
 
 async def enrol(request: Request, services: Services, enrolment: Enrolment, is_counted_on: bool) -> None:

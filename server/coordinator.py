@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from sqlalchemy.exc import IntegrityError
@@ -44,6 +44,7 @@ from umbel.server.services import Services
 from umbel.server.shelf import hold
 from umbel.server.stored import StoredAssignment
 from umbel.server.version_store import BeingRemoved, creator_of
+from umbel.server.waiter_store import Waiting
 from umbel.server.waiting import Line
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,16 @@ RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
 LOOK_S = 0.25
 _GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A check-in. `admit` must be awaited once, before it changes anything; `line` holds its request open."""
+
+    client: ClientId
+    message: CheckIn
+    admit: Callable[[Waiting | None], Awaitable[None]]
+    line: Callable[[], AbstractContextManager[Line]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,18 +221,25 @@ class Coordinator:
 
     # --- what devices ask ---------------------------------------------------------------------------------------------
 
-    async def check_in(self, client: ClientId, message: CheckIn, line: Line) -> CheckedIn:
+    async def check_in(self, visit: Visit) -> CheckedIn:
         """Wait for work. A client with an open assignment gets that one again, at once."""
-        self.services.registry.refuse_revoked(client)
-        driver = await self.driver(message.run)
-        if (refusal := await self._unfit(driver, client, message)) is not None:
-            if await self.services.turned_away.note(message.run, client, str(refusal), self.services.clock.now()):
-                driver.bells.ring((PROGRESS_BELL,))
+        driver = await self.driver(visit.message.run)
+        if (refusal := await self._unfit(driver, visit)) is not None:
+            await visit.admit(None)
+            await self._turn_away(driver, visit.client, refusal)
             raise refusal
         retry_after_s = RETRY_AFTER_S
-        if driver.open_round(client) is None and not driver.is_over:
-            retry_after_s = await self._wait_for_work(driver, client, message, line)
-        return self._checked_in(driver, client, retry_after_s)
+        if driver.open_round(visit.client) is None and not driver.is_over:
+            retry_after_s = await self._wait_for_work(driver, visit)
+        else:
+            await visit.admit(None)
+        return self._checked_in(driver, visit.client, retry_after_s)
+
+    async def _turn_away(self, driver: RunDriver, client: ClientId, refusal: Exception) -> None:
+        """Note for the operator who is refused, and why."""
+        now = self.services.clock.now()
+        if await self.services.turned_away.note(driver.name, client, str(refusal), now):
+            driver.bells.ring((PROGRESS_BELL,))
 
     async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
         """Whether the round still wants this client's report; held open while it does."""
@@ -292,31 +310,38 @@ class Coordinator:
         if self.is_closing:
             raise shutting_down()
 
-    async def _wait_for_work(self, driver: RunDriver, client: ClientId, message: CheckIn, line: Line) -> float:
+    async def _wait_for_work(self, driver: RunDriver, visit: Visit) -> float:
         """Hold the request open while there is no work, or send the client away; when it should come back, if so."""
-        clock, ends_at = self.services.clock, self.services.clock.now() + message.wait_s
+        client, wait_s = visit.client, visit.message.wait_s
+        ends_at = self.services.clock.now() + wait_s
         known = await self.services.registry.client(client)
-        candidate = Candidate(client, message.sample_count, known.tier if known else "")
-        away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, message.wait_s)
+        candidate = Candidate(client, visit.message.sample_count, known.tier if known else "")
+        away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, wait_s)
         if away_s is not None:
-            await driver.waiting.pass_by(candidate)
+            await driver.waiting.pass_by(candidate, visit.admit)
             return away_s
-        waiter = await driver.waiting.enter(candidate, message.wait_s + RETRY_AFTER_S + _GRACE_S)
+        waiter = await driver.waiting.enter(candidate, wait_s + RETRY_AFTER_S + _GRACE_S, visit.admit)
         driver.wake()
-        try:
-            while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
-                if driver.open_round(client) or driver.is_over:
-                    break
-                self.refuse_if_closing()
-                with driver.bells.listen(client) as bell:
-                    await line.hold(clock, bell, left_s)
-                self.services.registry.refuse_revoked(client)
-        finally:
-            away_s = driver.pacing.come_back_s(driver.state, driver.plan, client, RETRY_AFTER_S)
-            is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
-            driver.waiting.leave(waiter, still_waits=is_back_soon)
-            self._note_heard(client, line)
+        with visit.line() as line:
+            try:
+                await self._hold(driver, client, line, ends_at)
+            finally:
+                away_s = driver.pacing.come_back_s(driver.state, driver.plan, client, RETRY_AFTER_S)
+                is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
+                driver.waiting.leave(waiter, still_waits=is_back_soon)
+                self._note_heard(client, line)
         return away_s
+
+    async def _hold(self, driver: RunDriver, client: ClientId, line: Line, ends_at: float) -> None:
+        """Keep a check-in waiting until there is work for it, the run is over, its time is up, or it has hung up."""
+        clock = self.services.clock
+        while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
+            if driver.open_round(client) or driver.is_over:
+                return
+            self.refuse_if_closing()
+            with driver.bells.listen(client) as bell:
+                await line.hold(clock, bell, left_s)
+            self.services.registry.refuse_revoked(client)
 
     async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
         clock, ends_at = self.services.clock, self.services.clock.now() + wait_s
@@ -363,16 +388,16 @@ class Coordinator:
             share=_share(driver.run.file, plan.task),
         )
 
-    async def _unfit(self, driver: RunDriver, client: ClientId, message: CheckIn) -> WrongLayout | Refused | None:
+    async def _unfit(self, driver: RunDriver, visit: Visit) -> WrongLayout | Refused | None:
         """Why this client may not wait in this run, if it may not.
 
         That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
         """
-        if message.layout_digest != driver.layout.digest:
-            return WrongLayout(await self._difference(driver.layout, message.layout_digest))
-        if client not in driver.run.file.coverage.sites:
+        if visit.message.layout_digest != driver.layout.digest:
+            return WrongLayout(await self._difference(driver.layout, visit.message.layout_digest))
+        if visit.client not in driver.run.file.coverage.sites:
             return None
-        known = await self.services.registry.client(client)
+        known = await self.services.registry.client(visit.client)
         if known is not None and known.is_name_bound:
             return None
         detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"

@@ -52,9 +52,7 @@ async def state_of(request: Request) -> State:
 
 async def device_of(request: Request, state: Annotated[State, Depends(state_of)]) -> Device:
     """The client that signed a request. Raises `Refused` or a `SignatureRefused`."""
-    device = await verify_device(request, state.services)
-    request.state.client = device.client  # for the log, if what follows is refused
-    return device
+    return await verify_device(request, state.services)
 
 
 async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:

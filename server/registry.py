@@ -20,6 +20,7 @@ from umbel.server.database import Database
 from umbel.server.enrolments import Enrolments
 from umbel.server.problems import client_removed
 from umbel.server.tables import table_of
+from umbel.server.waiter_store import WaiterStore
 
 _CLIENT = table_of(tables.Client)
 _KNOWN_MAX = 100_000
@@ -64,9 +65,9 @@ class ClientView:
 class Registry:
     """The clients. `enrolments`: how new ones come in."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, waiters: WaiterStore) -> None:
         self._db = database
-        self._admission = Admission(database)
+        self._admission = Admission(database, waiters)
         self._known: dict[str, KnownClient] = {}
         self._revoked: set[str] = set()  # as far as is known: for requests that were under way when it happened
         self._looked_at: float | None = None
@@ -76,9 +77,8 @@ class Registry:
         self._nobodys_key = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
 
     async def close(self) -> None:
-        """Store what is not stored yet, and end the checker's thread."""
+        """Store what is not stored yet."""
         await self._admission.store_heard()
-        self._admission.close()
 
     async def client(self, name: str) -> KnownClient | None:
         """An enrolled client; None for one that was removed."""
@@ -125,13 +125,13 @@ class Registry:
         )
         return [found.get(name) for name in names]
 
-    async def admit(self, client: KnownClient, claims: Claims, target: Target, now: float) -> None:
-        """Verify a request's signature, and remember its nonce for as long as the signature would pass.
+    async def admit(self, signed: Signed) -> None:
+        """Remember the nonce of a request for as long as its signature passes.
 
-        Returns when that is stored. Raises a `SignatureRefused`, or `Refused` if the client was revoked meanwhile.
+        Returns when that is stored. Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
         """
-        await self._admission.admit(Signed(claims, client.public_key, target, now))
-        self.refuse_revoked(client.id)
+        await self._admission.admit(signed)
+        self.refuse_revoked(signed.claims.key_id)
 
     async def forget_nonces(self, now: float) -> None:
         """To be called every minute or so: drop the nonces that no signature can carry any more."""

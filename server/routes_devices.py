@@ -1,6 +1,7 @@
 """What devices ask: enrol, check in, look at an assignment, report, decline. Parse, call the coordinator, answer."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -17,7 +18,8 @@ from umbel.aggregation.messages import (
     ReportAnswer,
 )
 from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, Task, Work, WorkDone
-from umbel.server.auth import Device, claims_of, enrol, read_body
+from umbel.server.auth import Device, caller_of, claims_of, enrol, read_body
+from umbel.server.coordinator import Visit
 from umbel.server.express import Handler
 from umbel.server.http import (
     SIGNED,
@@ -25,7 +27,6 @@ from umbel.server.http import (
     State,
     StateDep,
     body_of,
-    device_of,
     json_answer,
     parse_json,
     problems,
@@ -60,10 +61,11 @@ async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
 async def post_check_in(request: Request) -> Response:
     """Wait for work in a run; held open for up to `wait_s`."""
     state = state_in(request)
-    device = await device_of(request, state)
-    message = await read_message(request, device.body_sha256, _CHECK_IN)
-    with state.lines.open(device.client, request.receive) as line:
-        return json_answer(_CHECKED_IN, await state.coordinator.check_in(device.client, message, line))
+    caller = await caller_of(request, state.services)
+    message = await read_message(request, caller.claims.body_sha256, _CHECK_IN)
+    line = partial(state.lines.open, caller.client, request.receive)
+    visit = Visit(caller.client, message, caller.admit, line)
+    return json_answer(_CHECKED_IN, await state.coordinator.check_in(visit))
 
 
 @router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Executable, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.types import ClientId, RunId
 from umbel.aggregation.weighting import Candidate
@@ -77,6 +78,11 @@ class WaiterStore:
             _log.warning("a client that left is listed as waiting a little longer: %s", error)
 
     async def _put(self, waiters: Sequence[Waiting]) -> Sequence[None]:
+        async with self._db.writing("put_waiters") as tx:
+            await self.write(tx, waiters)
+        return [None] * len(waiters)
+
+    async def write(self, tx: AsyncConnection, waiters: Iterable[Waiting]) -> None:
         """The last check-in of a client counts; that it left counts only for the check-in that it ends."""
         last: dict[tuple[str, str], Waiting] = {}
         left: dict[tuple[str, str], Waiting] = {}
@@ -86,10 +92,8 @@ class WaiterStore:
             (one.run, one.client, one.sample_count, one.tier, one.seen_at, one.until) for _, one in sorted(last.items())
         ]
         gone = [(one.run, one.client, one.seen_at) for _, one in sorted(left.items())]
-        async with self._db.writing("put_waiters") as tx:
-            await self._upsert.execute(tx, entered)
-            await self._leave.execute(tx, gone)
-        return [None] * len(waiters)
+        await self._upsert.execute(tx, entered)
+        await self._leave.execute(tx, gone)
 
     async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
         """Everyone who waits in a run now."""

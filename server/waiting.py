@@ -4,9 +4,10 @@ Nothing here polls: a request listens for its bell, and whoever changes somethin
 """
 
 import asyncio
-from collections.abc import Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from starlette.types import Receive
 
@@ -16,6 +17,8 @@ from umbel.server.clock import Clock
 from umbel.server.waiter_store import WaiterStore, Waiting
 
 HELD_MAX = 4
+Store: TypeAlias = Callable[[Waiting], Awaitable[None]]
+"""Stores a check-in together with the nonce of its request."""
 
 
 class Bells:
@@ -73,20 +76,20 @@ class WaitingRoom:
         self._clock = clock
         self._here: dict[ClientId, Waiter] = {}
 
-    async def enter(self, candidate: Candidate, stays_s: float) -> Waiter:
+    async def enter(self, candidate: Candidate, stays_s: float, store: Store) -> Waiter:
         """A check-in of this client is held open from now on; it counts as waiting for `stays_s`. Stored on return."""
         now = self._clock.now()
         waiter = self._here.setdefault(candidate.client, Waiter(candidate.client, now))
         waiter.seen_at = now
-        await self._store.put(self._row(candidate, now, now + stays_s))
+        await store(self._row(candidate, now, now + stays_s))
         waiter.held += 1
         self._here[candidate.client] = waiter
         return waiter
 
-    async def pass_by(self, candidate: Candidate) -> None:
+    async def pass_by(self, candidate: Candidate, store: Store) -> None:
         """This client was here, and was told to come back later."""
         now = self._clock.now()
-        await self._store.put(self._row(candidate, now, now))
+        await store(self._row(candidate, now, now))
 
     def leave(self, waiter: Waiter, still_waits: bool) -> None:
         """That check-in has ended. A client with another one here, or one at another replica since, goes on waiting."""
