@@ -260,12 +260,13 @@ def test_named_sites_are_asked_and_waited_for_until_patience_runs_out() -> None:
 
 def test_who_has_failed_is_asked_again_only_where_there_are_too_few_others_or_it_is_named() -> None:
     plan = FILE.canary_plan(2)
-    others = [one for one in FLEET if one.client not in ("h4", "lab")]
-    assert choose(plan, FLEET, 0.0, ("h4", "lab")).cohort == choose(plan, others, 0.0).cohort
+    failed = (ClientId("h4"), ClientId("lab"))
+    others = [one for one in FLEET if one.client not in failed]
+    assert choose(plan, FLEET, 0.0, failed).cohort == choose(plan, others, 0.0).cohort
     everybody_but_two = [one.client for one in FLEET if one.client not in ("h1", "p3")]
     assert list(choose(plan, FLEET, 0.0, everybody_but_two).cohort or ()) == ["h1", "h4", "p3"]
     named = RunFile("demo", ROUNDS, coverage=CoverageFloor(sites=(ClientId("p2"),)), canary=CanarySection())
-    assert ClientId("p2") in (choose(named.canary_plan(2), FLEET, 0.0, ("p2",)).cohort or ())
+    assert ClientId("p2") in (choose(named.canary_plan(2), FLEET, 0.0, (ClientId("p2"),)).cohort or ())
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -118,6 +118,7 @@ def test_a_rule_takes_its_metric_from_where_it_says() -> None:
     assert of_training == Judged(
         "training.loss", 1.1, 3, "the mean over 1 of 3 clients, without the 1 least and the 1 greatest"
     )
+    assert of_training is not None
     assert of_evaluation is not None
     assert (of_evaluation.value, of_evaluation.is_of_evaluation, of_training.is_of_evaluation) == (6.0, True, False)
     assert StopRule("evaluation.accuracy", patience=1).measured_by(works) is None
