@@ -80,8 +80,8 @@ class WholeLife(Federation):
         url = "/v1/admin/runs/demo/progress"
         while True:
             live = (await answered(partial(self.http.get, url, headers=self.house.admin))).json()["live"]
-            is_it = live is not None and (live["task"], live["round"]) == (task, number)
-            if is_it and any(client["fate"] == "accepted" for client in live["clients"]):
+            found = live["clients"] if live and (live["task"], live["round"]) == (task, number) else []
+            if any(client["fate"] == "accepted" for client in found):
                 return
             await asyncio.sleep(_POLL_S)
 
