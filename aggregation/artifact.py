@@ -3,15 +3,19 @@
 Only bytes and state dicts here; files are the business of whoever has a disk.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import safetensors.torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.layout import Layout, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LAYOUT_KEY = "umbel.layout"
 MASTER_KEY = "umbel.master_of"
@@ -46,13 +50,17 @@ def encode_model(state: State) -> bytes:
     """A state dict as safetensors bytes; the same state gives the same bytes."""
     layout = Layout.of_state(state)
     owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
-    return safetensors.torch.save(owned, metadata_of(layout))
+    from safetensors.torch import save  # it imports torch
+
+    return save(owned, metadata_of(layout))
 
 
 def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
     """Layout and full state dict (tied names included). Raises `LayoutError` for bytes that are no model."""
+    from safetensors.torch import load  # it imports torch
+
     try:
-        owned = safetensors.torch.load(data)
+        owned = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
         raise LayoutError(f"not a safetensors model: {error}") from error
     metadata = _metadata(data)

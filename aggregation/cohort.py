@@ -105,7 +105,9 @@ def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientI
     A canary is not drawn: it takes clients that differ.
     """
     if plan.task is Task.CANARY:
-        yield spread(able, plan.n_wanted, _required(plan.coverage, able, avoid, plan.seed))
+        required = _required(plan.coverage, able, avoid, plan.seed)
+        fresh = [one for one in able if one.client in required or one.client not in avoid]
+        yield spread(able, plan.n_wanted, spread(fresh, plan.n_wanted, required))
         return
     for repeat in range(_DRAWS_MAX):
         labels = ("cohort", plan.number, plan.attempt, *((repeat,) if repeat else ()))

@@ -20,15 +20,19 @@ max_abs = 64, D = 2^-27 = 7.5e-9.
 Memory is one int64 vector, twice the float32 model, however many clients report.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SUM_BITS = 62
 TOTAL_WEIGHT_MAX = 1 << 38  # step <= 2^-24 max_abs: as fine as float32 is there; also exact as a float64
@@ -56,7 +60,7 @@ class Grid:
             raise ValueError("this grid could overflow 63 bits: take a larger step")
 
     @classmethod
-    def finest(cls, *, max_abs: float, total_weight_max: int) -> "Grid":
+    def finest(cls, *, max_abs: float, total_weight_max: int) -> Grid:
         """The grid with the smallest step whose sums cannot overflow."""
         _require_bounds(max_abs, total_weight_max)
         numerator, denominator = max_abs.as_integer_ratio()  # the denominator of a float is a power of two
@@ -134,7 +138,7 @@ class GridAccumulator:
         check_values(vector, self.grid)
         self.fold(torch.split(vector, CHUNK_VALUES), weight)
 
-    def merge(self, other: "GridAccumulator") -> None:
+    def merge(self, other: GridAccumulator) -> None:
         """Add another partial sum of the same round: the same bits as folding its updates here.
 
         Raises `ValueError` for a sum of another round, or a total weight above the grid's bound.

@@ -15,6 +15,8 @@ The coordinator keeps a *master* copy: half-precision tensors widened to float32
 published model to 16 bits therefore never eats updates that are smaller than half a unit in the last place.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -22,20 +24,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import cast
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from umbel.aggregation.errors import LayoutError, ModelOverflow
 from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
+from umbel.aggregation.torch_later import torch
 
-State = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_HALF = {torch.bfloat16, torch.float16}
-_FLOATS = {torch.float32, torch.float64} | _HALF
-_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS | _INTEGERS | {torch.bool}}
+State: TypeAlias = "Mapping[str, Tensor]"
+
+_HALF = {"bfloat16", "float16"}
+_FLOATS = {"float32", "float64"} | _HALF
+_DTYPES = {"int8", "int16", "int32", "int64", "uint8", "bool"} | _FLOATS
 _EXACT_IN_FLOAT32 = 1 << 24
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
 _DIMENSIONS_MAX = 64
@@ -59,12 +61,13 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype]
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     @property
     def master_dtype(self) -> torch.dtype:
         """What the coordinator's copy of it is made of."""
-        return torch.float32 if self.torch_dtype in _HALF else self.torch_dtype
+        return torch.float32 if self.dtype in _HALF else self.torch_dtype
 
     @property
     def place(self) -> slice:
@@ -86,7 +89,7 @@ class Layout:
             offset += spec.n_values
 
     @classmethod
-    def of_state(cls, state: State) -> "Layout":
+    def of_state(cls, state: State) -> Layout:
         """The layout of a state dict.
 
         Raises `LayoutError` for what is no dense tensor, for dtypes that have no mean (complex, float8), and for
@@ -105,7 +108,7 @@ class Layout:
         return cls(tuple(specs))
 
     @classmethod
-    def from_json(cls, text: str) -> "Layout":
+    def from_json(cls, text: str) -> Layout:
         """The inverse of `to_json`. Raises `LayoutError` for anything `to_json` could not have written."""
         try:
             rows = json.loads(text)
@@ -136,7 +139,7 @@ class Layout:
         """The tensors that own values: all but the tied ones."""
         return (spec for spec in self.tensors if spec.tied_to is None)
 
-    def difference(self, other: "Layout") -> str:
+    def difference(self, other: Layout) -> str:
         """In words, the first thing in which two layouts differ; empty if they are the same."""
         ours, theirs = ({spec.name: spec for spec in layout.tensors} for layout in (self, other))
         if missing := [name for name in ours if name not in theirs]:
@@ -187,7 +190,7 @@ class Layout:
     @property
     def is_master_published(self) -> bool:
         """Whether master copy and published model are the same bytes (no half-precision tensor)."""
-        return all(spec.master_dtype == spec.torch_dtype for spec in self.owners())
+        return all(spec.dtype not in _HALF for spec in self.owners())
 
     def full_state(self, owned: State) -> dict[str, Tensor]:
         """A state dict with every name, tied ones included, from the owners' tensors."""
@@ -218,7 +221,7 @@ def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) 
 
 
 def _require_tensor(name: str, tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
+    if not isinstance(tensor, torch.Tensor):
         raise LayoutError(f"entry {name!r} of the state dict is a {type(tensor).__name__}, not a tensor")
     if str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
         raise LayoutError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be averaged")
@@ -247,8 +250,8 @@ def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
 
     Both of one shape, on one device. Raises `LayoutError` for an integer that changed by more than 2^24.
     """
-    if spec.torch_dtype in _FLOATS:
-        wide = torch.float64 if spec.torch_dtype == torch.float64 else torch.float32
+    if spec.dtype in _FLOATS:
+        wide = torch.float64 if spec.dtype == "float64" else torch.float32
         return local.to(wide).sub(start.to(wide)).to(torch.float32)
     after, before = local.to(torch.int64), start.to(torch.int64)
     change = after - before
@@ -264,9 +267,9 @@ def step(spec: TensorSpec, start: Tensor, first: int, total: GridAccumulator, le
     `start`: in the master's dtype; its first value is the tensor's `first`-th.
     """
     mean = total.mean_slice(spec.offset + first, spec.offset + first + start.numel())
-    if spec.torch_dtype in _FLOATS:
+    if spec.dtype in _FLOATS:
         return _require_finite(spec, start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype))
-    if spec.torch_dtype == torch.bool:
+    if spec.dtype == "bool":
         return start.to(torch.float64).add_(mean.div_(_INTEGER_UNIT)) >= 0.5
     most, limits = _EXACT_IN_FLOAT32, torch.iinfo(spec.torch_dtype)
     before, change = start.to(torch.int64), mean.div_(_INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
@@ -281,7 +284,7 @@ def published(spec: TensorSpec, master: Tensor) -> Tensor:
     What half precision cannot hold becomes its greatest finite value: the master keeps the true one, and an infinity
     would make every client's next update one that must be refused.
     """
-    if spec.torch_dtype not in _HALF:
+    if spec.dtype not in _HALF:
         return master
     limits = torch.finfo(spec.torch_dtype)
     return master.clamp(limits.min, limits.max).to(spec.torch_dtype)

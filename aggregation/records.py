@@ -8,6 +8,8 @@ from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.types import ModelRef, Task
 
+EVALUATION = "evaluation."  # the metrics of held-out data, by which a run may end early, begin with this
+
 
 class Fate(StrEnum):
     """What became of one client of a cohort.
@@ -48,6 +50,24 @@ class ClientRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What counts of the metric of early stopping: not the means, which one client can set (`robust_mean.py`).
+
+    `value`: None where fewer clients measured it than the run file wants; `why`: how it was made, or why it is none.
+    """
+
+    metric: str
+    value: float | None
+    clients: int
+    why: str
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        """Whether it was measured on held-out data, of the model that the round's clients were given."""
+        return self.metric.startswith(EVALUATION)
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One ended attempt at a round. `model_sha256` is None and `committed` false for an abandoned one.
 
@@ -64,7 +84,7 @@ class RoundRecord:
     `task`: a round of evaluation makes no model; `model_version` and `model_sha256` are then of the one it measured. A
     canary makes none either; `committed`: whether enough clients passed, whose `reason`s say what was measured.
     `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
-    then the new version, a copy of that one.
+    then the new version, a copy of that one. `judged`: where it measured the metric by which the run may end early.
     """
 
     run: str
@@ -100,6 +120,7 @@ class RoundRecord:
     model_bytes: int = 0
     task: Task = Task.TRAINING
     rolled_back_to: int | None = None
+    judged: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +129,9 @@ class VersionRecord:
 
     `round`: the one that made it, over `sample_count` samples, with `metrics` as means over its local training; None
     for version 0 and for a rollback's copy of version `rolled_back_to`. `parent_sha256`: of the version before it.
-    `evaluation`: means over held-out samples, of this very version, where it was measured. `deleted_at`: since when it
-    cannot be had any more, in Unix seconds as `created_at`; `reason`: how it came to be, in words.
+    `evaluation`: means over held-out samples, of this very version, where it was measured. `judged`: its value by the
+    metric of early stopping, where enough clients measured it. `deleted_at`: since when it cannot be had any more, in
+    Unix seconds as `created_at`; `reason`: how it came to be, in words.
     """
 
     version: int
@@ -123,6 +145,7 @@ class VersionRecord:
     sample_count: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
+    judged: float | None = None
     deleted_at: float | None = None
 
 

@@ -39,10 +39,10 @@ window_s = 120          # by default, that of the round before it
 
 [canary]                # before round 1, try it out on a few clients with a share of the work
 clients = 3
-minimum = 2             # that must pass; by default all
+minimum = 2             # that must pass; by default, more than half
 share = 0.01            # of the local steps
 window_s = 300          # by default, that of round 1
-on_failure = "stop"     # or "widen": go on all the same
+on_failure = "pause"    # "stop": the run fails; "widen": go on all the same
 
 [stop]                  # end the run before its last round
 metric = "evaluation.loss"  # or training.NAME
@@ -50,6 +50,7 @@ mode = "min"            # or "max"
 patience = 5            # measurements without improvement
 min_delta = 0.0
 target = 0.1            # end as soon as it is reached
+minimum = 3             # clients without whom a measurement does not count
 
 [retention]
 versions = 10           # newest model versions to keep, beside version 0 and the best; or "all"
@@ -142,14 +143,16 @@ class EvaluationSection:
 class CanarySection:
     """A try of round 1 on `clients` with a `share` of its local steps: the run begins if `minimum` of them pass.
 
-    `minimum`: None for all. `window_s`: None for that of round 1. `on_failure`: what follows if too few pass.
+    `minimum`: None for more than half, so that one site that is broken, or lies, does not hold up the others.
+    `window_s`: None for that of round 1. `on_failure`: what follows if too few pass; a run that was paused tries it on
+    other clients when it is resumed.
     """
 
     clients: int = 3
     minimum: int | None = None
     share: float = 0.01
     window_s: float | None = None
-    on_failure: Literal["stop", "widen"] = "stop"
+    on_failure: Literal["pause", "stop", "widen"] = "pause"
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -163,7 +166,7 @@ class CanarySection:
     @property
     def n_least(self) -> int:
         """How many must pass."""
-        return self.clients if self.minimum is None else self.minimum
+        return self.clients // 2 + 1 if self.minimum is None else self.minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +310,12 @@ class RunFile:
         """Whether clients that did not train measure the model after this round."""
         return self.evaluation is not None and number % self.evaluation.every == 0
 
+    @property
+    def judges_in(self) -> Task:
+        """In which rounds the metric of early stopping is measured: of those who did not train, if there are any."""
+        is_apart = self.evaluation is not None and self.stop is not None and self.stop.is_of_evaluation
+        return Task.EVALUATION if is_apart else Task.TRAINING
+
     def evaluation_plan(self, number: int) -> RoundPlan:
         """The plan of the evaluation after one round. It has one attempt: without it the run goes on all the same."""
         section = self.evaluation
@@ -362,11 +371,21 @@ class RunFile:
         self.canary_plan(1)
 
     def _check_stop(self) -> None:
-        """Raise `ValueError` for a metric that nobody would measure."""
+        """Raise `ValueError` for a metric that nobody would measure, or never enough clients."""
+        if self.stop is None:
+            return
         is_measured = self.evaluation or self.training.evaluate or any(one.evaluate for one in self.override)
-        if self.stop is not None and self.stop.is_of_evaluation and not is_measured:
+        if self.stop.is_of_evaluation and not is_measured:
             raise ValueError(
                 f"nothing measures {self.stop.metric}: set evaluate = true in [training], or add [evaluation]"
+            )
+        n_most = max(self.rounds_of(number).target for number in (1, *self._rounds_of_change()))
+        if self.evaluation is not None and self.judges_in is Task.EVALUATION:
+            n_most = self.evaluation.clients
+        if n_most < self.stop.minimum:
+            raise ValueError(
+                f"{self.stop.metric} counts where {self.stop.minimum} clients measure it, and only {n_most} are asked: "
+                f"ask more, or set minimum = {n_most} in [stop] if none of them would lie"
             )
 
     def _rounds_of_change(self) -> list[int]:

@@ -1,20 +1,23 @@
 """Early stopping: which version of a run is the best by one metric, and whether it is time to end. Pure.
 
 Judged anew after every round from what is stored of the versions, so a restart changes nothing. `evaluation.NAME` is
-a mean over held-out samples, of the version that was measured; `training.NAME` a mean over the local training of the
-round that made the version.
+measured on held-out samples, of the version that was measured; `training.NAME` by the local training of the round that
+made the version. One client's word must not end a run: a version's value is the mean that a tenth of the clients cannot
+move out of what the others say (`robust_mean.py`), and it has none where fewer than `minimum` of them measured it.
 
 The idea is that of Prechelt, "Early stopping - but when?" (1998), section 2.1, criterion UP counted in measurements.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.records import EVALUATION, Judged, VersionRecord
+from umbel.aggregation.robust_mean import robust_mean
+from umbel.aggregation.types import Work
 
-_SOURCES = ("evaluation.", "training.")
+_SOURCES = (EVALUATION, "training.")
 
 
 class Mode(StrEnum):
@@ -29,7 +32,8 @@ class StopRule:
     """When to end a run before its last round.
 
     `patience`: measurements in a row that do not improve on the best by more than `min_delta`; `target`: a value to
-    reach. `metric`: `evaluation.NAME` or `training.NAME`.
+    reach. `metric`: `evaluation.NAME` or `training.NAME`. `minimum`: clients without whom a measurement does not count;
+    below three, one of them can lie.
     """
 
     metric: str
@@ -37,6 +41,7 @@ class StopRule:
     patience: int | None = None
     min_delta: float = 0.0
     target: float | None = None
+    minimum: int = 3
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a run file with an unknown key is refused at the rim
 
     def __post_init__(self) -> None:
@@ -52,17 +57,29 @@ class StopRule:
             raise ValueError(f"min_delta must be zero or positive, not {self.min_delta}")
         if self.target is not None and not math.isfinite(self.target):
             raise ValueError(f"target must be a number, not {self.target}")
+        if self.minimum < 1:
+            raise ValueError(f"minimum must be at least 1, not {self.minimum}")
 
     @property
     def is_of_evaluation(self) -> bool:
         """Whether the metric is measured on held-out data, which a run file must ask for."""
-        return self.metric.startswith(_SOURCES[0])
+        return self.metric.startswith(EVALUATION)
 
-    def value_of(self, version: VersionRecord) -> float | None:
-        """The metric of this version, None if it was not measured."""
-        source, _, name = self.metric.partition(".")
-        means: Mapping[str, float] = version.evaluation if source == "evaluation" else version.metrics
-        return means.get(name)
+    def measured_by(self, works: Sequence[Work]) -> Judged | None:
+        """What these reports, of one round, make of the metric; None if nobody has measured it."""
+        name = self.metric.partition(".")[2]
+        rows = [
+            (one.evaluation, one.evaluation_sample_count) if self.is_of_evaluation else (one.metrics, one.sample_count)
+            for one in works
+        ]
+        values = [(metrics[name], n_samples) for metrics, n_samples in rows if name in metrics]
+        if not values:
+            return None
+        if (n := len(values)) < self.minimum:
+            have = f"{n} client has" if n == 1 else f"{n} clients have"
+            return Judged(self.metric, None, n, f"{have} measured it, at least {self.minimum} must: it does not count")
+        mean = robust_mean(values)
+        return Judged(self.metric, mean.value, n, mean.words)
 
     def loss(self, value: float) -> float:
         """The value as something of which less is better."""
@@ -90,7 +107,7 @@ def judge(rule: StopRule, versions: Sequence[VersionRecord]) -> Verdict:
 
     A version that a rollback made begins a new count of patience; what is best is judged over all.
     """
-    measured = [Measured(v.version, value) for v in versions if (value := rule.value_of(v)) is not None]
+    measured = [Measured(v.version, v.judged) for v in versions if v.judged is not None]
     if not measured:
         return Verdict(None, None)
     best = min(measured, key=lambda one: (rule.loss(one.value), one.version))

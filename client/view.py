@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.aggregation.coverage import Gap
-from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
+from umbel.aggregation.records import ClientRecord, Fate, Judged, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.types import Task
 from umbel.client.printable import printable
 
@@ -112,6 +112,7 @@ def _notes(record: RoundRecord) -> Text | None:
     if _is_canary(record):
         return _canary(record)
     parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
+    parts += [_counts(record.judged)] if record.judged else []
     parts += [_uncovered(gap) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
     exceptions = sorted(
         (client for client in record.clients if client.fate in _WORST_FIRST),
@@ -123,6 +124,12 @@ def _notes(record: RoundRecord) -> Text | None:
     if not parts:
         return None
     return Text(f"{_name(record)}: " + "; ".join(parts))
+
+
+def _counts(judged: Judged) -> str:
+    """What early stopping goes by, which is not the mean over all samples."""
+    value = "" if judged.value is None else f"counts as {judged.value:.4g}, "
+    return printable(f"{judged.metric}: {value}{judged.why}")
 
 
 def _is_canary(record: RoundRecord) -> bool:

@@ -5,9 +5,9 @@ import binascii
 import platform
 import secrets
 import stat
+from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import umbel
@@ -26,7 +26,7 @@ class AuditKey:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public = key_text(self._key.public_key().public_bytes_raw())
         python = platform.python_version()
-        self._maker = Maker(umbel.__version__, torch.__version__, python, f"{platform.system()} {platform.machine()}")
+        self._maker = Maker(umbel.__version__, version("torch"), python, f"{platform.system()} {platform.machine()}")
 
     @classmethod
     def load(cls, path: Path) -> "AuditKey":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord, VersionRecord
+from umbel.aggregation.records import Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
 from umbel.aggregation.retry import gives_up, next_attempt
@@ -34,7 +34,7 @@ def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known)
     plan, published = closing.plan, files.published
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
-    record = round_record(closing, known.book, ending)
+    record = replace(round_record(closing, known.book, ending), judged=_judged(run, closing))
     new = NewModel(
         model,
         files.master_sha256,
@@ -44,8 +44,9 @@ def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known)
         sample_count=record.sample_count,
         metrics=record.metrics,
         sum_sha256=files.sum_sha256,
+        judged=_value(record, of_evaluation=False),
     )
-    measured = Measurement(run.model.version, record.evaluation) if record.evaluation else None
+    measured = _measured(run, record)
     if run.file.evaluation is not None:
         measured = None  # what those say who did not train is what counts
     return _go_on(run, RoundEnd(record, new, None, run.status, run.reason, measured), known, closing.cohort)
@@ -54,13 +55,13 @@ def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known)
 def evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     """What to store of an evaluation: what was measured; the model stays as it is."""
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
-    record = round_record(closing, known.book, ending)
-    measured = Measurement(run.model.version, record.evaluation) if record.evaluation else None
-    return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, measured), known)
+    record = replace(round_record(closing, known.book, ending), judged=_judged(run, closing))
+    return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, _measured(run, record)), known)
 
 
 def tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
-    """What to store of a canary: a verdict on each client; then the first round, or the end, as the run file says."""
+    """What to store of a canary: a verdict on each client; then what the run file says: the first round, or the end,
+    or a pause until an operator has seen the causes, and another canary after it, of others where there are some."""
     canary = run.file.canary
     assert canary is not None, "only a file with [canary] has one"
     verdicts = verdicts_on(run, closing, trial)
@@ -72,6 +73,12 @@ def tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> R
         return end
     if not passes and canary.on_failure == "stop":
         return replace(end, status=RunStatus.FAILED, reason=f"the canary has failed: {words}")
+    if not passes and canary.on_failure == "pause":
+        unfit = tuple(verdict.client for verdict in verdicts if not verdict.passes)
+        plan = run.file.canary_plan(closing.plan.attempt + 1)
+        again = Recruiting(plan, since=known.now, avoid=unfit)
+        why = f"the canary has failed: {words}. Resume the run to try it on others, where there are some"
+        return replace(end, status=RunStatus.PAUSED, reason=why, next_state=again)
     return replace(end, next_state=Recruiting(_plan(run, 1, 1, known, record), since=known.now))
 
 
@@ -109,6 +116,27 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
 
 
+def _judged(run: StoredRun, closing: Closing) -> Judged | None:
+    """What the round makes of the metric of early stopping, if this is a round that measures it."""
+    rule = run.file.stop
+    if rule is None or closing.plan.task is not run.file.judges_in:
+        return None
+    return rule.measured_by([accepted.work for accepted in closing.accepted.values()])
+
+
+def _value(record: RoundRecord, *, of_evaluation: bool) -> float | None:
+    """What counts of the round for early stopping: of the model that it was given, or of the one that it made."""
+    judged = record.judged
+    return judged.value if judged is not None and judged.is_of_evaluation is of_evaluation else None
+
+
+def _measured(run: StoredRun, record: RoundRecord) -> Measurement | None:
+    """What was measured of the model that the round's clients were given."""
+    if not record.evaluation:
+        return None
+    return Measurement(run.model.version, record.evaluation, _value(record, of_evaluation=True))
+
+
 def _go_on(run: StoredRun, end: RoundEnd, known: Known, cohort: Mapping[ClientId, object] | None = None) -> RoundEnd:
     """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end."""
     versions, number = _with(known.history, end, known.now), end.record.round
@@ -133,7 +161,8 @@ def _enough(run: StoredRun, end: RoundEnd, versions: Sequence[VersionRecord]) ->
         return None
     if (reason := judge(rule, versions).reason) is None:
         return None
-    return f"stopped early after round {end.record.round} of {run.file.rounds.count}: {reason}"
+    how = f" ({end.record.judged.why})" if end.record.judged else ""
+    return f"stopped early after round {end.record.round} of {run.file.rounds.count}: {reason}{how}"
 
 
 def _deleted(run: StoredRun, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
@@ -145,7 +174,10 @@ def _with(history: Sequence[StoredVersion], end: RoundEnd, now: float) -> list[V
     versions = [one.record for one in history]
     if versions and (measured := end.measured) is not None:
         versions = [
-            replace(one, evaluation=measured.means) if one.version == measured.version else one for one in versions
+            replace(one, evaluation=measured.means, judged=one.judged if measured.judged is None else measured.judged)
+            if one.version == measured.version
+            else one
+            for one in versions
         ]
     if versions and (new := end.model) is not None:
         versions.append(
@@ -156,6 +188,7 @@ def _with(history: Sequence[StoredVersion], end: RoundEnd, now: float) -> list[V
                 now,
                 rolled_back_to=new.rolled_back_to,
                 metrics=new.metrics,
+                judged=new.judged,
             )
         )
     return versions

@@ -3,20 +3,24 @@
 The stored updates are the truth; this is a sum that can always be made again from them, to the same bits.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from umbel.aggregation.grid import CHUNK_VALUES, Grid, GridAccumulator
+from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import ClientId
 from umbel.server.blobs import BlobStore
 from umbel.server.stored import Chunk, PartialSum
 from umbel.server.updates import checked_values, fill
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Folding:
@@ -75,7 +79,7 @@ class Folding:
         self.clients, self.merged = set(), set()
         self._total = None
 
-    async def _settled(self, *pending: "asyncio.Future[None]") -> None:
+    async def _settled(self, *pending: asyncio.Future[None]) -> None:
         """Wait for these. A fold that `discard` has cancelled must not pass for the cancellation of who waits here."""
         try:
             await asyncio.gather(*pending)
@@ -97,7 +101,9 @@ class Folding:
 
     def _merge(self, partial: PartialSum) -> None:
         sha = hashlib.sha256()
-        self._accumulator().merge_sums(_read(self._blobs, partial.key, sha), partial.total_weight, len(partial.clients))
+        self._accumulator().merge_sums(
+            _read(self._blobs, partial.key, sha.update), partial.total_weight, len(partial.clients)
+        )
         if sha.hexdigest() != partial.sha256:
             raise DamagedSum(f"the partial sum {partial.key} is not what replica {partial.replica} has written")
 
@@ -120,10 +126,10 @@ def _write(sums: Tensor, path: Path) -> str:
     return sha.hexdigest()
 
 
-def _read(blobs: BlobStore, key: str, sha: "hashlib._Hash") -> Iterator[Tensor]:
+def _read(blobs: BlobStore, key: str, hashed: Callable[[memoryview], None]) -> Iterator[Tensor]:
     """The integers of a partial sum, in pieces. Each piece is overwritten by the next."""
     buffer = memoryview(bytearray(8 * CHUNK_VALUES))
     with blobs.open(key) as file:
         while n_bytes := fill(file, buffer):
-            sha.update(buffer[:n_bytes])
+            hashed(buffer[:n_bytes])
             yield torch.frombuffer(buffer[:n_bytes], dtype=torch.int64)

@@ -5,14 +5,16 @@ tensors widened to float32. A commit goes from file to file in pieces: beside th
 the model's size.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from umbel.aggregation.artifact import layout_of, master_metadata_of, metadata_of
 from umbel.aggregation.audit import sum_sha256
@@ -22,6 +24,9 @@ from umbel.aggregation.layout import Layout, TensorSpec, published, step
 from umbel.server.blobs import Blob, BlobStore, model_key
 from umbel.server.files import file_sha256
 from umbel.server.tensor_file import TensorFile, write_skeleton
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ import gc
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -84,8 +86,7 @@ class _Server(uvicorn.Server):
             journal.listening(host)
             url = usable_url(host, port)
             write_private(self._settings.endpoint_path, url + "\n")
-            gc.collect()
-            gc.freeze()  # or each full collection looks at all that torch and pydantic have made: 0.2 s of standstill
+            threading.Thread(target=_warm_up, name="umbel-warm-up").start()
             self._announce(f"umbel coordinator at {url}, admin key in {self._settings.admin_key_path}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -99,6 +100,13 @@ class _Server(uvicorn.Server):
             state.coordinator.hang_up()
         await super().shutdown(sockets)
         self._settings.endpoint_path.unlink(missing_ok=True)
+
+
+def _warm_up() -> None:
+    """Have what the first folding will need, while requests are answered already."""
+    import_module("torch")
+    gc.collect()
+    gc.freeze()  # or each full collection looks at all that torch and pydantic have made: 0.2 s of standstill
 
 
 def usable_url(host: str, port: int) -> str:

@@ -136,7 +136,7 @@ class StoredVersion:
 class NewModel:
     """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
 
-    `sum_sha256`: of the exact sum that it was made of.
+    `sum_sha256`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
     """
 
     ref: ModelRef
@@ -148,14 +148,19 @@ class NewModel:
     sample_count: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     sum_sha256: str | None = None
+    judged: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A version was measured on held-out data; `means`: over clients, weighted by their sample counts."""
+    """A version was measured on held-out data; `means`: over clients, weighted by their sample counts.
+
+    `judged`: what counts of it for early stopping; None if nothing does.
+    """
 
     version: int
     means: Mapping[str, float]
+    judged: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

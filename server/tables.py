@@ -148,6 +148,7 @@ class ModelVersion(Base):
     sample_count: Mapped[int] = mapped_column(BigInteger)
     metrics: Mapped[str] = mapped_column(Text)
     evaluation: Mapped[str] = mapped_column(Text)
+    judged: Mapped[float | None]
     deleted_at: Mapped[float | None]
     removed_at: Mapped[float | None]
 

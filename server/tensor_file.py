@@ -4,16 +4,20 @@ For models that should not be in memory: a mapped file counts as resident as soo
 the safetensors library has written or checked before.
 """
 
+from __future__ import annotations
+
 import json
 import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TensorFile:
@@ -28,7 +32,7 @@ class TensorFile:
             name: 8 + n_bytes + int(entry["data_offsets"][0]) for name, entry in header.items()
         }
 
-    def __enter__(self) -> "TensorFile":
+    def __enter__(self) -> TensorFile:
         return self
 
     def __exit__(
@@ -56,6 +60,8 @@ def write_skeleton(
     path: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: dict[str, str]
 ) -> None:
     """A safetensors file of zeros, for `TensorFile.write` to fill."""
+    from safetensors.torch import save_file  # it imports torch
+
     save_file({name: _zeros(shape, dtype) for name, (shape, dtype) in tensors.items()}, path, metadata)
 
 

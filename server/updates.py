@@ -1,20 +1,24 @@
 """A stored update read back in pieces: checked once before it counts, folded once it does. Never whole in memory."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import RawIOBase
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.torch_later import torch
 from umbel.aggregation.wire import HEADER_BYTES, Codec, expected_bytes, read_header
 from umbel.server.blobs import BlobStore
 from umbel.server.problems import Refused
 from umbel.server.stored import Chunk
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, layout: Layout, grid: Grid) -> None:
@@ -55,7 +59,7 @@ class Whole(RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]  # any buffer is more than it takes
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]  # any buffer is more than it takes
         while True:
             if self._file is not None and (n_bytes := self._file.readinto(buffer)):
                 return n_bytes

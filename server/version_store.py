@@ -127,7 +127,10 @@ async def add_version(tx: AsyncConnection, run: RunId, new: NewModel, now: float
 async def note_measurement(tx: AsyncConnection, run: RunId, measured: Measurement) -> None:
     """A version was measured on held-out data."""
     mine = (_VERSION.c.run == run, _VERSION.c.version == measured.version)
-    await tx.execute(update(_VERSION).where(*mine).values(evaluation=json.dumps(dict(measured.means))))
+    columns: dict[str, Any] = {"evaluation": json.dumps(dict(measured.means))}
+    if measured.judged is not None:
+        columns["judged"] = measured.judged
+    await tx.execute(update(_VERSION).where(*mine).values(columns))
 
 
 async def mark_deleted(tx: AsyncConnection, run: RunId, versions: Collection[int], now: float) -> None:
@@ -150,6 +153,7 @@ def _columns(run: RunId, new: NewModel, now: float) -> dict[str, Any]:
         "sample_count": new.sample_count,
         "metrics": json.dumps(dict(new.metrics)),
         "evaluation": "{}",
+        "judged": new.judged,
     }
 
 
@@ -166,6 +170,7 @@ def _version(row: Row[Any]) -> StoredVersion:
         sample_count=row.sample_count,
         metrics=json.loads(row.metrics),
         evaluation=json.loads(row.evaluation),
+        judged=row.judged,
         deleted_at=row.deleted_at,
     )
     return StoredVersion(record, row.master_sha256)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import httpx
 import torch
@@ -72,6 +72,10 @@ class Accepted:
 class Federation:
     """The operator and the devices of one run. `accepted`: what they were told."""
 
+    run_file: ClassVar[str] = RUN
+    ends_as: ClassVar[str] = "finished"
+    n_attempts: ClassVar[int] = N_ROUNDS + 1
+
     http: httpx.AsyncClient
     admin_settings: Settings
     state: dict[str, torch.Tensor] = field(default_factory=small_state)
@@ -82,33 +86,39 @@ class Federation:
         """Make the run and enrol the devices, each step repeated until it is done."""
         while not self.admin_settings.admin_key_path.exists():  # noqa: ASYNC110 - another process makes it
             await asyncio.sleep(_PAUSE_S)
-        house = House(self.http, self.admin_settings, None)
-        await _until(lambda: self._make_run(house))
-        tokens = await _until(lambda: house.tokens(N_DEVICES))
+        await _until(self._make_run)
+        tokens = await _until(lambda: self.house.tokens(N_DEVICES))
         devices = [Device(self.http, f"d{i}") for i in range(N_DEVICES)]
         for device, token in zip(devices, tokens, strict=True):
             enrolled = await answered(partial(device.enrol, token))
             assert enrolled.status_code == 200, enrolled.text
         return devices
 
-    async def _make_run(self, house: House) -> None:
-        made = await house.put_run(RUN, await house.put_model(self.state))
+    async def _make_run(self) -> None:
+        made = await self.house.put_run(self.run_file, await self.house.put_model(self.state))
         assert made.status_code in (200, 201), made.text
 
     async def run(self) -> list[Json]:
         """From the first request to the run's end: the records of its attempts."""
         devices = await self.begin()
         layout = Layout.of_state(self.state)
-        await asyncio.gather(*(self.live(i, device, layout) for i, device in enumerate(devices)))
-        house = House(self.http, self.admin_settings, None)
-        return await _until(lambda: house.ended(N_ROUNDS + 1))
+        await asyncio.gather(self.operate(), *(self.live(i, device, layout) for i, device in enumerate(devices)))
+        return await _until(lambda: self.house.ended(self.n_attempts))
+
+    @property
+    def house(self) -> House:
+        """What the operator asks the coordinator by."""
+        return House(self.http, self.admin_settings, None)
+
+    async def operate(self) -> None:
+        """What the operator does while the run goes on: nothing."""
 
     async def live(self, i: int, device: Device, layout: Layout) -> None:
         """Take part until the run is over."""
         while True:
             answer = (await answered(lambda: device.check_in(layout, wait_s=5.0))).json()
-            if answer["run_status"] != "running":
-                assert answer["run_status"] == "finished", answer
+            if answer["run_status"] not in ("running", "paused"):
+                assert answer["run_status"] == self.ends_as, answer
                 return
             if assignment := answer["assignment"]:
                 await self.work(i, device, layout, assignment)
@@ -122,15 +132,17 @@ class Federation:
         elif i < 2:
             await self.train(device, layout, assignment)
         else:
-            while await self.is_open(device, name):
-                pass
+            await self.outlast(device, name)
 
-    async def is_open(self, device: Device, name: str) -> bool:
-        status = await answered(lambda: device.send("GET", f"/v1/assignments/{name}?wait_s=5"))
-        assert status.status_code == 200, status.text
-        return bool(status.json()["state"] == "open")
+    async def outlast(self, device: Device, name: str) -> None:
+        """Be at work until the round needs it no more."""
+        while True:
+            status = await answered(lambda: device.send("GET", f"/v1/assignments/{name}?wait_s=5"))
+            assert status.status_code == 200, status.text
+            if status.json()["state"] != "open":
+                return
 
-    async def train(self, device: Device, layout: Layout, assignment: Json) -> None:
+    async def train(self, device: Device, layout: Layout, assignment: Json, **changed: object) -> None:
         """Upload an update that follows from the model, in two chunks, and report it."""
         digest = assignment["model"]["sha256"]
         model = await answered(lambda: device.send("GET", f"/v1/models/{digest}"))
@@ -138,10 +150,17 @@ class Federation:
         draw = torch.Generator().manual_seed(int(digest[:12], 16) + int(device.name[1:]))
         update = update_of(layout, torch.randn(layout.n_values, generator=draw) / 10)
         if await self.upload(device, assignment["id"], update):
-            reported = await answered(lambda: device.report(assignment["id"], update))
-            assert reported.status_code == 200, reported.text
-            if reported.json()["outcome"] == "accepted":
-                self.accepted.append(Accepted(assignment["id"], time.monotonic()))
+            self.note(assignment, await answered(lambda: device.report(assignment["id"], update, **changed)))
+
+    def note(self, assignment: Json, answer: httpx.Response) -> None:
+        """What a report was told."""
+        assert answer.status_code == 200, answer.text
+        if answer.json()["outcome"] == "accepted":
+            self.accepted.append(Accepted(assignment["id"], time.monotonic()))
+
+    def check(self, records: list[Json]) -> str:
+        """Raise `AssertionError` unless the run went as it must; the last model's hash."""
+        return check(records, self.accepted)
 
     async def upload(self, device: Device, name: str, update: bytes) -> bool:
         """Send what the coordinator does not have; False if it wants no more of it."""

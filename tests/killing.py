@@ -1,7 +1,9 @@
 """Coordinator processes that kill (or stop) themselves at a chosen step: just before it, or just after.
 
-The steps are the seams between what a coordinator decides, stores and does. The machine's commands are read from their
-union, so that a new one cannot be forgotten. Processes are forked from one that has imported everything already
+The steps are the seams between what a coordinator decides, stores and does. The machine's commands, the kinds of
+rounds, an operator's orders and the ways in which an attempt ends are read from the code, so that a new one cannot be
+forgotten.
+Processes are forked from one that has imported everything already
 (`forkserver`): a real process each, that starts within a tenth of a second instead of seconds.
 """
 
@@ -16,34 +18,48 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
-from umbel.aggregation.round import Command
+from umbel.aggregation.round import Command, Fold
+from umbel.aggregation.types import Task
+from umbel.server import endings
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
 from umbel.server.driver import RunDriver
 from umbel.server.enrolments import Enrolments
 from umbel.server.letters import Batch
 from umbel.server.local_blobs import LocalBlobs
+from umbel.server.orders import Order
 from umbel.server.process import run
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.settings import Settings
+from umbel.server.stored import RoundEnd
 from umbel.server.upload_store import UploadStore
 from umbel.server.waiter_store import WaiterStore
 
 COMMANDS: tuple[type[Command], ...] = get_args(Command)
+ORDERS: tuple[type[Order], ...] = get_args(Order)
+NEVER = {(Fold, Task.CANARY), (Fold, Task.EVALUATION)}  # they make no model
+ENDINGS = tuple(
+    name
+    for name, one in vars(endings).items()
+    if inspect.isfunction(one) and not name.startswith("_") and one.__annotations__.get("return") is RoundEnd
+)
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A method, and which of its calls are meant: those with an argument of type `takes`, if it is given."""
+    """A method or a function, and which of its calls are meant: those with an argument of type `takes`, if it is given,
+    about a round of `task`."""
 
-    owner: type
+    owner: type | ModuleType
     method: str
     takes: type | None = None
+    task: Task | None = None
 
     def __post_init__(self) -> None:
         inspect.getattr_static(self.owner, self.method)  # raises for one that has been renamed, as soon as tests load
@@ -59,13 +75,24 @@ STEPS: Mapping[str, Step] = {
     "store a chunk": Step(UploadStore, "add_chunk"),
     "decide": Step(Batch, "decide"),  # in the middle of a transaction
     "store what was decided": Step(RoundStore, "step"),
-    **{f"carry out {command.__name__}": Step(RunDriver, "carry_out", command) for command in COMMANDS},
+    **{f"carry out {command.__name__}": Step(RunDriver, "carry_out", command, Task.TRAINING) for command in COMMANDS},
     "take the lease to close": Step(Closer, "leads"),
     "adopt what a dead replica had folded": Step(RoundStore, "adopt"),
     "post a partial sum": Step(RoundStore, "post_partial_sum"),
     "make the model": Step(Closer, "_make_model"),
     "store the end of an attempt": Step(RoundStore, "_end"),  # in the middle of a transaction
     "remove the updates of an attempt": Step(Closer, "end"),
+}
+LIFE_STEPS: Mapping[str, Step] = {  # in a run that has all that can happen to one (`whole_life.py`)
+    **{f"obey {order.__name__}": Step(RunDriver, "obey", order) for order in ORDERS},
+    **{
+        f"carry out {command.__name__} of {task.value}": Step(RunDriver, "carry_out", command, task)
+        for task in Task
+        for command in COMMANDS
+        if task is not Task.TRAINING and (command, task) not in NEVER
+    },
+    **{f"decide how it was {name}": Step(endings, name) for name in ENDINGS},  # in the middle of a transaction
+    "judge the canary": Step(RunDriver, "_judge_canary"),
 }
 
 
@@ -109,7 +136,7 @@ def _serve(settings: dict[str, Any], death: Death | None) -> None:
 
 def _arm(death: Death) -> None:
     """Have the step's method kill this process."""
-    step = STEPS[death.step]
+    step = {**STEPS, **LIFE_STEPS}[death.step]
     original = inspect.getattr_static(step.owner, step.method)
     setattr(step.owner, step.method, _deadly(original, step, death))
 
@@ -119,6 +146,8 @@ def _deadly(original: Callable[..., Any], step: Step, death: Death) -> Callable[
 
     def is_due(arguments: Sequence[object]) -> bool:
         is_meant = step.takes is None or any(isinstance(one, step.takes) for one in arguments)
+        if step.task is not None:
+            is_meant &= any(isinstance(one, Batch) and one.found.plan.task is step.task for one in arguments)
         return is_meant and next(count) == death.nth
 
     @functools.wraps(original)

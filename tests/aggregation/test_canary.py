@@ -258,6 +258,17 @@ def test_named_sites_are_asked_and_waited_for_until_patience_runs_out() -> None:
     assert list(choose(plan, without, plan.patience_s).cohort or ()) == ["h4", "lab", "p4"]
 
 
+def test_who_has_failed_is_asked_again_only_where_there_are_too_few_others_or_it_is_named() -> None:
+    plan = FILE.canary_plan(2)
+    failed = (ClientId("h4"), ClientId("lab"))
+    others = [one for one in FLEET if one.client not in failed]
+    assert choose(plan, FLEET, 0.0, failed).cohort == choose(plan, others, 0.0).cohort
+    everybody_but_two = [one.client for one in FLEET if one.client not in ("h1", "p3")]
+    assert list(choose(plan, FLEET, 0.0, everybody_but_two).cohort or ()) == ["h1", "h4", "p3"]
+    named = RunFile("demo", ROUNDS, coverage=CoverageFloor(sites=(ClientId("p2"),)), canary=CanarySection())
+    assert ClientId("p2") in (choose(named.canary_plan(2), FLEET, 0.0, (ClientId("p2"),)).cohort or ())
+
+
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
@@ -302,12 +313,13 @@ def test_a_run_begins_with_its_canary_if_it_has_one() -> None:
     assert RunFile("demo", ROUNDS).first_plan() == RunFile("demo", ROUNDS).round_plan(1, 1)
     assert assignment_id(RunId("demo"), 1, 2, NORTH, Task.CANARY) == "demo.1.c2.north"
     slow = RunFile("demo", ROUNDS, canary=CanarySection(), override=(Override(1, 1, window_s=7.0),))
-    assert (slow.first_plan().window_s, slow.first_plan().minimum) == (7.0, 3)
+    assert (slow.first_plan().window_s, slow.first_plan().minimum) == (7.0, 2)
 
 
 def test_an_empty_section_is_a_canary() -> None:
     file = FILES.validate_python(tomllib.loads('name = "demo"\nrounds = { count = 1, target = 3 }\n[canary]\n'))
-    assert file.canary == CanarySection(3, None, 0.01, None, "stop")
+    assert file.canary == CanarySection(3, None, 0.01, None, "pause")
+    assert [CanarySection(n).n_least for n in range(1, 6)] == [1, 2, 2, 3, 3], "more than half"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +333,7 @@ def test_an_empty_section_is_a_canary() -> None:
         ({"share": math.nan}, "share must lie above 0"),
         ({"window_s": 0.0}, "window_s must be positive"),
         ({"clients": 12}, "the canary asks 12 clients, round 1 only 11; ask fewer"),
-        ({"on_failure": "hope"}, "Input should be 'stop' or 'widen'"),
+        ({"on_failure": "hope"}, "Input should be 'pause', 'stop' or 'widen'"),
         ({"color": "yellow"}, "Unexpected keyword argument"),
     ],
 )

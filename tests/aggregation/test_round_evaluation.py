@@ -1,5 +1,7 @@
 """Rounds that measure instead of training, and runs that were paused: the machine, by examples; and their run files."""
 
+from dataclasses import replace
+
 import pytest
 
 from umbel.aggregation.messages import Outcome
@@ -20,7 +22,7 @@ from umbel.aggregation.round import (
     Training,
     advance,
 )
-from umbel.aggregation.runfile import EvaluationSection, RetentionSection, RoundsSection, RunFile
+from umbel.aggregation.runfile import EvaluationSection, Override, RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import ClientId, EvaluationDone, RunId, Task, TrainingPlan, assignment_id
 from umbel.aggregation.weighting import Candidate
@@ -90,6 +92,7 @@ def test_an_evaluation_is_told_from_the_round_that_it_follows() -> None:
 
 STOP = StopRule("evaluation.loss", patience=3)
 ROUNDS = RoundsSection(9, target=5)
+TWO = RoundsSection(9, target=2)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,11 @@ ROUNDS = RoundsSection(9, target=5)
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "target must lie between 1"),
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must be positive"),
         (lambda: RunFile("x", ROUNDS, stop=STOP), "nothing measures evaluation.loss: set evaluate = true"),
+        (lambda: RunFile("x", TWO, stop=StopRule("training.loss", patience=3)), "only 2 are asked: ask more, or set"),
+        (
+            lambda: RunFile("x", ROUNDS, stop=STOP, evaluation=EvaluationSection(1, 2)),
+            "evaluation.loss counts where 3 clients measure it, and only 2 are asked",
+        ),
         (lambda: RetentionSection(0), 'versions must be "all" or at least 1'),
     ],
 )
@@ -110,7 +118,9 @@ def test_a_run_file_whose_life_cycle_makes_no_sense_is_refused(make: object, sen
 
 def test_a_metric_is_measured_where_the_file_says_so() -> None:
     RunFile("x", ROUNDS, stop=STOP, training=TrainingPlan(evaluate=True))
-    RunFile("x", ROUNDS, stop=STOP, evaluation=EvaluationSection(1, 1))
+    RunFile("x", ROUNDS, stop=STOP, evaluation=EvaluationSection(1, 3))
+    RunFile("x", TWO, stop=replace(STOP, minimum=2), training=TrainingPlan(evaluate=True))
+    RunFile("x", TWO, stop=STOP, training=TrainingPlan(evaluate=True), override=(Override(2, 3, target=3),))
     RunFile("x", ROUNDS, stop=StopRule("training.loss", target=0.1))
     assert RetentionSection().n_versions is None
     assert RetentionSection(4).n_versions == 4

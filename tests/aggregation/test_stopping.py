@@ -1,14 +1,16 @@
 """When a run ends early, and which of its versions is the best: the laws first, examples after them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.records import Judged, VersionRecord
 from umbel.aggregation.retention import expired
 from umbel.aggregation.stopping import Mode, StopRule, judge
+from umbel.aggregation.types import METRIC_ABS_MAX, SAMPLE_COUNT_MAX, EvaluationDone, WorkDone
 
 LOSS = "evaluation.loss"
 VALUES = st.lists(st.none() | st.integers(-50, 50).map(lambda value: value / 10), max_size=30)
@@ -24,7 +26,7 @@ def version(
         100,
         1.7e9 + number,
         rolled_back_to=rolled_back_to,
-        evaluation={} if value is None else {"loss": value},
+        judged=value,
         deleted_at=1.8e9 if deleted else None,
     )
 
@@ -93,9 +95,69 @@ def test_a_rollback_begins_a_new_count_of_patience(values: list[float | None], p
 
 
 def test_what_training_says_can_be_the_metric_too() -> None:
-    made = [VersionRecord(i, "0" * 64, 1, 0.0, round=i, metrics={"loss": 1.0 + i}) for i in range(4)]
+    made = [VersionRecord(i, "0" * 64, 1, 0.0, round=i, judged=1.0 + i) for i in range(4)]
     verdict = judge(StopRule("training.loss", patience=3), made)
     assert verdict.reason == "training.loss has not improved in 3 measurements; the best is 1, of version 0"
+
+
+SHA256 = "ab" * 32
+
+
+def work(loss: float, held_out: float | None = None) -> WorkDone:
+    evaluation = {} if held_out is None else {"loss": held_out}
+    return WorkDone(
+        10, 1, 1, SHA256, metrics={"loss": loss}, evaluation=evaluation, evaluation_sample_count=5 * len(evaluation)
+    )
+
+
+def test_a_rule_takes_its_metric_from_where_it_says() -> None:
+    works = [work(1.0 + i / 10, 5.0 + i) for i in range(3)]
+    of_training, of_evaluation = (
+        StopRule(metric, patience=1).measured_by(works) for metric in ("training.loss", "evaluation.loss")
+    )
+    assert of_training == Judged(
+        "training.loss", 1.1, 3, "the mean over 1 of 3 clients, without the 1 least and the 1 greatest"
+    )
+    assert of_training is not None
+    assert of_evaluation is not None
+    assert (of_evaluation.value, of_evaluation.is_of_evaluation, of_training.is_of_evaluation) == (6.0, True, False)
+    assert StopRule("evaluation.accuracy", patience=1).measured_by(works) is None
+    assert StopRule("evaluation.loss", patience=1).measured_by([work(1.0)] * 9) is None
+
+
+def test_too_few_clients_decide_nothing_and_are_told_of() -> None:
+    works = [
+        EvaluationDone(10, {"loss": 0.1}),
+        EvaluationDone(10, {"loss": 0.2}),
+        EvaluationDone(10, {"accuracy": 1.0}),
+    ]
+    assert StopRule(LOSS, target=0.5).measured_by(works) == Judged(
+        LOSS, None, 2, "2 clients have measured it, at least 3 must: it does not count"
+    )
+    alone = StopRule(LOSS, target=0.5, minimum=1).measured_by(works[:1])
+    assert alone == Judged(LOSS, 0.1, 1, "the mean over 1 client")
+
+
+@given(
+    honest=st.lists(st.floats(0.9, 1.1), min_size=9, max_size=9),
+    lie=st.floats(-METRIC_ABS_MAX, METRIC_ABS_MAX),
+    n_samples=st.integers(1, SAMPLE_COUNT_MAX),
+)
+def test_one_liar_of_ten_reaches_no_target_and_makes_no_version_the_best(
+    honest: list[float], lie: float, n_samples: int
+) -> None:
+    rule = StopRule(LOSS, target=0.5)
+    works = [EvaluationDone(10, {"loss": loss}) for loss in honest] + [EvaluationDone(n_samples, {"loss": lie})]
+    first = rule.measured_by(works)
+    later = rule.measured_by([EvaluationDone(10, {"loss": 0.7})] * 10)
+    assert first is not None
+    assert later is not None
+    verdict = judge(
+        rule, [replace(one, judged=v.value) for one, v in zip(history([None, None]), (first, later), strict=True)]
+    )
+    assert verdict.reason is None
+    assert verdict.best is not None
+    assert verdict.best.version == 1
 
 
 @pytest.mark.parametrize(
@@ -107,6 +169,7 @@ def test_what_training_says_can_be_the_metric_too() -> None:
         (lambda: StopRule(LOSS, patience=0), "patience must be at least 1"),
         (lambda: StopRule(LOSS, patience=1, min_delta=-1.0), "min_delta must be zero or positive"),
         (lambda: StopRule(LOSS, target=float("nan")), "target must be a number"),
+        (lambda: StopRule(LOSS, target=1.0, minimum=0), "minimum must be at least 1"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(rule: object, sentence: str) -> None:

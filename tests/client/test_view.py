@@ -9,7 +9,7 @@ from rich.console import Console
 
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import ClientRecord, Fate, RoundRecord, RunView
+from umbel.aggregation.records import ClientRecord, Fate, Judged, RoundRecord, RunView
 from umbel.aggregation.types import ModelRef
 from umbel.client.view import EXCEPTIONS_SHOWN, render_run
 
@@ -58,6 +58,17 @@ def test_an_ended_round_says_who_was_missing_and_why() -> None:
     assert told([replace(ROUND, clients=clients)])[-1] == (
         "round 2: h3 declined: the update is not finite; h4 lost: silent for 12.0 s; h2 partial: 7 of 28 steps count"
     )
+
+
+def test_a_round_that_measured_says_what_early_stopping_goes_by() -> None:
+    judged = Judged(
+        "evaluation.loss", 0.48, 10, "the mean over 8 of 10 clients, without the 1 least and the 1 greatest"
+    )
+    none = Judged("evaluation.loss", None, 2, "2 clients have measured it, at least 3 must: it does not count")
+    assert told([replace(ROUND, judged=judged), replace(ROUND, round=3, judged=none)])[-2:] == [
+        "round 2: evaluation.loss: counts as 0.48, " + judged.why,
+        "round 3: evaluation.loss: " + none.why,
+    ]
 
 
 def test_an_ended_round_says_how_much_data_is_in_and_what_is_not_covered() -> None:

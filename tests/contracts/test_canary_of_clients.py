@@ -26,7 +26,7 @@ name = "long"
 rounds = {{ count = 1, target = {target}, over_selection = 1.0, window_s = {window_s} }}
 training = {{ local_steps = 200, batch_size = 4, learning_rate = 0.01 }}
 aggregation = {{ sample_count_max = 1000 }}
-canary = {{ clients = {target}, minimum = {minimum}, share = 0.02 }}
+canary = {{ clients = {target}, minimum = {minimum}, share = 0.02, on_failure = "stop" }}
 """
 
 

@@ -91,7 +91,7 @@ def test_a_canary_that_passes_makes_no_model_and_the_first_round_begins(tmp_path
 def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(lifecycle_run("[canary]\nminimum = 2\n", target=3), small_state())
+            await it.begin(lifecycle_run('[canary]\non_failure = "stop"\n', target=3), small_state())
             devices = await it.devices(3)
             tasks = await asyncio.gather(*(device.work(LAYOUT) for device in devices))
             await delivered(devices[0], tasks[0], {**SLOW, "is_loss_finite": False}, value=5.0)
@@ -117,6 +117,60 @@ def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: P
             told_client = (await waiting).json()
             assert (told_client["run_status"], told_client["reason"]) == ("failed", reason)
             assert (await it.progress())["live"] is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("any_database")
+def test_one_broken_site_of_three_holds_up_nobody_and_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(lifecycle_run("[canary]\n", count=1, target=3), small_state())
+            devices = await it.devices(3)
+            probes = ({**SLOW, "is_loss_finite": False}, PROBE, PROBE)
+            await asyncio.gather(*(tried(device, probe) for device, probe in zip(devices, probes, strict=True)))
+            [record] = await it.ended(1)
+            assert record["committed"]
+            assert record["reason"].startswith("2 of 3 clients pass the canary. d0: window_s of at least ")
+            assert [one["fate"] for one in record["clients"]] == ["unfit", "accepted", "accepted"]
+            await asyncio.gather(*(train(device, LAYOUT, 0.5) for device in devices))
+            assert (await it.ended(2))[1]["task"] == "training"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("any_database")
+def test_a_canary_that_fails_pauses_the_run_and_when_it_is_resumed_others_try(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(lifecycle_run("[canary]\nclients = 2\n", count=1, target=2), small_state())
+            devices = await it.devices(4)
+            first, _ = await asyncio.gather(*(tried(device, SLOW) for device in devices[:2]))
+            assert first["id"] == "demo.1.c1.d0"
+            [record] = await it.ended(1)
+            assert (record["committed"], record["model_sha256"]) == (False, None)
+            state, reason = await status(it)
+            assert state == "paused"
+            assert reason.startswith(
+                "the canary has failed: 0 of 2 clients pass the canary, at least 2 must. d0: window_s"
+            )
+            assert reason.endswith("Resume the run to try it on others, where there are some")
+            answers = await asyncio.gather(*(device.check_in(LAYOUT, wait_s=0.05) for device in devices))
+            assert {one.json()["run_status"] for one in answers} == {"paused"}
+        async with house(tmp_path) as it:  # the pause, and who has failed, outlive a restart
+            for device in devices:
+                device.http = it.http
+            assert await status(it) == (state, reason)
+            waiting = [asyncio.create_task(device.check_in(LAYOUT, wait_s=20.0)) for device in devices[:2]]
+            for device in devices:
+                await device.check_in(LAYOUT, wait_s=0.05)
+            await obeyed(it, "resume")
+            again = await asyncio.gather(*(tried(device, PROBE) for device in devices[2:]))
+            assert [one["id"] for one in again] == ["demo.1.c2.d2", "demo.1.c2.d3"]
+            assert (await it.ended(2))[1]["committed"]
+            tasks = [(await answer).json()["assignment"] for answer in waiting]
+            assert any(task is None or task["task"] == "training" for task in tasks)
+            assert (await status(it))[0] == "running"
 
     asyncio.run(scenario())
 

@@ -118,7 +118,7 @@ def test_an_evaluation_may_be_cut_short_by_a_pause_or_a_rollback(tmp_path: Path)
     asyncio.run(scenario())
 
 
-STOP = '[stop]\nmetric = "evaluation.loss"\npatience = 2\nmin_delta = 0.05\n'
+STOP = '[stop]\nmetric = "evaluation.loss"\npatience = 2\nmin_delta = 0.05\nminimum = 1\n'
 
 
 def test_a_run_that_gets_no_better_ends_and_says_what_was_best_over_restarts(tmp_path: Path) -> None:
@@ -137,15 +137,75 @@ def test_a_run_that_gets_no_better_ends_and_says_what_was_best_over_restarts(tmp
             assert (run["status"], run["rounds_done"]) == ("finished", 4)
             assert run["reason"] == (
                 "stopped early after round 4 of 9: evaluation.loss has not improved by more than 0.05 in 2"
-                " measurements; the best is 0.48, of version 2"
+                " measurements; the best is 0.48, of version 2 (the mean over 1 client)"
             )
             assert [one["evaluation"] for one in await versions(it)] == [*({"loss": loss} for loss in losses), {}]
 
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("any_database")
+def test_one_liar_of_ten_neither_ends_a_run_nor_makes_its_version_the_best(tmp_path: Path) -> None:
+    more = '[evaluation]\nevery = 1\nclients = 10\n[stop]\nmetric = "evaluation.loss"\ntarget = 0.5\n'
+    lie, honest = (1000, -1e30), (10, 1.0)
+
+    async def measured(devices: list[Device], loss: float) -> None:
+        """The liar claims as many samples as it may, and a loss that no mean survives."""
+        tasks = await asyncio.gather(*(device.work(LAYOUT) for device in devices))
+        for i, (device, task) in enumerate(zip(devices, tasks, strict=True)):
+            n_samples, value = lie if i == 4 else (honest[0], loss)
+            assert (await measure(device, task, n_samples, loss=value)).json()["outcome"] == "accepted"
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(lifecycle_run(more), small_state())
+            trainer, *others = await it.devices(11)
+            for loss in (1.0, 0.75):
+                await train(trainer, LAYOUT, 0.5)
+                await measured(others, loss)
+            record = (await it.ended(4))[1]
+            assert record["evaluation"]["loss"] < -1e28, "what the clients say, liars and all"
+            assert record["judged"] == {
+                "metric": "evaluation.loss",
+                "value": 1.0,
+                "clients": 10,
+                "why": "the mean over 8 of 10 clients, without the 1 least and the 1 greatest",
+            }
+            assert (await it.progress())["run"]["status"] == "running"
+            assert [one["judged"] for one in await versions(it)] == [None, 1.0, 0.75]
+            assert (await obeyed(it, "rollback", to="best"))["model"]["version"] == 2, "it stands there"
+            await train(trainer, LAYOUT, 0.5)
+            await measured(others, 0.45)
+            await it.ended(6)
+            assert (await it.progress())["run"]["reason"] == (
+                "stopped early after round 3 of 9: evaluation.loss has reached its target of 0.5: 0.45, of version 3 "
+                "(the mean over 8 of 10 clients, without the 1 least and the 1 greatest)"
+            )
+
+    asyncio.run(scenario())
+
+
+def test_two_clients_alone_decide_nothing_and_the_record_says_so(tmp_path: Path) -> None:
+    more = '[evaluation]\nevery = 1\nclients = 3\nwindow_s = 3.0\n[stop]\nmetric = "evaluation.loss"\ntarget = 0.5\n'
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(lifecycle_run(more), small_state())
+            trainer, *others = await it.devices(3)
+            await train(trainer, LAYOUT, 0.5)
+            for device, task in zip(others, await asyncio.gather(*(one.work(LAYOUT) for one in others)), strict=True):
+                await measure(device, task, 10, loss=0.1)
+            judged = (await it.ended(2))[1]["judged"]
+            assert judged["value"] is None
+            assert judged["why"] == "2 clients have measured it, at least 3 must: it does not count"
+            assert (await it.progress())["run"]["status"] == "running"
+            assert [one["judged"] for one in await versions(it)] == [None, None]
+
+    asyncio.run(scenario())
+
+
 def test_a_target_ends_a_run_and_the_best_can_be_gone_back_to_before(tmp_path: Path) -> None:
-    more = '[stop]\nmetric = "evaluation.accuracy"\nmode = "max"\ntarget = 0.9\n'
+    more = '[stop]\nmetric = "evaluation.accuracy"\nmode = "max"\ntarget = 0.9\nminimum = 1\n'
 
     async def scenario() -> None:
         async with house(tmp_path) as it:

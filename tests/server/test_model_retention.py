@@ -13,7 +13,7 @@ from umbel.server.version_store import BeingRemoved
 
 pytestmark = pytest.mark.usefixtures("any_database")
 LAYOUT = Layout.of_state(small_state())
-KEEP_TWO = '[retention]\nversions = 2\n[stop]\nmetric = "evaluation.loss"\npatience = 9\n'
+KEEP_TWO = '[retention]\nversions = 2\n[stop]\nmetric = "evaluation.loss"\npatience = 9\nminimum = 1\n'
 
 
 def models(it: House) -> set[str]:

@@ -119,6 +119,11 @@ def test_too_many_connections_never_use_up_the_files_of_the_process(tmp_path: Pa
     assert log.read_text().count("connections are taken") == 1
 
 
+def test_a_coordinator_listens_before_it_imports_torch() -> None:
+    told = "import sys, umbel.server.process as one; sys.exit('torch' in sys.modules or not one.run)"
+    assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
+
+
 def test_an_unknown_log_level_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SERVE, "--log-level", "loud"], capture_output=True, text=True, check=False

@@ -153,6 +153,7 @@ def upgrade() -> None:
         sa.Column("sample_count", sa.BigInteger(), nullable=False),
         sa.Column("metrics", sa.Text(), nullable=False),
         sa.Column("evaluation", sa.Text(), nullable=False),
+        sa.Column("judged", sa.Double(), nullable=True),
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("removed_at", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(
