@@ -21,6 +21,7 @@ from typing import Any, get_args
 from umbel.aggregation.round import Command
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
+from umbel.server.deployment import Deployment
 from umbel.server.driver import RunDriver
 from umbel.server.letters import Batch
 from umbel.server.local_blobs import LocalBlobs
@@ -50,6 +51,7 @@ class Step:
 
 
 STEPS: Mapping[str, Step] = {
+    "agree on what all coordinators share": Step(Deployment, "settle"),
     "enter the list of replicas": Step(Replicas, "start"),
     "store a run": Step(RoundStore, "add_run"),
     "store an enrolment": Step(Registry, "enrol"),
