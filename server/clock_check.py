@@ -22,7 +22,7 @@ class ClockApart(Exception):
 
 
 def ahead_s(before: float, theirs: float, after: float) -> float:
-    """How far another clock, read between `before` and `after` on ours, is surely ahead of ours; behind, if negative."""
+    """How far another clock, read between `before` and `after` on ours, is surely ahead of it (negative: behind)."""
     return max(theirs - after, 0.0) + min(theirs - before, 0.0)
 
 

@@ -3,8 +3,9 @@
 Each replica lets a counter in its row grow. The others look at it, every `BEAT_S`: one that has stood still for
 `DEAD_AFTER_LOOKS` looks in a row is taken for dead, and its jobs are free. Looks are counted, not seconds: a replica
 that was itself stopped, or cut off from the database, has not looked meanwhile, and takes nobody for dead. None of this
-depends on clocks that agree; other things do, so each look also compares the clock with the database's. A replica that was taken for dead by mistake does no harm: whatever two replicas do at
-once is decided under the lock of the run's row.
+depends on clocks that agree; other things do, so each look also compares this machine's with the database's. A replica
+that was taken for dead by mistake does no harm: whatever two replicas do at once is decided under the lock of the run's
+row.
 """
 
 import asyncio

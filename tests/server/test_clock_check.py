@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -59,7 +60,7 @@ def test_a_clock_that_is_the_databases_is_fine_and_one_that_is_far_off_is_refuse
     with opened(postgresql.new_database()) as (runner, database):
         for fine_s in (0.0, APART_MAX_S - 2.0, 2.0 - APART_MAX_S):
             runner.run(require_agreement(database, OffClock(fine_s)))
-        with pytest.raises(ClockApart, match=r"clock is 59\.\d s ahead of the database's.*NTP"):
+        with pytest.raises(ClockApart, match=r"clock is (59\.\d|60\.0) s ahead of the database's.*NTP"):
             runner.run(require_agreement(database, OffClock(60.0)))
         with pytest.raises(ClockApart, match="behind the database's"):
             runner.run(require_agreement(database, OffClock(-60.0)))
@@ -75,7 +76,7 @@ def test_a_coordinator_with_a_wrong_clock_does_not_start(postgresql: Cluster, tm
     environment = {**os.environ, "UMBEL_DATABASE_URL": postgresql.new_database()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60.0)
     assert done.returncode == 1
-    assert "umbel serve: this machine's clock is 119." in done.stderr or "clock is 120.0 s ahead" in done.stderr
+    assert re.search(r"umbel serve: this machine's clock is (119\.\d|120\.0) s ahead of the database's", done.stderr)
     assert "Traceback" not in done.stderr
 
 
