@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.types import METRIC_ABS_MAX, require_within
 
+PATIENCE_MAX = 1_000_000
 _SOURCES = ("evaluation.", "training.")
 
 
@@ -46,12 +48,11 @@ class StopRule:
             )
         if self.patience is None and self.target is None:
             raise ValueError("set patience, target or both: without them nothing ends the run early")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, not {self.patience}")
-        if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
-            raise ValueError(f"min_delta must be zero or positive, not {self.min_delta}")
-        if self.target is not None and not math.isfinite(self.target):
-            raise ValueError(f"target must be a number, not {self.target}")
+        if self.patience is not None:
+            require_within(self.patience, "patience", 1, PATIENCE_MAX)
+        require_within(self.min_delta, "min_delta", 0, METRIC_ABS_MAX)
+        if self.target is not None:
+            require_within(self.target, "target", -METRIC_ABS_MAX, METRIC_ABS_MAX)
 
     @property
     def is_of_evaluation(self) -> bool:

@@ -35,7 +35,7 @@ class CoordinatorRefused(ClientError):
 
 
 class Redirected(CoordinatorRefused):
-    """`location`: as the coordinator gave it, not checked. `is_secure`: whether it said so over TLS; `host`: its own."""
+    """`location`: as the coordinator gave it, not checked; `is_secure`: over TLS or not; `host`: the coordinator's."""
 
     def __init__(self, kind: str, detail: str, status: int, location: str, is_secure: bool, host: str) -> None:
         super().__init__(kind, detail, status)

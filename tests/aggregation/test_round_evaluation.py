@@ -95,11 +95,11 @@ ROUNDS = RoundsSection(9, target=5)
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: EvaluationSection(0, 3), "every must be at least 1"),
+        (lambda: EvaluationSection(0, 3), "every must lie between 1 and 1000000, not 0"),
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "target must lie between 1"),
-        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must be positive"),
+        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must lie between"),
         (lambda: RunFile("x", ROUNDS, stop=STOP), "nothing measures evaluation.loss: set evaluate = true"),
-        (lambda: RetentionSection(0), 'versions must be "all" or at least 1'),
+        (lambda: RetentionSection(0), 'versions, if not "all", must lie between 1 and'),
     ],
 )
 def test_a_run_file_whose_life_cycle_makes_no_sense_is_refused(make: object, sentence: str) -> None:
