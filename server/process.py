@@ -33,7 +33,7 @@ from umbel.server.files import private_directory, write_private
 from umbel.server.http import State
 from umbel.server.settings import Settings
 
-_GRACE_S = 5
+GRACE_S = 5
 _KEEP_ALIVE_S = 75
 
 
@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=GRACE_S,
             )
         )
 

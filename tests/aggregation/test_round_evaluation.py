@@ -96,7 +96,7 @@ ROUNDS = RoundsSection(9, target=5)
     ("make", "sentence"),
     [
         (lambda: EvaluationSection(0, 3), "every must lie between 1 and 1000000, not 0"),
-        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "target must lie between 1"),
+        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "clients must lie between 1"),
         (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must lie between"),
         (lambda: RunFile("x", ROUNDS, stop=STOP), "nothing measures evaluation.loss: set evaluate = true"),
         (lambda: RetentionSection(0), 'versions, if not "all", must lie between 1 and'),
