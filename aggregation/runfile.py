@@ -67,16 +67,30 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 `TypeAdapter(RunFile)` and get the same errors.
 """
 
-import math
 import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from umbel.aggregation.stopping import StopRule
-from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, Task, TrainingPlan, Weighting, require_slug
+from umbel.aggregation.types import (
+    OVER_SELECTION_MAX,
+    RATE_MAX,
+    RATE_MIN,
+    TARGET_MAX,
+    CoverageFloor,
+    RoundPlan,
+    RunId,
+    Task,
+    TrainingPlan,
+    Weighting,
+    require_slug,
+    require_window,
+    require_within,
+)
 
 ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
+SHARE_MIN = 1e-6
 _ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
 
 
@@ -96,16 +110,19 @@ class RoundsSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= ROUNDS_MAX:
-            raise ValueError(f"count must lie between 1 and {ROUNDS_MAX}, not {self.count}")
+        require_within(self.count, "count", 1, ROUNDS_MAX)
+        require_within(self.target, "target", 1, TARGET_MAX)
+        require_within(self.minimum, "minimum", 1, TARGET_MAX)
+        require_within(self.over_selection, "over_selection", 1, OVER_SELECTION_MAX)
+        require_window(self.window_s)
         if not 0 <= self.window_min_s <= self.window_s:
             raise ValueError(f"window_min_s must lie between 0 and window_s = {self.window_s}, not {self.window_min_s}")
         if self.self_tuning and self.weighting is not Weighting.SAMPLES:
             raise ValueError(
                 'self_tuning counts clients, proportional weighting counts draws; use weighting = "samples"'
             )
-        if self.attempts_max is not None and self.attempts_max < 1:
-            raise ValueError(f"attempts_max must be at least 1, not {self.attempts_max}")
+        if self.attempts_max is not None:
+            require_within(self.attempts_max, "attempts_max", 1, ROUNDS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +135,7 @@ class AggregationSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.server_learning_rate) and self.server_learning_rate > 0):
-            raise ValueError(f"server_learning_rate must be positive, not {self.server_learning_rate}")
+        require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, RATE_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +151,10 @@ class EvaluationSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every must be at least 1, not {self.every}")
+        require_within(self.every, "every", 1, ROUNDS_MAX)
+        require_within(self.clients, "clients", 1, TARGET_MAX)
+        if self.window_s is not None:
+            require_window(self.window_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +174,12 @@ class CanarySection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ValueError(f"clients must be at least 1, not {self.clients}")
+        require_within(self.clients, "clients", 1, TARGET_MAX)
         if not 1 <= self.n_least <= self.clients:
             raise ValueError(f"minimum must lie between 1 and clients = {self.clients}, not {self.minimum}")
-        if not 0 < self.share <= 1:  # also refuses a NaN
-            raise ValueError(f"share must lie above 0 and be at most 1, not {self.share}")
+        require_within(self.share, "share", SHARE_MIN, 1.0)
+        if self.window_s is not None:
+            require_window(self.window_s)
 
     @property
     def n_least(self) -> int:
@@ -181,8 +199,8 @@ class RetentionSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        if self.versions != "all" and self.versions < 1:
-            raise ValueError(f'versions must be "all" or at least 1, not {self.versions}')
+        if self.versions != "all":
+            require_within(self.versions, 'versions, if not "all",', 1, ROUNDS_MAX)
         if self.updates not in ("none", "all") and not _ROUNDS.fullmatch(self.updates):
             raise ValueError(f'updates must be "none", "all" or as "3 rounds", not {self.updates[:40]!r}')
 
@@ -227,10 +245,16 @@ class Override:
             )
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("set either local_epochs or local_steps in an override, not both")
+        self._check_numbers()
         if not (self.of(RoundsSection) or self.of(TrainingPlan)):
             raise ValueError(
                 f"the override from round {self.first_round} on changes nothing; set a key or leave it out"
             )
+
+    def _check_numbers(self) -> None:
+        """Raise `ValueError` for a number that no round could have, even where a later override takes its place."""
+        RoundsSection(**{"count": 1, "target": 1, **self.of(RoundsSection)})
+        TrainingPlan(**self.of(TrainingPlan))
 
     def covers(self, number: int) -> bool:
         return self.first_round <= number and (self.last_round is None or number <= self.last_round)

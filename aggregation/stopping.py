@@ -15,8 +15,9 @@ from enum import StrEnum
 
 from umbel.aggregation.records import EVALUATION, Judged, VersionRecord
 from umbel.aggregation.robust_mean import robust_mean
-from umbel.aggregation.types import Work
+from umbel.aggregation.types import METRIC_ABS_MAX, TARGET_MAX, Work, require_within
 
+PATIENCE_MAX = 1_000_000
 _SOURCES = (EVALUATION, "training.")
 
 
@@ -51,14 +52,12 @@ class StopRule:
             )
         if self.patience is None and self.target is None:
             raise ValueError("set patience, target or both: without them nothing ends the run early")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, not {self.patience}")
-        if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
-            raise ValueError(f"min_delta must be zero or positive, not {self.min_delta}")
-        if self.target is not None and not math.isfinite(self.target):
-            raise ValueError(f"target must be a number, not {self.target}")
-        if self.minimum < 1:
-            raise ValueError(f"minimum must be at least 1, not {self.minimum}")
+        if self.patience is not None:
+            require_within(self.patience, "patience", 1, PATIENCE_MAX)
+        require_within(self.min_delta, "min_delta", 0, METRIC_ABS_MAX)
+        if self.target is not None:
+            require_within(self.target, "target", -METRIC_ABS_MAX, METRIC_ABS_MAX)
+        require_within(self.minimum, "minimum", 1, TARGET_MAX)
 
     @property
     def is_of_evaluation(self) -> bool:

@@ -39,7 +39,7 @@ import numpy as np
 from umbel.aggregation.binomial import Floats, at_most
 from umbel.aggregation.report_times import Curve, Observation, Table, estimate, tabulate
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import RoundPlan
+from umbel.aggregation.types import WINDOW_MIN_S, RoundPlan
 
 CONFIDENCE = 0.99
 OBSERVATIONS_MAX = 10_000
@@ -138,7 +138,7 @@ def foresee(plan: RoundPlan, window_min_s: float, curve: Curve, population: int 
     total = n * np.cumsum(steps * _before(curve.at_work[None]) * wants_more, axis=1)
     return Forecast(
         n_asked=n[:, 0],
-        window_s=np.clip(times * _SLACK, window_min_s, plan.window_s),
+        window_s=np.clip(times * _SLACK, max(window_min_s, WINDOW_MIN_S), plan.window_s),
         p_commit=1 - at_most(plan.minimum - 1, n, _lower_bound(curve)),
         useful_s=np.maximum(useful, 0.0),
         total_s=total,

@@ -29,6 +29,11 @@ METRIC_ABS_MAX = 1e30  # times any sample count, over any cohort, it stays finit
 SAMPLE_COUNT_MAX = 1 << 40
 TARGET_MAX = 1 << 20
 STEPS_MAX = 1 << 62
+LOCAL_MAX = 1 << 31
+RATE_MIN, RATE_MAX = 1e-12, 1e6
+OVER_SELECTION_MAX = 10.0
+WINDOW_MIN_S = 0.1
+WINDOW_MAX_S = 366 * 86_400.0
 SECONDS_MAX = 1e9
 BYTES_MAX = 1 << 60
 
@@ -72,6 +77,21 @@ def require_sample_count(value: int, what: str, least: int = 1) -> None:
         raise ValueError(f"{what} must lie between {least} and 2^40, not {value}")
 
 
+def require_within(value: float, what: str, least: float, most: float) -> None:
+    """Raise `ValueError` for a number beyond its bounds; a NaN is beyond all."""
+    if not least <= value <= most:
+        bounds = " and ".join(f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (least, most))
+        raise ValueError(f"{what} must lie between {bounds}, not {value!r:.40}")
+
+
+def require_window(window_s: float) -> None:
+    """Raise `ValueError` for a window that no round can have."""
+    if not WINDOW_MIN_S <= window_s <= WINDOW_MAX_S:
+        raise ValueError(
+            f"window_s must lie between {WINDOW_MIN_S:g} and {WINDOW_MAX_S:.0f} (366 days), not {window_s!r:.40}"
+        )
+
+
 def derive_seed(seed: int, *labels: str | int) -> int:
     """A 63-bit seed for one purpose: SHA-256 over the parent seed and the labels, the same in every language."""
     text = "\x1f".join(["umbel/seed/1", str(seed), *map(str, labels)])
@@ -100,12 +120,10 @@ class TrainingPlan:
         if self.local_epochs is None and self.local_steps is None:
             object.__setattr__(self, "local_epochs", 1)
         for name in ("local_epochs", "local_steps", "batch_size"):
-            if (value := getattr(self, name)) is not None and not 1 <= value <= 1 << 31:
-                raise ValueError(f"{name} must lie between 1 and 2^31, not {value}")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
-        if not (math.isfinite(self.proximal_mu) and self.proximal_mu >= 0):
-            raise ValueError(f"proximal_mu must be zero or positive, not {self.proximal_mu}")
+            if (value := getattr(self, name)) is not None:
+                require_within(value, name, 1, LOCAL_MAX)
+        require_within(self.learning_rate, "learning_rate", RATE_MIN, RATE_MAX)
+        require_within(self.proximal_mu, "proximal_mu", 0, RATE_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +193,11 @@ class RoundPlan:
         require_slug(self.run, "run")
         if self.number < 1 or self.attempt < 1:
             raise ValueError(f"round and attempt count from 1, not {self.number} and {self.attempt}")
-        if not 1 <= self.target <= TARGET_MAX:
-            raise ValueError(f"target must lie between 1 and 2^20, not {self.target}")
+        require_within(self.target, "target", 1, TARGET_MAX)
         if not 1 <= self.minimum <= self.target:
             raise ValueError(f"minimum must lie between 1 and target = {self.target}, not {self.minimum}")
-        if not (math.isfinite(self.over_selection) and 1 <= self.over_selection <= 10):
-            raise ValueError(f"over_selection must lie between 1 and 10, not {self.over_selection}")
-        if not (math.isfinite(self.window_s) and self.window_s > 0):
-            raise ValueError(f"window_s must be positive, not {self.window_s}")
+        require_within(self.over_selection, "over_selection", 1, OVER_SELECTION_MAX)
+        require_window(self.window_s)
         if (n_named := len(self.coverage.sites) + len(self.coverage.tiers)) > self.target:
             raise ValueError(
                 f"coverage names {n_named} sites and tiers, more than the target of {self.target}; raise it"

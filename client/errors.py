@@ -35,11 +35,11 @@ class CoordinatorRefused(ClientError):
 
 
 class Redirected(CoordinatorRefused):
-    """`location`: as the coordinator gave it, not checked. `is_secure`: whether it said so over TLS."""
+    """`location`: as the coordinator gave it, not checked; `is_secure`: over TLS or not; `host`: the coordinator's."""
 
-    def __init__(self, kind: str, detail: str, status: int, location: str, is_secure: bool) -> None:
+    def __init__(self, kind: str, detail: str, status: int, location: str, is_secure: bool, host: str) -> None:
         super().__init__(kind, detail, status)
-        self.location, self.is_secure = location, is_secure
+        self.location, self.is_secure, self.host = location, is_secure, host
 
 
 class AccessRefused(CoordinatorRefused):
@@ -61,7 +61,10 @@ class TryAgain(ClientError):
 
 
 class LinkFailed(TryAgain):
-    pass
+    """Says the same whatever it was: a coordinator may get to read it, and is not to learn of our network."""
+
+    def __init__(self) -> None:
+        super().__init__("the coordinator's link to the model did not work; it is asked again")
 
 
 class CoordinatorUnreachable(TryAgain):

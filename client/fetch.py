@@ -1,9 +1,11 @@
 """Fetch a model: streamed to disk, resumed after a cut, believed only when its SHA-256 is right.
 
-The coordinator may send us elsewhere for it (`elsewhere.py`). A link that brings nothing is not tried again: then the
-coordinator is asked to send the model itself. After a cut it is asked for a new link, for the old one may have expired.
+The coordinator may send us elsewhere for it (`elsewhere.py`). A link that brings nothing, or something else, is not
+tried again: then the coordinator is asked to send the model itself. After a cut it is asked for a new link, for the
+old one may have expired.
 """
 
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from umbel.client.link import Link
 from umbel.client.store import Store
 from umbel.client.transport import Patience, patiently
 
+log = logging.getLogger("umbel.client")
+
 
 def fetch_model(
     coordinator: Coordinator,
@@ -44,11 +48,16 @@ def fetch_model(
     started, first = time.perf_counter(), _size(part)
     until = math.inf if patience.until is None else patience.until
     way = _Way()
-    patiently(lambda: _fetch_rest(coordinator, model, part, until, way), patience)
-    elapsed_s = time.perf_counter() - started
-    if file_sha256(part) != model.sha256:
+    while True:
+        patiently(lambda: _fetch_rest(coordinator, model, part, until, way), patience)
+        if file_sha256(part) == model.sha256:
+            break
         part.unlink()
-        raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
+        if not way.was_elsewhere:
+            raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
+        log.warning("what a link of the coordinator's led to is not the model; asking the coordinator itself")
+        way.is_direct, way.was_elsewhere = True, False
+    elapsed_s = time.perf_counter() - started
     part.replace(path)
     return path, link.after_download(model.size_bytes - first, elapsed_s)
 
@@ -68,9 +77,10 @@ def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
 
 @dataclass(slots=True)
 class _Way:
-    """How to ask: `is_direct`, from the coordinator itself."""
+    """How to ask: `is_direct`, from the coordinator itself. `was_elsewhere`: a link was followed."""
 
     is_direct: bool = False
+    was_elsewhere: bool = False
 
 
 def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path, until: float, way: _Way) -> None:
@@ -85,12 +95,15 @@ def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path, until: fl
         with coordinator.model(model.sha256, have, until, way.is_direct) as response:
             _take(response, part, have, model.size_bytes)
     except Redirected as redirected:
+        if way.is_direct:
+            raise
         _follow(redirected, part, have, model.size_bytes, until, way)
 
 
 def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, until: float, way: _Way) -> None:
+    way.was_elsewhere = True
     try:
-        with elsewhere(redirected, have, until) as response:
+        with elsewhere(redirected, have, size_bytes, until) as response:
             _take(response, part, have, size_bytes)
     finally:
         way.is_direct = _size(part) == have

@@ -211,8 +211,8 @@ def _raise_for(response: httpx.Response) -> None:
         text = f"the coordinator cannot answer now ({kind}): {detail}"
         raise CoordinatorBusy(text, _retry_after_s(response), is_down)
     if response.status_code == 307:
-        is_secure = response.request.url.scheme == "https"
-        raise Redirected(kind, detail, 307, response.headers.get("location", ""), is_secure)
+        asked = response.request.url
+        raise Redirected(kind, detail, 307, response.headers.get("location", ""), asked.scheme == "https", asked.host)
     raise refusal_of(kind, detail, response.status_code)
 
 

@@ -87,6 +87,10 @@ class AdminKey:
             )
         return cls(hashlib.sha256(key).digest())
 
+    def fingerprint(self, salt: str) -> str:
+        """Eight hex digits by which two keys can be told apart, and from which none can be guessed."""
+        return hashlib.sha256(salt.encode() + self._sha256).hexdigest()[:8]
+
     def check(self, authorization: str | None) -> None:
         """Raise `Refused` unless `authorization` is `Bearer` and the key."""
         scheme, _, key = (authorization or "").partition(" ")

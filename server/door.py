@@ -17,6 +17,9 @@ from starlette.types import Scope
 CONNECTIONS_MAX = 10_000
 _BACKLOG_MAX = 2048
 _OTHER_FILES = 64
+_FILES_EACH = 3  # a connection may have a file open, and some are accepted before they can be turned away
+FILES_WANTED = 4 * CONNECTIONS_MAX
+_HOW = "ulimit -Hn, or LimitNOFILE= of a systemd unit"
 _CONNECTIONS_MIN = 16
 _COMPLAIN_S = 60.0
 
@@ -67,16 +70,24 @@ class Door:
 
     @classmethod
     def of_this_process(cls) -> "Door":
-        """Allow this process all files that it may have. Raises `OSError` where they are too few."""
+        """Allow this process the files that it needs, as far as it may. Raises `OSError` where they are too few."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 4 * CONNECTIONS_MAX
-        files = max(soft, wanted if hard == resource.RLIM_INFINITY else min(hard, wanted))
+        files = max(soft, FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED))
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-        # A connection may have a file open, and some are accepted before they can be turned away.
-        room = (files - _OTHER_FILES) // 3
+        room = min((files - _OTHER_FILES) // _FILES_EACH, CONNECTIONS_MAX)
         if room < _CONNECTIONS_MIN:
-            raise OSError(f"{files} open files are too few for a coordinator; raise the limit (ulimit -n)")
-        return cls(min(room, CONNECTIONS_MAX))
+            raise OSError(f"{files} open files are too few for a coordinator; raise the hard limit ({_HOW})")
+        if room < CONNECTIONS_MAX:
+            _log.warning(
+                "at most %d connections at a time, not %d: this process may open only %d files; raise the hard limit "
+                "to %d (%s)",
+                room,
+                CONNECTIONS_MAX,
+                files,
+                FILES_WANTED,
+                _HOW,
+            )
+        return cls(room)
 
     @property
     def backlog(self) -> int:

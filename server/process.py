@@ -4,6 +4,7 @@ On SIGTERM or SIGINT no connection is taken any more, requests that are held ope
 a few seconds to finish; everything that was answered is stored already.
 """
 
+import asyncio
 import fcntl
 import gc
 import os
@@ -24,13 +25,17 @@ from umbel.server.app import create_app
 from umbel.server.audit_key import AuditKey
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
+from umbel.server.clock import SystemClock
+from umbel.server.clock_check import require_agreement
 from umbel.server.connection import Connection
+from umbel.server.database import Database
+from umbel.server.deployment import Deployment, Named
 from umbel.server.door import Door
 from umbel.server.files import private_directory, write_private
 from umbel.server.http import State
 from umbel.server.settings import Settings
 
-_GRACE_S = 5
+GRACE_S = 5
 _KEEP_ALIVE_S = 75
 
 
@@ -38,19 +43,41 @@ class DataInUse(Exception):
     """Another coordinator works on this data directory."""
 
 
-def run(settings: Settings, log_level: str, announce: Callable[[str], object]) -> None:
-    """Serve until told to stop. `announce` is told, in words, where.
+def run(settings: Settings, log_level: str, announce: Callable[[str], object], *, adopt: bool = False) -> None:
+    """Serve until told to stop. `announce` is told, in words, where; `adopt`: see `Deployment`.
 
-    Raises `DataInUse`, `UnfitAdminKey`, `UnfitAuditKey` and `OSError`.
+    Raises `DataInUse`, `UnfitAdminKey`, `UnfitAuditKey`, `UnfitDeployment`, `ClockApart` and `OSError`.
     """
     journal.begin(log_level)
     os.umask(0o077)  # models, updates and the database are nobody else's to read
     private_directory(settings.data)
     with _locked(settings.data):
-        AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in the application's traceback
-        open_blobs(settings).prepare()  # so is a store that cannot be used
-        announce(f"audit bundles are signed with the key {AuditKey.load(settings.audit_key_path).public}")
+        admin_key = AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in a traceback
+        audit_key = AuditKey.load(settings.audit_key_path)
+        asyncio.run(_require_fitness(settings, audit_key, admin_key, adopt))
+        announce(f"audit bundles are signed with the key {audit_key.public}")
         _Server(settings, log_level, announce).run()
+
+
+async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: AdminKey, adopt: bool) -> None:
+    """Refuse to start with a store that cannot be used, a clock that is wrong, or what does not go with the database.
+
+    Here rather than where the application begins, whose errors are tracebacks.
+    """
+    blobs = open_blobs(settings)
+    await asyncio.to_thread(blobs.prepare)
+    database = Database(settings.database)
+    try:
+        await require_agreement(database, SystemClock())
+        await database.migrate()
+        named = Named(
+            blobs=settings.blobs or str(settings.blob_directory),
+            audit_key=str(settings.audit_key_path),
+            admin_key=str(settings.admin_key_path),
+        )
+        await Deployment(database, blobs, audit_key.public, admin_key, named).settle(adopt=adopt)
+    finally:
+        await database.close()
 
 
 class _Server(uvicorn.Server):
@@ -75,7 +102,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_GRACE_S,
+                timeout_graceful_shutdown=GRACE_S,
             )
         )
 

@@ -2,9 +2,10 @@
 
 Each replica lets a counter in its row grow. The others look at it, every `BEAT_S`: one that has stood still for
 `DEAD_AFTER_LOOKS` looks in a row is taken for dead, and its jobs are free. Looks are counted, not seconds: a replica
-that was itself stopped, or cut off from the database, has not looked meanwhile, and takes nobody for dead. Nothing
-depends on clocks that agree. A replica that was taken for dead by mistake does no harm: whatever two replicas do at
-once is decided under the lock of the run's row.
+that was itself stopped, or cut off from the database, has not looked meanwhile, and takes nobody for dead. None of this
+depends on clocks that agree; other things do, so each look also compares this machine's with the database's. A replica
+that was taken for dead by mistake does no harm: whatever two replicas do at once is decided under the lock of the run's
+row.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from sqlalchemy.dialects import postgresql
 
 from umbel.server import tables
 from umbel.server.clock import Clock
+from umbel.server.clock_check import ClockWatch, ahead_s, database_now
 from umbel.server.database import Database
 from umbel.server.tables import table_of
 
@@ -52,6 +54,7 @@ class Replicas:
         self._watched: dict[str, _Watched] = {}
         self._gone: set[str] = set()
         self._n_looks = 0
+        self._clock_watch = ClockWatch()
         self._first_named: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -134,7 +137,12 @@ class Replicas:
 
     async def _look(self) -> None:
         async with self._db.reading() as tx:
-            rows = (await tx.execute(select(_REPLICA.c.id, _REPLICA.c.beat))).all()
+            before = self._clock.now()
+            now = database_now().label("now")
+            rows = (await tx.execute(select(_REPLICA.c.id, _REPLICA.c.beat, now))).all()
+            after = self._clock.now()
+        if rows:
+            self._clock_watch.note(ahead_s(before, rows[0].now, after))
         self._n_looks += 1
         found = {row.id: row.beat for row in rows if row.id != self.id}
         for replica, beat in found.items():

@@ -7,6 +7,7 @@ layouts <- models <- model_versions -> runs                     what was made
 runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
 runs <- audits                                                  what is signed of it
 replicas   leases   partial_sums                                which coordinator does what
+deployment                                                      which blobs and keys go with these tables
 ```
 
 A run's row is the lock of everything that happens to the run: whoever changes its status or a round of it locks that
@@ -250,6 +251,20 @@ class Audit(Base):
     sha256: Mapped[str] = mapped_column(_SHA256)
     signature: Mapped[str] = mapped_column(String(88))
     updates_deleted_at: Mapped[float | None]
+
+
+class Deployment(Base):
+    """One row: what every coordinator over this database must share.
+
+    `store`: the mark that its blob store bears; `audit_key`: the public key, in base64; `admin_key`: a few hex digits
+    of a salted hash, too few to confirm a guess.
+    """
+
+    __tablename__ = "deployment"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    store: Mapped[str] = mapped_column(_REPLICA)
+    audit_key: Mapped[str] = mapped_column(String(44))
+    admin_key: Mapped[str] = mapped_column(String(8))
 
 
 class Replica(Base):

@@ -5,7 +5,7 @@ Nothing here polls: a request listens for its bell, and whoever changes somethin
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -141,13 +141,10 @@ class Line:
     async def hold(self, clock: Clock, bell: asyncio.Event, timeout_s: float) -> None:
         """Wait for the bell, the end of the time, or the peer to hang up. The request's body must have been read."""
         self._bell = bell
-        watch = asyncio.create_task(self._watch())
-        try:
+        async with asyncio.TaskGroup() as group:  # it tells a cancellation of the watch from one of the request
+            watch = group.create_task(self._watch())
             await clock.wait(bell, timeout_s)
-        finally:
             watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
 
     def let_go(self) -> None:
         """Hold the request open no longer: it is answered with what there is."""

@@ -26,6 +26,7 @@ from umbel.aggregation.types import Task
 from umbel.server import endings
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
+from umbel.server.deployment import Deployment
 from umbel.server.driver import RunDriver
 from umbel.server.enrolments import Enrolments
 from umbel.server.letters import Batch
@@ -66,6 +67,7 @@ class Step:
 
 
 STEPS: Mapping[str, Step] = {
+    "agree on what all coordinators share": Step(Deployment, "settle"),
     "enter the list of replicas": Step(Replicas, "start"),
     "store a run": Step(RoundStore, "add_run"),
     "store an enrolment": Step(Enrolments, "enrol"),

@@ -1,6 +1,9 @@
 """What docker-compose.yml does, without Docker: its own scripts, in its own order, as real processes."""
 
+import configparser
+import inspect
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from umbel.server.commands import serve
+from umbel.server.door import FILES_WANTED
+from umbel.server.process import GRACE_S
 
 ROOT = Path(__file__).parent.parent
 PROCESS_TIMEOUT_S = 120
@@ -45,6 +52,28 @@ def wait_for_endpoint(file: Path, process: subprocess.Popen[bytes]) -> str:
                 return url
         time.sleep(0.1)
     raise AssertionError("the coordinator did not start")
+
+
+def test_the_unit_starts_what_there_is_with_as_many_files_as_it_wants() -> None:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # the documented way to keep keys as they are
+    unit.read(ROOT / "deploy" / "umbel.service")
+    service = unit["Service"]
+    assert int(service["LimitNOFILE"]) >= FILES_WANTED
+    assert int(service["TimeoutStopSec"]) > GRACE_S
+    program, command, *options = service["ExecStart"].split()
+    assert (Path(program).name, command) == ("umbel", "serve")
+    known = {name.replace("_", "-") for name in inspect.signature(serve).parameters}
+    assert {option.removeprefix("--") for option in options[::2]} <= known
+    assert service["StateDirectory"] == Path(options[1 + options.index("--data")]).name
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/replicas.yml"])
+def test_the_containers_may_open_as_many_files_as_they_want(file: str) -> None:
+    text = (ROOT / file).read_text()
+    limits = re.findall(r"ulimits: \{nofile: (\d+)\}", text)
+    assert len(limits) == text.count("stop_grace_period") == 1
+    assert int(limits[0]) >= FILES_WANTED
 
 
 @pytest.mark.slow

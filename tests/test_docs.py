@@ -1,5 +1,6 @@
 """What the README and docs/ say is there: code blocks, links, commands, options, endpoints and problem kinds."""
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,9 +14,31 @@ from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
-from umbel.aggregation.runfile import Override, RunFile
+from umbel.aggregation.runfile import (
+    AggregationSection,
+    CanarySection,
+    EvaluationSection,
+    Override,
+    RetentionSection,
+    RoundsSection,
+    RunFile,
+)
+from umbel.aggregation.stopping import StopRule
+from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
 ROOT = Path(__file__).parent.parent
+_SECTIONS: dict[str, type[Any]] = {
+    "": RunFile,
+    "rounds": RoundsSection,
+    "training": TrainingPlan,
+    "aggregation": AggregationSection,
+    "coverage": CoverageFloor,
+    "evaluation": EvaluationSection,
+    "canary": CanarySection,
+    "stop": StopRule,
+    "retention": RetentionSection,
+    "override": Override,
+}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -99,6 +122,64 @@ def test_the_run_files_of_the_documentation_are_accepted() -> None:
     assert len(examples) == 4
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
+
+
+def _bounds() -> Iterator[tuple[str, str, str]]:
+    """Each key in the table of bounds, its least and its greatest value."""
+    page = (ROOT / "docs" / "runs.md").read_text()
+    for least, most, keys in re.findall(r"^\| (-?[0-9^e.-]+) to ([0-9^e.-]+)[^|]*\| ([^|;]+)[|;]", page, re.MULTILINE):
+        yield from ((key, least, most) for key in re.findall(r"`([a-z_.]+)`", keys))
+
+
+def _number(text: str, is_whole: bool) -> int | float:
+    if power := re.fullmatch(r"2\^(-?\d+)(-1)?", text):
+        exponent = int(power[1])
+        return math.ldexp(1.0, exponent) if not is_whole else (1 << exponent) - (1 if power[2] else 0)
+    return int(text) if is_whole else float(text)
+
+
+def _with(key: str, value: object) -> dict[str, Any]:
+    """A run file in which this key's bounds are the only ones that can be broken."""
+    base: dict[str, Any] = {
+        "name": "r",
+        "rounds": {"count": 1_000_000, "target": 1 << 20, "over_selection": 1.0, "window_s": 366 * 86_400.0},
+        "aggregation": {"sample_count_max": 1},
+        "stop": {"metric": "training.loss", "patience": 1},
+    }
+    needed: dict[str, dict[str, Any]] = {"evaluation": {"every": 1, "clients": 1}, "override": {"first_round": 1}}
+    section, _, name = key.rpartition(".")
+    if not section:
+        return {**base, name: value}
+    changed = {**base.get(section, {}), **needed.get(section, {}), name: value}
+    return {**base, section: [changed] if section == "override" else changed}
+
+
+@pytest.mark.parametrize(("key", "least", "most"), list(_bounds()))
+def test_a_number_of_the_run_file_has_the_bounds_that_the_page_names(key: str, least: str, most: str) -> None:
+    files = TypeAdapter(RunFile)
+    section, _, name = key.rpartition(".")
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(_SECTIONS[section])}
+    is_whole = float not in (kinds[name], *get_args(kinds[name]))
+    low, high = _number(least, is_whole), _number(most, is_whole)
+    for value in (low, high):
+        files.validate_python(_with(key, value))
+    beyond = (low - 1, high + 1) if is_whole else (math.nextafter(low, -math.inf), math.nextafter(high, math.inf))
+    for value in (*beyond, math.nan, math.inf, -math.inf, 10**400, *([5e-324] if low > 0 else [])):
+        with pytest.raises(ValueError, match=name):
+            files.validate_python(_with(key, value))
+
+
+def test_every_number_of_the_run_file_has_bounds_on_the_page() -> None:
+    page = (ROOT / "docs" / "runs.md").read_text()
+    bounds = page[page.index("| from, to |") : page.index("## How long a round waits")]
+    numbers = [
+        f"{section}.{field.name}".strip(".")
+        for section, kind in _SECTIONS.items()
+        for field in fields(kind)
+        if {int, float} & {field.type, *get_args(field.type)}
+    ]
+    for key in numbers:
+        assert f"`{key}`" in bounds or f"`{key.rpartition('.')[2]}`" in bounds, key
 
 
 def _run_file_keys(section: type, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -325,13 +325,13 @@ def test_an_empty_section_is_a_canary() -> None:
 @pytest.mark.parametrize(
     ("section", "sentence"),
     [
-        ({"clients": 0}, "clients must be at least 1"),
+        ({"clients": 0}, "clients must lie between 1 and 1048576, not 0"),
         ({"minimum": 0}, "minimum must lie between 1 and clients = 3"),
         ({"minimum": 4}, "minimum must lie between 1 and clients = 3"),
-        ({"share": 0.0}, "share must lie above 0"),
-        ({"share": 1.5}, "share must lie above 0"),
-        ({"share": math.nan}, "share must lie above 0"),
-        ({"window_s": 0.0}, "window_s must be positive"),
+        ({"share": 0.0}, "share must lie between 1e-06 and 1"),
+        ({"share": 1.5}, "share must lie between 1e-06 and 1"),
+        ({"share": math.nan}, "share must lie between 1e-06 and 1"),
+        ({"window_s": 0.0}, "window_s must lie between 0.1 and 31622400 .366 days., not 0.0"),
         ({"clients": 12}, "the canary asks 12 clients, round 1 only 11; ask fewer"),
         ({"on_failure": "hope"}, "Input should be 'pause', 'stop' or 'widen'"),
         ({"color": "yellow"}, "Unexpected keyword argument"),

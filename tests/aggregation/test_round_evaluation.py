@@ -98,16 +98,16 @@ TWO = RoundsSection(9, target=2)
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: EvaluationSection(0, 3), "every must be at least 1"),
-        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "target must lie between 1"),
-        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must be positive"),
+        (lambda: EvaluationSection(0, 3), "every must lie between 1 and 1000000, not 0"),
+        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 0)), "clients must lie between 1"),
+        (lambda: RunFile("x", ROUNDS, evaluation=EvaluationSection(1, 1, 0.0)), "window_s must lie between"),
         (lambda: RunFile("x", ROUNDS, stop=STOP), "nothing measures evaluation.loss: set evaluate = true"),
         (lambda: RunFile("x", TWO, stop=StopRule("training.loss", patience=3)), "only 2 are asked: ask more, or set"),
         (
             lambda: RunFile("x", ROUNDS, stop=STOP, evaluation=EvaluationSection(1, 2)),
             "evaluation.loss counts where 3 clients measure it, and only 2 are asked",
         ),
-        (lambda: RetentionSection(0), 'versions must be "all" or at least 1'),
+        (lambda: RetentionSection(0), 'versions, if not "all", must lie between 1 and'),
     ],
 )
 def test_a_run_file_whose_life_cycle_makes_no_sense_is_refused(make: object, sentence: str) -> None:

@@ -166,10 +166,10 @@ def test_one_liar_of_ten_reaches_no_target_and_makes_no_version_the_best(
         (lambda: StopRule("loss", patience=1), 'must be "evaluation.NAME"'),
         (lambda: StopRule("evaluation.", patience=1), 'must be "evaluation.NAME"'),
         (lambda: StopRule(LOSS), "set patience, target or both"),
-        (lambda: StopRule(LOSS, patience=0), "patience must be at least 1"),
-        (lambda: StopRule(LOSS, patience=1, min_delta=-1.0), "min_delta must be zero or positive"),
-        (lambda: StopRule(LOSS, target=float("nan")), "target must be a number"),
-        (lambda: StopRule(LOSS, target=1.0, minimum=0), "minimum must be at least 1"),
+        (lambda: StopRule(LOSS, patience=0), "patience must lie between 1 and"),
+        (lambda: StopRule(LOSS, patience=1, min_delta=-1.0), "min_delta must lie between 0 and"),
+        (lambda: StopRule(LOSS, target=float("nan")), "target must lie between"),
+        (lambda: StopRule(LOSS, target=1.0, minimum=0), "minimum must lie between 1 and"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(rule: object, sentence: str) -> None:

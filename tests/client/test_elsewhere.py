@@ -19,7 +19,7 @@ from tests.client.double_server import served
 from umbel.aggregation.types import ModelRef
 from umbel.client.coordinator import Coordinator
 from umbel.client.elsewhere import elsewhere
-from umbel.client.errors import CoordinatorMisbehaved, LinkFailed, Redirected
+from umbel.client.errors import LinkFailed, Redirected
 from umbel.client.fetch import fetch_model
 from umbel.client.identity import Identity
 from umbel.client.link import Link
@@ -148,34 +148,104 @@ def test_what_came_before_a_link_failed_is_kept(double: Double, tmp_path: Path) 
     assert double.log.count("GET models") == 3
 
 
-def test_another_file_than_the_assignments_is_not_believed(double: Double, tmp_path: Path) -> None:
-    with (
-        Bucket(bytes(len(double.model_bytes))).served() as link,
-        pytest.raises(CoordinatorMisbehaved, match="does not have the SHA-256"),
-    ):
-        fetched(double, sending_to(double, link), tmp_path)
-    longer = double.model_bytes + b"x"
-    with Bucket(longer).served() as link, pytest.raises(CoordinatorMisbehaved, match="longer than announced"):
-        fetched(double, sending_to(double, link), tmp_path)
+@pytest.mark.parametrize("n_more", [-1, 0, 1, 10_000])
+def test_another_file_than_the_assignments_is_not_believed_and_not_written_if_it_is_longer_or_shorter(
+    n_more: int, double: Double, tmp_path: Path
+) -> None:
+    bucket, ranges = Bucket(bytes(len(double.model_bytes) + n_more)), list[str]()
+    with bucket.served() as link:
+        handle = sending_to(double, link)
+
+        def noted(request: httpx.Request) -> httpx.Response:
+            ranges.append(request.headers.get("range", ""))
+            return handle(request)
+
+        assert fetched(double, noted, tmp_path) == double.model_bytes
+    assert len(bucket.requests) == 1
+    assert ranges == ["", ""], "how much a link has brought is not the coordinator's business"
+
+
+def test_a_coordinator_that_is_asked_for_the_model_itself_and_sends_us_elsewhere_is_refused(
+    double: Double, tmp_path: Path
+) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        is_model = request.url.path.startswith("/v1/models/")
+        return stream(307, b"", {"Location": link}) if is_model else double.handle(request)
+
+    with Bucket(b"").served() as link, pytest.raises(Redirected):
+        fetched(double, handle, tmp_path)
 
 
 @pytest.mark.parametrize(
     "location", ["", "/v1/models/x", "ftp://host/x", "file:///etc/passwd", "https://user:word@host/x", "https://", "\t"]
 )
-def test_what_is_no_address_to_go_to_is_refused(location: str) -> None:
-    with pytest.raises(LinkFailed, match="no address"), elsewhere(redirected(location, False), 0, math.inf):
-        pass
+def test_what_is_no_address_to_go_to_is_refused(location: str, caplog: pytest.LogCaptureFixture) -> None:
+    refuse(redirected(location, False))
+    assert "no address" in caplog.text
 
 
-def test_nobody_is_followed_from_tls_to_plain_http() -> None:
-    with pytest.raises(LinkFailed, match="over http://"), elsewhere(redirected("http://h/x", True), 0, math.inf):
-        pass
+def test_nobody_is_followed_from_tls_to_plain_http(caplog: pytest.LogCaptureFixture) -> None:
+    refuse(redirected("http://h/x", True))
+    assert "over http://" in caplog.text
 
 
 def test_a_link_of_endless_length_is_refused() -> None:
-    with pytest.raises(LinkFailed), elsewhere(redirected("https://h/" + "x" * 9000, False), 0, math.inf):
+    refuse(redirected("https://h/" + "x" * 9000, False))
+
+
+@pytest.mark.parametrize(
+    ("location", "kind"),
+    [
+        ("http://127.0.0.1:{port}/x", "this machine itself"),
+        ("http://localhost:{port}/x", "this machine itself"),
+        ("http://LOCALHOST:{port}/x", "this machine itself"),
+        ("http://[::ffff:127.0.0.1]:{port}/x", "this machine itself"),
+        ("http://2130706433:{port}/x", "this machine itself"),  # the C library's own ways to write an address
+        ("http://127.1:{port}/x", "this machine itself"),
+        ("http://0.0.0.0:{port}/x", "this machine itself"),
+        ("http://169.254.169.254/latest/meta-data/", "a cloud's metadata service"),
+    ],
+)
+def test_a_coordinator_elsewhere_cannot_send_us_to_this_machine_or_its_cloud(
+    location: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = Bucket(b"secret")
+    with bucket.served() as link:
+        refuse(redirected(location.format(port=httpx.URL(link).port), False, "coordinator.example"))
+    assert kind in caplog.text
+    assert not bucket.requests
+
+
+def test_a_coordinator_on_this_machine_can_send_us_to_this_machine_and_nowhere_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        Bucket(b"model").served() as link,
+        elsewhere(redirected(link, False, "localhost"), 0, 5, math.inf) as response,
+    ):
+        assert response.read() == b"model"
+    refuse(redirected("http://169.254.169.254/x", False, "localhost"))
+    assert "a cloud's metadata service" in caplog.text
+
+
+def test_whatever_fails_the_same_is_told(double: Double, caplog: pytest.LogCaptureFixture) -> None:
+    told = {refuse(redirected("", False)), refuse(redirected("http://127.0.0.1/x", False, "coordinator.example"))}
+    with Bucket(b"").served() as gone:
         pass
+    told.add(refuse(redirected(gone, False)))
+    for status in (200, 206, 302, 403, 404):
+        with Bucket(b"not what is wanted", (status, None)).served() as link:
+            told.add(refuse(redirected(link, False)))
+    assert len(told) == 1
+    assert len({record.getMessage() for record in caplog.records if record.name == "umbel.client"}) >= 6
 
 
-def redirected(location: str, is_secure: bool) -> Redirected:
-    return Redirected("http-307", "", 307, location, is_secure)
+def refuse(redirected: Redirected) -> str:
+    """What is said of a link that does not work."""
+    with pytest.raises(LinkFailed) as failed, elsewhere(redirected, 0, 1, math.inf):
+        pass
+    return str(failed.value)
+
+
+def redirected(location: str, is_secure: bool, host: str = "127.0.0.1") -> Redirected:
+    return Redirected("http-307", "", 307, location, is_secure, host)

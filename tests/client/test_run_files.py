@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from umbel.aggregation.canonical import canonical
+from umbel.aggregation.runfile import RunFile
 from umbel.client.run_files import read_run_file
 
 GOOD = 'name = "ward"\n[rounds]\ncount = 1\ntarget = 2\n'
@@ -42,3 +47,78 @@ def test_a_mistake_is_named_with_its_file(tmp_path: Path, content: str, sentence
         read_run_file(file)
     assert sentence in str(caught.value)
     assert "Value error" not in str(caught.value)
+
+
+NUMBERS = [
+    ("", "seed"),
+    *(
+        (section, key)
+        for section in ("rounds", "override")
+        for key in ("target", "minimum", "over_selection", "window_s")
+    ),
+    *(("rounds", key) for key in ("count", "window_min_s", "attempts_max")),
+    *(
+        (section, key)
+        for section in ("training", "override")
+        for key in ("local_steps", "local_epochs", "batch_size", "learning_rate", "proximal_mu")
+    ),
+    *(("aggregation", key) for key in ("server_learning_rate", "max_abs", "sample_count_max")),
+    ("coverage", "samples"),
+    *(("evaluation", key) for key in ("every", "clients", "window_s")),
+    *(("canary", key) for key in ("clients", "minimum", "share", "window_s")),
+    *(("stop", key) for key in ("patience", "min_delta", "target")),
+    ("retention", "versions"),
+    *(("override", key) for key in ("first_round", "last_round")),
+]
+NEEDED = {
+    "rounds": {"count": "2", "target": "3"},
+    "evaluation": {"every": "1", "clients": "1"},
+    "stop": {"metric": '"training.loss"', "patience": "1"},
+    "override": {"first_round": "1", "evaluate": "true"},
+}
+
+
+def written(section: str, key: str, value: str) -> str:
+    """A run file with this value in this place, and whatever else that needs."""
+    sections = {"rounds": dict(NEEDED["rounds"])}
+    if section:
+        sections[section] = {**NEEDED.get(section, {}), key: value}
+    lines = ['name = "ward"', f"{key} = {value}" if not section else ""]
+    for name, pairs in sections.items():
+        lines.append(f"[[{name}]]" if name == "override" else f"[{name}]")
+        lines += [f"{one} = {what}" for one, what in pairs.items()]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "true", "2020-01-01", '"7"', "[]", "-1", "1" + "0" * 400])
+@pytest.mark.parametrize(("section", "key"), NUMBERS)
+def test_what_is_no_number_is_refused_everywhere(section: str, key: str, value: str, tmp_path: Path) -> None:
+    if (section, key, value) == ("stop", "target", "-1"):
+        return
+    file = tmp_path / "run.toml"
+    file.write_text(written(section, key, value))
+    with pytest.raises(ValueError, match=r"run\.toml"):
+        read_run_file(file)
+
+
+@given(
+    place=st.sampled_from(NUMBERS),
+    value=st.one_of(st.integers(-(1 << 70), 1 << 70), st.floats(), st.sampled_from([5e-324, 1e10, 1e308, 10**18])),
+)
+def test_a_file_that_is_accepted_can_be_planned_stored_and_read_again(
+    place: tuple[str, str], value: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("run") / "run.toml"
+    file.write_text(written(*place, repr(value)))
+    try:
+        _, run = read_run_file(file)
+    except ValueError:
+        return
+    for number in {1, run.rounds.count}:
+        plan = run.round_plan(number, 1)
+        assert 0.1 <= plan.window_s <= 366 * 86_400
+        assert plan.n_wanted >= plan.target >= plan.minimum >= 1
+        run.training_plan(number)
+    run.first_plan()
+    files = TypeAdapter(RunFile)
+    assert files.validate_json(canonical(files.dump_python(run, mode="json"))) == run

@@ -1,6 +1,7 @@
 """`umbel serve` as a process: it says where it listens, keeps its directory to itself, and goes in good order."""
 
 import asyncio
+import resource
 import signal
 import socket
 import stat
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from tests.server_device import House, problem, run_file, small_state
+from umbel.server.door import FILES_WANTED
 from umbel.server.process import usable_url
 from umbel.server.settings import Settings
 
@@ -22,11 +24,11 @@ SERVE = "import typer\nfrom umbel.server.commands import serve\ntyper.run(serve)
 
 
 @contextmanager
-def serving(data: Path, log: Path, files: int = 0) -> Generator[tuple[subprocess.Popen[bytes], str]]:
-    """A coordinator on a free port, and its URL. `files`: how many it may have open."""
+def serving(data: Path, log: Path, files: int = 0, limit: str = "-n") -> Generator[tuple[subprocess.Popen[bytes], str]]:
+    """A coordinator on a free port, and its URL. `files`: how many it may have open, by this `limit` of the shell's."""
     command = [sys.executable, "-c", SERVE, "--data", str(data), "--port", "0", "--log-level", "debug"]
     if files:
-        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+        command = ["sh", "-c", f'ulimit {limit} {files}; exec "$@"', "sh", *command]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -97,6 +99,20 @@ def test_an_admin_key_that_lets_others_in_is_refused(key: str, mode: int, why: s
     (tmp_path / "admin.key").write_text(key)
     (tmp_path / "admin.key").chmod(mode)
     assert why in refused_start(tmp_path)
+
+
+def test_a_process_that_may_open_few_files_says_so_and_takes_all_that_it_may(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", tmp_path / "log", files=1024) as (process, _):
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (1024, 1024)
+    said = "at most 320 connections at a time, not 10000: this process may open only 1024 files"
+    assert said in (tmp_path / "log").read_text()
+
+
+def test_a_low_soft_limit_is_raised_to_what_is_needed(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    with serving(tmp_path / "data", tmp_path / "log", files=256, limit="-Sn") as (process, _):
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (raised, hard)
 
 
 @pytest.mark.slow  # a short queue has connections ask again after a second or three

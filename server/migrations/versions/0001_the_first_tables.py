@@ -27,6 +27,14 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_clients_revoked_at"), ["revoked_at"], unique=False)
 
     op.create_table(
+        "deployment",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("store", sa.String(length=32), nullable=False),
+        sa.Column("audit_key", sa.String(length=44), nullable=False),
+        sa.Column("admin_key", sa.String(length=8), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
         "layouts",
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("text", sa.Text(), nullable=False),
