@@ -55,6 +55,10 @@ class UploadOver(Exception):
     """The assignment's round takes no update any more, or its report stands on the one it has."""
 
 
+class UpdateGone(FileNotFoundError):
+    """An update that counted is not stored any more: its round has ended, or it was lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A chunk that is in the blob store and may count, if its upload is still as `known`.
@@ -142,9 +146,13 @@ class UploadStore:
         return known.chunks
 
     async def chunks(self, assignments: Sequence[AssignmentId]) -> Mapping[AssignmentId, tuple[Chunk, ...]]:
-        """The chunks of whole updates, in order."""
+        """The chunks of whole updates, in order. Raises `UpdateGone`."""
         async with self._db.reading() as tx:
-            return {name: upload.chunks for name, upload in (await uploads_of(tx, assignments)).items()}
+            found = await uploads_of(tx, assignments)
+        for name in assignments:
+            if name not in found:
+                raise UpdateGone(f"the update of {name} is not stored any more")
+        return {name: upload.chunks for name, upload in found.items()}
 
 
 def _decided(
