@@ -98,7 +98,7 @@ class Upload:
             case "upload-complete":  # of other bytes: an update that an earlier life of this client has lost
                 self._coordinator.forget_upload(self._assignment)
                 return self._begin()
-            case "body-too-large" if self._chunk_bytes > CHUNK_BYTES_MIN:  # its operator allows less than is usual
+            case "body-too-large" | "http-413" if self._chunk_bytes > CHUNK_BYTES_MIN:  # its operator, or a proxy
                 self._chunk_bytes = self._longest = max(self._chunk_bytes // 2, CHUNK_BYTES_MIN)
                 return self._known or UploadState(0, complete=False)
             case _:

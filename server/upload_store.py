@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-from sqlalchemy import BindParameter, Executable, bindparam, delete, insert, or_, select, update
+from sqlalchemy import BindParameter, Executable, Select, bindparam, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.types import AssignmentId
@@ -41,6 +42,8 @@ _MOVE_UPLOAD = (
 _COUNT_BYTES = (
     update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == _NAME).values(bytes_up=_ASSIGNMENT.c.bytes_up + bindparam("up"))
 )
+
+_Added: TypeAlias = StoredUpload | None
 
 
 class UploadMoved(Exception):
@@ -95,7 +98,7 @@ class UploadStore:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._looks: Batches[AssignmentId, StoredUpload | None] = Batches(self._look)
-        self._arrivals: Batches[Arrived, StoredUpload] = Batches(self._add)
+        self._arrivals: Batches[Arrived, _Added] = Batches(self._add)
 
     async def look(self, assignment: AssignmentId) -> StoredUpload | None:
         return await self._looks.do(assignment)
@@ -107,36 +110,26 @@ class UploadStore:
 
     async def add_chunk(self, arrived: Arrived) -> StoredUpload:
         """Make a chunk count: the upload then. Durable on return. Raises `UploadMoved`, `UploadOver`."""
-        return await self._arrivals.do(arrived)
+        counted: _Added | Exception = await self._arrivals.do(arrived)
+        if counted is None:  # its assignment is locked: wait for that, alone
+            async with self._db.writing("add_chunk") as tx:
+                [counted] = await _added(tx, [arrived], _LOCK_ONE)
+        if not isinstance(counted, StoredUpload):
+            raise counted or UploadOver
+        return counted
 
-    async def _add(self, batch: Sequence[Arrived]) -> Sequence[StoredUpload | Exception]:
-        """One transaction for all whose assignments nobody else has locked; one for each of the others.
+    async def _add(self, batch: Sequence[Arrived]) -> Sequence[_Added | Exception]:
+        """One transaction for all whose assignments nobody else has locked; None for the others.
 
-        So none that holds a lock waits for another, and no two can wait for each other.
+        It holds many locks, so it waits for none: no two can wait for each other.
         """
-        names = [arrived.assignment for arrived in batch]
-        async with self._db.writing("add_chunk") as tx:
-            is_over = await _locked(tx, names)
-            stored: dict[AssignmentId, StoredUpload] = await uploads_of(tx, names)
-            counting: list[Arrived] = []
-            results: list[StoredUpload | Exception | None] = []
-            for arrived in batch:
-                busy = None if len(batch) > 1 else True  # alone, its row was waited for: there is none
-                result = _decided(arrived, stored.get(arrived.assignment), is_over.get(arrived.assignment, busy))
-                results.append(result)
-                if isinstance(result, StoredUpload) and result is not stored.get(arrived.assignment):
-                    stored[arrived.assignment] = result
-                    counting.append(arrived)
-            await _save(tx, counting)
-        return [
-            (await self._add([arrived]))[0] if result is None else result
-            for arrived, result in zip(batch, results, strict=True)
-        ]
+        async with self._db.writing("add_chunks") as tx:
+            return await _added(tx, batch, _LOCK_FREE)
 
     async def drop(self, assignment: AssignmentId, known: StoredUpload) -> tuple[Chunk, ...]:
         """Forget an upload that no report stands on; the chunks it consisted of. Raises `UploadMoved`, `UploadOver`."""
         async with self._db.writing("drop_upload") as tx:
-            is_over = await _locked(tx, [assignment])
+            is_over = await _locked(tx, [assignment], _LOCK_ONE)
             if is_over.get(assignment, True):
                 raise UploadOver
             stored = (await uploads_of(tx, [assignment])).get(assignment)
@@ -155,10 +148,26 @@ class UploadStore:
         return {name: upload.chunks for name, upload in found.items()}
 
 
-def _decided(
-    arrived: Arrived, stored: StoredUpload | None, is_over: bool | None
-) -> StoredUpload | UploadMoved | UploadOver | None:
-    """The upload with this chunk, `stored` itself if it counts already; why not; None if that is still open.
+async def _added(tx: AsyncConnection, batch: Sequence[Arrived], lock: Select[Any]) -> Sequence[_Added | Exception]:
+    """Make chunks count; what becomes of each. None for one whose assignment `lock` does not find."""
+    names = [arrived.assignment for arrived in batch]
+    is_over = await _locked(tx, names, lock)
+    stored: dict[AssignmentId, StoredUpload] = await uploads_of(tx, names)
+    counting: list[Arrived] = []
+    results: list[_Added | Exception] = []
+    for arrived in batch:
+        before = stored.get(arrived.assignment)
+        result = _decided(arrived, before, is_over.get(arrived.assignment))
+        results.append(result)
+        if isinstance(result, StoredUpload) and result is not before:
+            stored[arrived.assignment] = result
+            counting.append(arrived)
+    await _save(tx, counting)
+    return results
+
+
+def _decided(arrived: Arrived, stored: StoredUpload | None, is_over: bool | None) -> _Added | UploadMoved | UploadOver:
+    """The upload with this chunk, `stored` itself if it counts already; or why not.
 
     A transaction whose connection was lost may have been committed, and is tried again.
     """
@@ -212,12 +221,13 @@ async def _drop(tx: AsyncConnection, assignments: Sequence[AssignmentId]) -> Non
         await tx.execute(_DROP_UPLOADS, {"names": assignments})
 
 
-async def _locked(tx: AsyncConnection, assignments: Sequence[AssignmentId]) -> dict[AssignmentId, bool]:
-    """Lock these assignments' rows; whether each takes no update any more. Of several, only those that are free.
+async def _locked(
+    tx: AsyncConnection, assignments: Sequence[AssignmentId], lock: Select[Any]
+) -> dict[AssignmentId, bool]:
+    """Lock these assignments' rows; whether each takes no update any more.
 
     A report is saved under the lock of its assignment's row too, so an update that counts can no longer be changed.
     """
-    lock = _LOCK_ONE if len(assignments) == 1 else _LOCK_FREE
     return {row.id: bool(row.is_over) for row in await tx.execute(lock, {"names": assignments})}
 
 
