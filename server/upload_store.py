@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from sqlalchemy import BindParameter, Executable, Select, bindparam, delete, insert, or_, select, update
+from sqlalchemy import BindParameter, Executable, bindparam, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.types import AssignmentId
@@ -32,7 +32,7 @@ _TAKING = (
     .where(_ASSIGNMENT.c.id.in_(_NAMES))
 )
 _LOCK_FREE = _TAKING.with_for_update(of=_ASSIGNMENT, skip_locked=True)
-_LOCK_ONE = _TAKING.with_for_update(of=_ASSIGNMENT)
+_LOCK_WAITING = _TAKING.with_for_update(of=_ASSIGNMENT)
 _DROP_CHUNKS = delete(_CHUNK).where(_CHUNK.c.assignment.in_(_NAMES))
 _DROP_UPLOADS = delete(_UPLOAD).where(_UPLOAD.c.assignment.in_(_NAMES))
 _ADD_UPLOAD, _ADD_CHUNK = insert(_UPLOAD), insert(_CHUNK)
@@ -113,7 +113,7 @@ class UploadStore:
         counted: _Added | Exception = await self._arrivals.do(arrived)
         if counted is None:  # its assignment is locked: wait for that, alone
             async with self._db.writing("add_chunk") as tx:
-                [counted] = await _added(tx, [arrived], _LOCK_ONE)
+                [counted] = await _added(tx, [arrived], waits=True)
         if not isinstance(counted, StoredUpload):
             raise counted or UploadOver
         return counted
@@ -124,12 +124,12 @@ class UploadStore:
         It holds many locks, so it waits for none: no two can wait for each other.
         """
         async with self._db.writing("add_chunks") as tx:
-            return await _added(tx, batch, _LOCK_FREE)
+            return await _added(tx, batch, waits=False)
 
     async def drop(self, assignment: AssignmentId, known: StoredUpload) -> tuple[Chunk, ...]:
         """Forget an upload that no report stands on; the chunks it consisted of. Raises `UploadMoved`, `UploadOver`."""
         async with self._db.writing("drop_upload") as tx:
-            is_over = await _locked(tx, [assignment], _LOCK_ONE)
+            is_over = await _locked(tx, [assignment], waits=True)
             if is_over.get(assignment, True):
                 raise UploadOver
             stored = (await uploads_of(tx, [assignment])).get(assignment)
@@ -148,10 +148,10 @@ class UploadStore:
         return {name: upload.chunks for name, upload in found.items()}
 
 
-async def _added(tx: AsyncConnection, batch: Sequence[Arrived], lock: Select[Any]) -> Sequence[_Added | Exception]:
-    """Make chunks count; what becomes of each. None for one whose assignment `lock` does not find."""
+async def _added(tx: AsyncConnection, batch: Sequence[Arrived], *, waits: bool) -> Sequence[_Added | Exception]:
+    """Make chunks count; what becomes of each. None for one whose assignment is not found free."""
     names = [arrived.assignment for arrived in batch]
-    is_over = await _locked(tx, names, lock)
+    is_over = await _locked(tx, names, waits=waits)
     stored: dict[AssignmentId, StoredUpload] = await uploads_of(tx, names)
     counting: list[Arrived] = []
     results: list[_Added | Exception] = []
@@ -221,14 +221,13 @@ async def _drop(tx: AsyncConnection, assignments: Sequence[AssignmentId]) -> Non
         await tx.execute(_DROP_UPLOADS, {"names": assignments})
 
 
-async def _locked(
-    tx: AsyncConnection, assignments: Sequence[AssignmentId], lock: Select[Any]
-) -> dict[AssignmentId, bool]:
-    """Lock these assignments' rows; whether each takes no update any more.
+async def _locked(tx: AsyncConnection, assignments: Sequence[AssignmentId], *, waits: bool) -> dict[AssignmentId, bool]:
+    """Lock the rows of these assignments, or of those that are free; whether each takes no update any more.
 
     A report is saved under the lock of its assignment's row too, so an update that counts can no longer be changed.
     """
-    return {row.id: bool(row.is_over) for row in await tx.execute(lock, {"names": assignments})}
+    found = await tx.execute(_LOCK_WAITING if waits else _LOCK_FREE, {"names": assignments})
+    return {row.id: bool(row.is_over) for row in found}
 
 
 async def uploads_of(
