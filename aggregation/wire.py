@@ -26,6 +26,9 @@ from umbel.aggregation.layout import Layout
 MAGIC = b"UMBL"
 VERSION = 1
 HEADER_BYTES = 64
+CHUNK_BYTES_MIN = 64 << 10
+_CHUNKS_MAX = 4096  # so that 1 MiB, which is what many proxies let through, is enough for an update of 4 GiB
+_CHUNKS_OF_FEW_BYTES = 64
 _HEADER = struct.Struct("<4sBBHQ32sQQ")
 
 
@@ -53,6 +56,15 @@ def expected_bytes(codec: Codec, n_values: int) -> int:
     match codec:
         case Codec.FLOAT32:
             return HEADER_BYTES + 4 * n_values
+
+
+def least_chunk_bytes(update_bytes: int) -> int:
+    """The least length of a chunk that does not end an update of this length.
+
+    A chunk costs the coordinator a file and a row, however short it is, so it has 64 KiB (a 64th of a small update) and
+    a 4096th of the update.
+    """
+    return max(min(CHUNK_BYTES_MIN, -(-update_bytes // _CHUNKS_OF_FEW_BYTES)), -(-update_bytes // _CHUNKS_MAX))
 
 
 def header_for(layout: Layout, codec: Codec = Codec.FLOAT32) -> UpdateHeader:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.wire import CHUNK_BYTES_MIN
+
 # Uplinks are often slower than downlinks (ADSL, cable, mobile), so until an upload was measured, expect a quarter.
 _UP_OVER_DOWN = 0.25
 _SAFETY = 2.0
-# Each chunk costs an answer, with a flush to the coordinator's disk: some 20 ms beside which a chunk must be long.
-CHUNK_BYTES_MIN = 64 << 10
 # Half of what a coordinator takes by default; one that takes less says so.
 CHUNK_BYTES_MAX = 8 << 20
 

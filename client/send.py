@@ -8,10 +8,11 @@ import time
 from typing import BinaryIO
 
 from umbel.aggregation.types import AssignmentId
+from umbel.aggregation.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.bodies import FileBody
 from umbel.client.coordinator import Coordinator, UploadState
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused, TryAgain
-from umbel.client.link import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Link, chunk_bytes
+from umbel.client.link import CHUNK_BYTES_MAX, Link, chunk_bytes
 from umbel.client.transport import Patience, patiently
 
 _CORRECTIONS_MAX = 16  # halving the longest chunk to the shortest takes seven
@@ -36,8 +37,8 @@ class Upload:
         self._total = total
         self._sha256 = sha256
         self._window_s = window_s
-        self._chunk_bytes = link.chunk_bytes(window_s)
         self._longest = CHUNK_BYTES_MAX
+        self._chunk_bytes = self._within(link.chunk_bytes(window_s))
         self._known: UploadState | None = None
         self._must_ask = False
         self._corrections = 0
@@ -65,7 +66,7 @@ class Upload:
             return self._step()
         except TryAgain:
             self._must_ask = True
-            self._halve_chunk()
+            self._chunk_bytes = self._within(self._chunk_bytes // 2)
             raise
 
     def _step(self) -> UploadState:
@@ -77,7 +78,7 @@ class Upload:
         except CoordinatorRefused as error:
             return self._corrected(error)
         speed = (state.offset - offset) / max(time.perf_counter() - started, 1e-6)
-        self._chunk_bytes = min(chunk_bytes(speed, self._window_s), self._longest)
+        self._chunk_bytes = self._within(chunk_bytes(speed, self._window_s))
         return state
 
     def _begin(self) -> UploadState:
@@ -97,15 +98,15 @@ class Upload:
             case "upload-complete":  # of other bytes: an update that an earlier life of this client has lost
                 self._coordinator.forget_upload(self._assignment)
                 return self._begin()
-            case "body-too-large" if self._chunk_bytes > CHUNK_BYTES_MIN:  # its operator allows less than is usual
-                self._halve_chunk()
-                self._longest = self._chunk_bytes
+            case "body-too-large" | "http-413" if self._chunk_bytes > CHUNK_BYTES_MIN:  # its operator, or a proxy
+                self._chunk_bytes = self._longest = max(self._chunk_bytes // 2, CHUNK_BYTES_MIN)
                 return self._known or UploadState(0, complete=False)
             case _:
                 raise error
 
-    def _halve_chunk(self) -> None:
-        self._chunk_bytes = max(self._chunk_bytes // 2, CHUNK_BYTES_MIN)
+    def _within(self, n_bytes: int) -> int:
+        """A chunk's length, brought to what the protocol asks for and to what the operator allows."""
+        return min(max(n_bytes, CHUNK_BYTES_MIN, least_chunk_bytes(self._total)), self._longest)
 
     def _count_correction(self) -> None:
         self._corrections += 1

@@ -14,14 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.round import Accepted, Closing
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed
+from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import ModelFiles, next_model
 from umbel.server.replicas import closing_job
 from umbel.server.services import Services
 from umbel.server.shelf import hold
 from umbel.server.stored import Chunk, LiveRun, PartialSum
+from umbel.server.upload_store import UpdateGone
 
 _log = logging.getLogger(__name__)
 _SUM_TRIES = 3
@@ -51,6 +52,7 @@ class Closer:
         """Fold what this replica answers for and has not folded yet, from what is stored.
 
         What others have adopted, having taken this replica for dead, must not be in its share: then it begins anew.
+        Raises `SumDropped` if another replica has ended the round meanwhile.
         """
         me = self._services.replicas.id
         mine = {client for client, replica in live.folded_by.items() if replica == me}
@@ -60,7 +62,7 @@ class Closer:
         new = sorted(mine - self._folding.clients if self._folding else mine)
         if not new:
             return
-        chunks = await self._services.uploads.chunks([live.assignment_id(client) for client in new])
+        chunks = await self._chunks(live, new)
         for client in new:
             self.fold(live, client, chunks[live.assignment_id(client)], accepted[client].weight)
 
@@ -105,6 +107,14 @@ class Closer:
     async def settle(self) -> None:
         """Wait for what is still being removed."""
         await asyncio.gather(*self._removing, return_exceptions=True)
+
+    async def _chunks(self, live: LiveRun, clients: Sequence[ClientId]) -> Mapping[AssignmentId, tuple[Chunk, ...]]:
+        try:
+            return await self._services.uploads.chunks([live.assignment_id(client) for client in clients])
+        except UpdateGone as error:
+            if isinstance(await self._services.rounds.round_state(live.round_id), Committed | Abandoned):
+                raise SumDropped from error
+            raise
 
     async def _whole_sum(self, live: LiveRun, closing: Closing) -> Folding | None:
         """The sum of every accepted report; None while a part of it is not in."""

@@ -44,6 +44,7 @@ from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, Ta
 from umbel.server import journal
 from umbel.server.chronicle import Chronicle
 from umbel.server.closing import Closer, SumFailed
+from umbel.server.folding import SumDropped
 from umbel.server.ledger import live_round
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
@@ -413,4 +414,5 @@ class RunDriver:
         """Fold what this replica answers for and has not folded yet."""
         live = self.live
         if isinstance(live.state, Training | Closing):
-            await self._closer.take_up(live, live.state.accepted)
+            with suppress(SumDropped):  # another replica has ended the attempt: the next look shows it
+                await self._closer.take_up(live, live.state.accepted)

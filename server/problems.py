@@ -63,6 +63,8 @@ KINDS: Mapping[str, Kind] = {
     "length-required": Kind(411, "The body has no declared length"),
     "wrong-digest": Kind(422, "The body does not hash to its digest"),
     "mismatching-upload-offset": Kind(409, "The chunk does not start where the upload stands"),
+    "short-chunk": Kind(422, "The chunk is too short"),
+    "too-many-chunks": Kind(503, "Too many chunks are on their way"),
     "upload-complete": Kind(409, "An update was completed already"),
     "upload-incomplete": Kind(409, "The update is not whole yet"),
     "malformed-update": Kind(422, "The update is malformed"),

@@ -23,6 +23,8 @@ _RESPONSES = problems(
     "unknown-assignment",
     "unknown-upload",
     "mismatching-upload-offset",
+    "short-chunk",
+    "too-many-chunks",
     "upload-complete",
     "assignment-closed",
     "report-refused",
@@ -83,7 +85,8 @@ def _chunk(request: Request, device: Device, offset: int) -> Incoming:
     is_last = request.headers.get("upload-complete")
     if is_last not in ("?0", "?1"):
         raise Refused("malformed-request", "Upload-Complete: must be ?1 for the last chunk and ?0 before")
-    return Incoming(offset, is_last == "?1", checked_pieces(request, device.body_sha256))
+    n_bytes = int(request.headers.get("content-length", "0"))  # `limits.py` holds the body to it
+    return Incoming(offset, is_last == "?1", n_bytes, checked_pieces(request, device.body_sha256))
 
 
 def _number(request: Request, name: str) -> int:

@@ -2,8 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -30,6 +31,9 @@ class Settings(BaseSettings):
     )
     json_bytes_max: int = Field(default=64 * KIB, ge=KIB, description="cap of a control message")
     chunk_bytes_max: int = Field(default=16 * MIB, ge=KIB, description="cap of one chunk of an upload")
+    incoming_bytes_max: int = Field(
+        default=4 * GIB, ge=KIB, description="what chunks on their way in may take of the disk, all together"
+    )
     model_bytes_max: int = Field(default=4 * GIB, ge=KIB, description="cap of a model file")
 
     blobs: str | None = Field(
@@ -50,6 +54,12 @@ class Settings(BaseSettings):
         if blobs and "://" in blobs and not _BUCKET.fullmatch(blobs):
             raise ValueError(f"must be a directory or look like s3://bucket/prefix, not {blobs[:100]!r}")
         return blobs
+
+    @model_validator(mode="after")
+    def _require_room_for_a_chunk(self) -> Self:
+        if self.incoming_bytes_max < self.chunk_bytes_max:
+            raise ValueError(f"incoming_bytes_max must be at least chunk_bytes_max = {self.chunk_bytes_max}")
+        return self
 
     @field_validator("database_url")
     @classmethod

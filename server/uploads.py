@@ -9,33 +9,32 @@ whole update, checked.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 from umbel.aggregation.errors import LyingLength, ProtocolViolation, UpdateRefused
 from umbel.aggregation.types import AssignmentId, ClientId
-from umbel.aggregation.wire import Codec, expected_bytes
+from umbel.aggregation.wire import Codec, expected_bytes, least_chunk_bytes
 from umbel.server.blobs import BlobStore
 from umbel.server.coordinator import Coordinator, Place
 from umbel.server.driver import RunDriver
+from umbel.server.intake import Arrival, Intake
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.stored import Chunk, StoredUpload
 from umbel.server.updates import check_update
-from umbel.server.upload_store import UploadMoved, UploadOver
+from umbel.server.upload_store import Arrived, UploadMoved, UploadOver
 
 _HELD_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One request's part of an update. `is_last`: with it, the update is whole."""
+    """One request's part of an update. `is_last`: with it, the update is whole. `n_bytes`: of `body`, as declared."""
 
     offset: int
     is_last: bool
+    n_bytes: int
     body: AsyncIterator[bytes]
 
 
@@ -45,6 +44,7 @@ class Uploads:
     def __init__(self, services: Services, coordinator: Coordinator) -> None:
         self._services = services
         self._coordinator = coordinator
+        self._intake = Intake(services.settings.incoming_bytes_max)
         self._locks: WeakValueDictionary[AssignmentId, asyncio.Lock] = WeakValueDictionary()
 
     async def begin(
@@ -85,36 +85,38 @@ class Uploads:
         self, place: Place, known: StoredUpload | None, begun: StoredUpload, incoming: Incoming
     ) -> StoredUpload:
         """Take a chunk in, store it, and make it count."""
-        blobs, key = self._services.blobs, _key(place.assignment, begun.offset)
-        length = await _store(blobs, key, begun, incoming)
+        _require_fit(begun, incoming, self._services.settings.chunk_bytes_max)
+        with self._intake.place(f"{place.client} {place.driver.name}", incoming.n_bytes) as arrival:
+            chunk = Chunk(_key(place.assignment, begun.offset), incoming.n_bytes)
+            await _store(self._services.blobs, chunk, incoming.body, arrival)
+            return await self._take(place, Arrived(place.assignment, known, begun, chunk, incoming.is_last))
+
+    async def _take(self, place: Place, arrived: Arrived) -> StoredUpload:
+        """Make a stored chunk count, or remove it."""
         try:
-            counted, dropped = await self._count(place, known, begun, Chunk(key, length), incoming.is_last)
+            counted = await self._count(place, arrived)
         except (Refused, ProtocolViolation):
             # Only where it is certain that the chunk does not count. Of a transaction whose connection was lost nobody
             # can tell: that chunk stays, and is swept after the round if it does not count.
-            await self._remove([key] if length else [])
+            await self._remove([arrived.chunk.key] if arrived.chunk.length else [])
             raise
-        await self._remove(one.key for one in dropped)
+        await self._remove(one.key for one in arrived.dropped)
         return counted
 
-    async def _count(
-        self, place: Place, known: StoredUpload | None, begun: StoredUpload, chunk: Chunk, is_last: bool
-    ) -> tuple[StoredUpload, tuple[Chunk, ...]]:
+    async def _count(self, place: Place, arrived: Arrived) -> StoredUpload:
         """Make a stored chunk count, the last one only with a whole update that has passed its checks."""
-        if not is_last:
-            return await self._add(place, known, begun, chunk, is_last)
+        if not arrived.is_last:
+            return await self._add(place, arrived)
         async with self._checking(place.assignment):  # a check reads all of it: whoever comes second sees what it says
-            if (now := await self._services.uploads.look(place.assignment)) != known:
+            if (now := await self._services.uploads.look(place.assignment)) != arrived.known:
                 raise _mismatch(now)
-            await self._check(place, known, begun, chunk)
-            return await self._add(place, known, begun, chunk, is_last)
+            await self._check(place, arrived)
+            return await self._add(place, arrived)
 
-    async def _add(
-        self, place: Place, known: StoredUpload | None, begun: StoredUpload, chunk: Chunk, is_last: bool
-    ) -> tuple[StoredUpload, tuple[Chunk, ...]]:
+    async def _add(self, place: Place, arrived: Arrived) -> StoredUpload:
         place.require_open()
         try:
-            return await self._services.uploads.add_chunk(place.assignment, known, begun, chunk, is_last)
+            return await self._services.uploads.add_chunk(arrived)
         except UploadMoved as moved:
             raise _mismatch(moved.upload) from moved
         except UploadOver as over:
@@ -126,17 +128,17 @@ class Uploads:
             lock = self._locks[assignment] = asyncio.Lock()
         return lock
 
-    async def _check(self, place: Place, known: StoredUpload | None, begun: StoredUpload, last: Chunk) -> None:
+    async def _check(self, place: Place, arrived: Arrived) -> None:
         """Check the whole update, and drop what can never be folded."""
-        chunks = (*begun.chunks, last) if last.length else begun.chunks
+        whole = arrived.after
         grid, layout = place.require_open().plan.grid, place.driver.layout
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._services.checker, check_update, self._services.blobs, chunks, begun.sha256, layout, grid
+                self._services.checker, check_update, self._services.blobs, whole.chunks, whole.sha256, layout, grid
             )
         except (UpdateRefused, Refused):
-            if known is not None:
-                await self._drop(place.assignment, known)
+            if arrived.known is not None:
+                await self._drop(place.assignment, arrived.known)
             raise
         except FileNotFoundError as error:
             raise Refused("assignment-closed", "the round ended while this update was on its way") from error
@@ -155,37 +157,24 @@ class Uploads:
             await asyncio.to_thread(self._services.blobs.delete, keys)
 
 
-async def _store(blobs: BlobStore, key: str, upload: StoredUpload, incoming: Incoming) -> int:
-    """Take a chunk's body in and store it; how many bytes came.
+async def _store(blobs: BlobStore, chunk: Chunk, body: AsyncIterator[bytes], arrival: Arrival) -> None:
+    """Take a chunk's body in and store it.
 
     A small one is held in memory until it is whole: a request that sends little costs no file. Pieces are small: to
     write one is not worth a thread.
     """
-    held, length, left = bytearray(), 0, upload.length - upload.offset
-    with ExitStack() as files:
-        path: Path | None = None
-        file: BinaryIO | None = None
-        async for piece in incoming.body:
-            length += len(piece)
-            if length > left:
-                raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
-            if file is None and length <= _HELD_BYTES_MAX:
-                held += piece
-                continue
-            if file is None:
-                path = files.enter_context(blobs.scratch())
-                file = files.enter_context(path.open("wb"))
-                file.write(held)
-            file.write(piece)
-        if incoming.is_last and length != left:
-            end = upload.offset + length
-            raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {end}")
-        if path is not None and file is not None:
-            file.close()
-            await asyncio.to_thread(blobs.put, path, key)
-        elif length:
-            await asyncio.to_thread(_put_small, blobs, bytes(held), key)
-    return length
+    if chunk.length <= _HELD_BYTES_MAX:
+        async with arrival.receiving():
+            data = b"".join([piece async for piece in body])
+        if data:
+            await asyncio.to_thread(_put_small, blobs, data, chunk.key)
+        return
+    with blobs.scratch() as path:
+        with path.open("wb") as file:
+            async with arrival.receiving():
+                async for piece in body:
+                    file.write(piece)
+        await asyncio.to_thread(blobs.put, path, chunk.key)
 
 
 def _put_small(blobs: BlobStore, data: bytes, key: str) -> None:
@@ -230,6 +219,20 @@ def _require_length(driver: RunDriver, length: int) -> None:
 def _require_offset(known: StoredUpload, incoming: Incoming) -> None:
     if incoming.offset != known.offset:
         raise _mismatch(known)
+
+
+def _require_fit(upload: StoredUpload, incoming: Incoming, chunk_bytes_max: int) -> None:
+    """Refuse a chunk by its length, before a byte of it is read."""
+    left = upload.length - upload.offset
+    if incoming.n_bytes > left:
+        raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
+    if incoming.is_last and incoming.n_bytes != left:
+        end = upload.offset + incoming.n_bytes
+        raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {end}")
+    # Where the cap is below what the rule asks for, a client must still find a length that passes by halving.
+    least = min(least_chunk_bytes(upload.length), chunk_bytes_max // 2)
+    if 0 < incoming.n_bytes < min(least, left):
+        raise Refused("short-chunk", f"a chunk of this update has at least {least} bytes, unless it is the last")
 
 
 def _mismatch(upload: StoredUpload | None) -> Refused:

@@ -144,7 +144,7 @@ def _with(key: str, value: object) -> dict[str, Any]:
         "name": "r",
         "rounds": {"count": 1_000_000, "target": 1 << 20, "over_selection": 1.0, "window_s": 366 * 86_400.0},
         "aggregation": {"sample_count_max": 1},
-        "stop": {"metric": "training.loss", "patience": 1},
+        "stop": {"metric": "training.loss", "patience": 1, "minimum": 1},
     }
     needed: dict[str, dict[str, Any]] = {"evaluation": {"every": 1, "clients": 1}, "override": {"first_round": 1}}
     section, _, name = key.rpartition(".")

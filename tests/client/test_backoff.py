@@ -3,9 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.wire import CHUNK_BYTES_MIN
 from umbel.client.backoff import IDLE_BACKOFF as IDLE
 from umbel.client.backoff import RETRY_AFTER_MAX_S, Backoff
-from umbel.client.link import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Link
+from umbel.client.link import CHUNK_BYTES_MAX, Link
 from umbel.client.timing import Timing, within
 from umbel.client.watch import renewal_s
 

@@ -1,16 +1,25 @@
 """Whole rounds over a bucket: the same model as over a directory; a bucket that is away for a while loses nothing."""
 
 import asyncio
+import hashlib
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
-from tests.s3_server import S3Server, Wire, bucket_fields, s3_server
+from tests.federation import Federation, check
+from tests.killing import Death, free_port, start
+from tests.s3_server import S3Server, Wire, bucket_fields, bucket_settings, s3_server
 from tests.server_device import House, house, run_file, small_state, update_of
 from umbel.server import bucket
+from umbel.server.blobs import BlobStore, model_key, open_blobs
+from umbel.server.housekeeping import sweep_blobs
+from umbel.server.settings import Settings
+from umbel.server.shelf import sweep_models
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +82,54 @@ def test_a_bucket_that_is_away_at_the_end_of_a_round_delays_it_and_loses_nothing
 
     asyncio.run(scenario())
     wire.close()
+
+
+async def fare_despite(settings: Settings, death: Death, blobs: BlobStore) -> set[str]:
+    """A run of two rounds whose coordinator dies once, and is started again: the updates in the bucket in between."""
+    process = start(settings, death)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=10.0) as http:
+            federation = Federation(http, settings)
+            running = asyncio.create_task(federation.run())
+            await asyncio.to_thread(process.join, 60.0)
+            assert process.exitcode == -signal.SIGKILL
+            left = set(await asyncio.to_thread(lambda: list(blobs.keys("updates"))))
+            process = start(settings)
+            check(await asyncio.wait_for(running, 60.0), federation.accepted)
+            return left
+    finally:
+        process.kill()
+        process.join()
+
+
+async def model_keys(settings: Settings) -> set[str]:
+    """What the database refers to, when a coordinator has just started over it and has swept."""
+    async with house(settings.data, **settings.model_dump(exclude={"data"})) as it:
+        for sweep in (sweep_blobs, sweep_models):
+            await sweep(it.state.services)
+        answer = await it.http.get("/v1/admin/runs/demo/versions", headers=it.admin)
+        found = {model_key(one["sha256"]) for one in answer.json()}
+        for key in found:
+            model = await it.http.get(f"/v1/admin/{key}", headers=it.admin)
+            assert model_key(hashlib.sha256(model.content).hexdigest()) == key
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "death",
+    [Death("store a chunk", is_before=True, nth=3), Death("remove the updates of an attempt", is_before=True, nth=2)],
+    ids=["before a chunk counts", "before the updates of a round are removed"],
+)
+def test_what_a_crash_left_in_a_bucket_goes_and_what_is_referred_to_stays(
+    server: S3Server, tmp_path: Path, death: Death
+) -> None:
+    settings = bucket_settings(server, tmp_path / "data", port=free_port(), download_links=False)
+    blobs = open_blobs(settings.model_copy(update={"data": tmp_path / "eyes"}))
+    left = asyncio.run(fare_despite(settings, death, blobs))
+    assert left, "else this shows nothing"
+    referred_to = asyncio.run(model_keys(settings))
+    assert len(referred_to) == 3
+    assert not list(blobs.keys("updates"))
+    assert not list(blobs.keys("partials"))
+    assert referred_to <= set(blobs.keys("models"))

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -22,7 +23,9 @@ from tests.server_device import (
     stored_updates,
     update_of,
 )
+from umbel.aggregation.wire import least_chunk_bytes
 from umbel.server import updates, uploads
+from umbel.server.intake import EACH_MAX
 
 pytestmark = pytest.mark.usefixtures("any_database")
 
@@ -102,6 +105,76 @@ def test_a_chunk_from_the_wrong_place_is_told_the_right_one(tmp_path: Path) -> N
         answer = await device.patch(assignment, update[60:], 60, is_last=True)
         assert problem(answer) == "mismatching-upload-offset"
         assert answer.headers["upload-offset"] == "70"
+
+    with_assignment(tmp_path, test)
+
+
+def test_a_chunk_that_is_too_short_is_refused_unless_it_is_the_rest(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        least = least_chunk_bytes(len(update))
+        await begin(device, assignment, update, 70)
+        before = rows(it.settings)
+        for n_bytes in (1, least - 1):
+            answer = await device.patch(assignment, update[70 : 70 + n_bytes], 70, is_last=False)
+            assert problem(answer) == "short-chunk"
+        assert rows(it.settings) == before
+        end = len(update) - 1
+        for first, last in ((70, 70 + least), (70 + least, end)):
+            assert (await device.patch(assignment, update[first:last], first, is_last=False)).status_code == 204
+        assert (await device.patch(assignment, update[end:], end, is_last=False)).status_code == 204
+        assert (await device.patch(assignment, b"", len(update), is_last=True)).status_code == 204
+        assert (await device.report(assignment, update)).json()["outcome"] == "accepted"
+
+    with_assignment(tmp_path, test)
+
+
+def test_a_coordinator_that_takes_short_chunks_only_takes_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, chunk_bytes_max=4096) as it:
+            layout = await it.begin(run_file(target=1), {"weight": torch.zeros(300_000)})
+            [device] = await it.devices(1)
+            assignment, update = (await device.work(layout))["id"], update_of(layout, torch.ones(layout.n_values))
+            assert least_chunk_bytes(len(update)) > 4096
+            assert await begin(device, assignment, update, 4096) == 4096
+            assert problem(await device.patch(assignment, update[4096:6000], 4096, is_last=False)) == "short-chunk"
+            assert (await device.patch(assignment, update[4096:6144], 4096, is_last=False)).status_code == 204
+
+    asyncio.run(scenario())
+
+
+def test_of_a_client_s_chunks_under_way_a_third_takes_the_place_of_the_oldest(tmp_path: Path) -> None:
+    async def test(it: House, device: Device, assignment: str, update: bytes) -> None:
+        url, chunk = f"/v1/assignments/{assignment}/update", update[70:]
+        first_sent, end = asyncio.Event(), asyncio.Event()
+        await begin(device, assignment, update, 70)
+
+        async def without_end() -> AsyncIterator[bytes]:
+            yield chunk[:10]
+            first_sent.set()
+            await end.wait()
+            yield chunk[10:]
+
+        async def send() -> httpx.Response:
+            fields = {
+                "Content-Type": "application/partial-upload",
+                "Content-Length": str(len(chunk)),
+                "Upload-Offset": "70",
+                "Upload-Complete": "?1",
+            }
+            headers = {**device.headers("PATCH", url, chunk), **fields}
+            return await device.http.request("PATCH", url, content=without_end(), headers=headers)
+
+        older: list[asyncio.Task[httpx.Response]] = []
+        for _ in range(EACH_MAX):
+            older.append(asyncio.create_task(send()))
+            await first_sent.wait()
+            first_sent.clear()
+        assert (await device.patch(assignment, chunk, 70, is_last=True)).status_code == 204
+        answer = await older[0]
+        assert (problem(answer), answer.headers["connection"]) == ("too-many-chunks", "close")
+        end.set()
+        assert problem(await older[1]) == "mismatching-upload-offset"
+        assert (await device.report(assignment, update)).json()["outcome"] == "accepted"
 
     with_assignment(tmp_path, test)
 
@@ -236,7 +309,7 @@ def test_of_many_requests_that_finish_one_upload_only_one_checks_it(
         ends = (device.patch(assignment, b"", len(update), is_last=True) for _ in range(12))
         statuses = sorted([answer.status_code for answer in await asyncio.gather(*ends)])
         assert statuses[0] == 204
-        assert set(statuses) <= {204, 409}
+        assert set(statuses) <= {204, 409, 503}
         assert checks == 1
 
     with_assignment(tmp_path, test)

@@ -16,7 +16,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.signatures import Target, parse, sign, signature_base
 from umbel.aggregation.types import ClientId, Weighting, derive_seed
 from umbel.aggregation.weighting import Candidate, draw
-from umbel.aggregation.wire import HEADER_BYTES, header_for, read_header
+from umbel.aggregation.wire import HEADER_BYTES, header_for, least_chunk_bytes, read_header
 
 FOLDER = Path(__file__).parent
 
@@ -34,6 +34,11 @@ def test_the_bytes_of_an_update() -> None:
     assert data.hex() == vector["update_hex"]
     assert hashlib.sha256(data).hexdigest() == vector["update_sha256"]
     assert read_header(data[:HEADER_BYTES], layout) == header_for(layout)
+
+
+def test_the_least_lengths_of_chunks() -> None:
+    for update_bytes, least in load("chunk")["least_bytes"]:
+        assert least_chunk_bytes(update_bytes) == least
 
 
 def test_the_layout_and_the_values_of_an_update() -> None:
