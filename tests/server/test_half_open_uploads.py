@@ -59,14 +59,16 @@ def begun(coordinator: CoordinatorProcess) -> list[SimDevice]:
     return devices
 
 
-def play(coordinator: CoordinatorProcess, scripts: list[Script], status: int) -> None:
-    with Load(coordinator.url, N_CONNECTIONS) as load:
+def play(
+    coordinator: CoordinatorProcess, scripts: list[Script], status: int, n_connections: int = N_CONNECTIONS
+) -> None:
+    with Load(coordinator.url, n_connections) as load:
         load.run(scripts).require_all(status)
 
 
 def find_work(device: SimDevice, found: dict[SimDevice, str]) -> Script:
-    """Check in until there is an assignment."""
-    body = check_in_body("demo", LAYOUT.digest, SAMPLE_COUNT)
+    """Check in, and wait there, until there is an assignment: so all of them wait at the same time."""
+    body = check_in_body("demo", LAYOUT.digest, SAMPLE_COUNT, wait_s=25.0)
     while device not in found:
         answer = yield device.check_in(body)
         checked_in = json.loads(answer.body)
@@ -106,14 +108,17 @@ def half_open(coordinator: CoordinatorProcess, found: dict[SimDevice, str]) -> I
 
 
 @pytest.mark.slow
-def test_a_round_ends_while_a_thousand_of_its_clients_hold_half_an_upload_each(tmp_path: Path) -> None:
+def test_a_round_ends_while_a_thousand_of_its_clients_hold_half_an_upload_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMBEL_CHECK_INS_PER_S_MAX", "100000")  # else a fleet of more than 1,000 is spread over time
     outcomes: list[str] = []
     found: dict[SimDevice, str] = {}
     with many_files(), stopping([]) as children, ExitStack() as lines:
         coordinator = start_coordinator(tmp_path / "data")
         children.append(coordinator.child)
         devices, process = begun(coordinator), psutil.Process(coordinator.pid)
-        play(coordinator, [find_work(device, found) for device in devices], 200)
+        play(coordinator, [find_work(device, found) for device in devices], 200, len(devices))
         honest = [(device, found.pop(device)) for device in devices[:N_HONEST]]
         before_mb = process.memory_info().rss / 1e6
         opened = [lines.enter_context(line) for line in half_open(coordinator, found)]
