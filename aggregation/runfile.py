@@ -253,7 +253,8 @@ class Override:
 
     def _check_numbers(self) -> None:
         """Raise `ValueError` for a number that no round could have, even where a later override takes its place."""
-        RoundsSection(**{"count": 1, "target": 1, **self.of(RoundsSection)})
+        rounds: dict[str, Any] = {"count": 1, "target": 1, **self.of(RoundsSection)}
+        RoundsSection(**rounds)
         TrainingPlan(**self.of(TrainingPlan))
 
     def covers(self, number: int) -> bool:

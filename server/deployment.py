@@ -21,14 +21,17 @@ from typing import Any
 from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from umbel.aggregation.messages import RunStatus
 from umbel.server import tables
 from umbel.server.auth import AdminKey
-from umbel.server.blobs import BlobStore
+from umbel.server.blobs import BlobStore, model_key
 from umbel.server.database import Database
 from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)
 _DEPLOYMENT, _ID = table_of(tables.Deployment), 1
+_RUN, _VERSION = table_of(tables.Run), table_of(tables.ModelVersion)
+_OPEN = (RunStatus.RUNNING.value, RunStatus.PAUSED.value)
 _MARKS, _CLAIMS = "deployment/marks", "deployment/claims"
 _IF_MEANT = "if the change is meant, stop every coordinator of this database and start one of them with --adopt"
 
@@ -70,6 +73,7 @@ class Deployment:
             raise UnfitDeployment(self._not_its_audit_key(known.audit_key))
         await self._claim(known.store)
         await self._compare_admin_key(known)
+        await self._tell_of_lost_models()
 
     async def _known(self) -> Row[Any] | None:
         async with self.database.reading() as tx:
@@ -124,6 +128,27 @@ class Deployment:
         )
         async with self.database.writing("note_admin_key") as tx:
             await tx.execute(update(_DEPLOYMENT).values(admin_key=mine))
+
+    async def _tell_of_lost_models(self) -> None:
+        """Say which runs cannot go on. The others can: a model that is missing stops no coordinator."""
+        async with self.database.reading() as tx:
+            number = func.max(_VERSION.c.version).label("version")
+            newest = select(_VERSION.c.run, number).group_by(_VERSION.c.run).subquery()
+            models = (
+                select(_RUN.c.name, _VERSION.c.sha256, _VERSION.c.master_sha256)
+                .join(newest, newest.c.run == _RUN.c.name)
+                .join(_VERSION, (_VERSION.c.run == newest.c.run) & (_VERSION.c.version == newest.c.version))
+                .where(_RUN.c.status.in_(_OPEN))
+            )
+            rows = (await tx.execute(models)).all()
+        for run, *files in rows:
+            if None in [await asyncio.to_thread(self.blobs.size, model_key(sha256)) for sha256 in files]:
+                _log.error(
+                    "run %s cannot go on: its newest model is not in %s; restore blobs that are not older than the "
+                    "database",
+                    run,
+                    self.named.blobs,
+                )
 
     async def _mark(self) -> str:
         """Mark the store, durably; the mark."""

@@ -68,7 +68,7 @@ async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: A
     await asyncio.to_thread(blobs.prepare)
     database = Database(settings.database)
     try:
-        await require_agreement(database, SystemClock())
+        await _reach(database)
         await database.migrate()
         named = Named(
             blobs=settings.blobs or str(settings.blob_directory),
@@ -78,6 +78,14 @@ async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: A
         await Deployment(database, blobs, audit_key.public, admin_key, named).settle(adopt=adopt)
     finally:
         await database.close()
+
+
+async def _reach(database: Database) -> None:
+    """See that the database answers, and that its clock is ours."""
+    try:
+        await require_agreement(database, SystemClock())
+    except OSError as error:
+        raise OSError(f"the database does not answer ({error}); check database_url, and that it is up") from error
 
 
 class _Server(uvicorn.Server):

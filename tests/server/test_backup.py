@@ -73,6 +73,17 @@ def test_a_copy_that_was_made_of_a_running_coordinator_goes_on_and_one_without_i
     with serving(restored, tmp_path / "restored.log") as (_, url):
         asyncio.run(scenario(url, restored, devices))
 
+    shutil.rmtree(restored / "blobs" / "models")
+    with serving(restored, tmp_path / "older.log"):
+        pass
+    assert "run demo cannot go on" not in (tmp_path / "older.log").read_text(), "it is finished"
+
+    shutil.rmtree(backup / "blobs" / "models")
+    with serving(backup, tmp_path / "older.log"):
+        pass
+    said = f"run demo cannot go on: its newest model is not in {backup / 'blobs'}"
+    assert said in (tmp_path / "older.log").read_text()
+
     shutil.rmtree(backup / "blobs")
     said = refused_start(backup)
     assert "are not those of this database, which holds 1 runs" in said

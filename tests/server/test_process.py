@@ -94,6 +94,11 @@ def test_what_is_stored_is_for_its_owner_only(tmp_path: Path) -> None:
         assert [path for path in found if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
+def test_a_database_that_is_not_there_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_DATABASE_URL", f"postgresql+asyncpg://nobody@/none?host={tmp_path}")
+    assert "umbel serve: the database does not answer" in refused_start(tmp_path / "data")
+
+
 @pytest.mark.parametrize(("key", "mode", "why"), [("", 0o600, "0 characters"), ("k" * 43, 0o644, "chmod 600")])
 def test_an_admin_key_that_lets_others_in_is_refused(key: str, mode: int, why: str, tmp_path: Path) -> None:
     (tmp_path / "admin.key").write_text(key)
