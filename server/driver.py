@@ -49,7 +49,7 @@ from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
 from umbel.server.services import Services
-from umbel.server.stored import Ended, LiveRun, StoredRun
+from umbel.server.stored import Ended, LiveRun, StoredRecord, StoredRun
 from umbel.server.trial import look_at
 from umbel.server.waiting import Bells, WaitingRoom
 
@@ -70,7 +70,7 @@ class RunDriver:
         self.layout = layout
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
-        self._chronicle = Chronicle(services, live, self.bells)
+        self.chronicle = Chronicle(services, live, self.bells)
         self._closer = Closer(services, layout)
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
@@ -103,7 +103,7 @@ class RunDriver:
     @property
     def pacing(self) -> Pacing:
         """When clients without work should come back."""
-        return self._chronicle.pacing
+        return self.chronicle.pacing
 
     @property
     def is_over(self) -> bool:
@@ -144,7 +144,7 @@ class RunDriver:
         n_waiting = len(await self.waiting.candidates()) if isinstance(live.state, Recruiting) else 0
         assignments = await self.services.rounds.assignments(live.round_id)
         found = live_round(
-            live.state, self._chronicle.book(live.state, assignments), n_waiting, self.services.clock.now()
+            live.state, self.chronicle.book(live.state, assignments), n_waiting, self.services.clock.now()
         )
         if found and self.is_paused and isinstance(live.state, Recruiting):
             found = replace(found, why=f"the run is paused: {live.run.reason}")
@@ -154,7 +154,7 @@ class RunDriver:
 
     async def start(self) -> None:
         """Take up the newest attempt as it was stored, and begin to drive."""
-        await self._chronicle.start()
+        await self.chronicle.start()
         await self._take_up()
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
@@ -264,7 +264,7 @@ class RunDriver:
             return
         candidates = await self.waiting.candidates()
         self._n_gathered = len(candidates)
-        self._chronicle.note_waiting(candidates)
+        self.chronicle.note_waiting(candidates)
         gathered = Gathered(now, candidates)
         after, _ = advance(state, gathered)
         if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
@@ -302,7 +302,7 @@ class RunDriver:
 
     async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
         """One transaction, then its commands; the letters that are left for the next."""
-        transition, before = Batch(letters, self.live, self._chronicle), self.live
+        transition, before = Batch(letters, self.live, self.chronicle), self.live
         after, ended = await self.services.rounds.step(before, transition)
         self.live = transition.shown(after)
         await self._noticed(before, transition.found)
@@ -315,7 +315,7 @@ class RunDriver:
             return
         if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
             await self._closer.forget()
-            await self._chronicle.look()
+            await self.chronicle.look()
             self.bells.ring_all()
         elif after.state.phase != before.state.phase and not isinstance(after.state, Recruiting):
             cohort = after.state.closing.cohort if isinstance(after.state, Committed) else after.state.cohort
@@ -389,7 +389,7 @@ class RunDriver:
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
         journal.round_ended(ended.end.record)
-        self._chronicle.note(ended.end.record)
+        self.chronicle.note(StoredRecord(live.round_id, ended.end.record))
         if self.run.status.is_over:
             journal.run_over(self.name, self.run.status, self.run.reason)
         self._woken.set()

@@ -33,6 +33,7 @@ from umbel.server.stored import (
     PartialSum,
     RoundEnd,
     StoredAssignment,
+    StoredRecord,
     StoredRun,
     StoredUpload,
     StoredVersion,
@@ -319,12 +320,13 @@ class RoundStore:
             rows = (await tx.scalars(query.order_by(_ROUND.c.id).offset(after).limit(limit))).all()
         return tuple(_RECORD.validate_json(row) for row in rows)
 
-    async def newest_ended(self, name: RunId, count: int) -> tuple[RoundRecord, ...]:
-        """The records of the attempts that ended last, oldest first."""
-        query = select(_ROUND.c.record).where(_ROUND.c.run == name, _ROUND.c.record.is_not(None))
+    async def newest_ended(self, name: RunId, count: int, after: int = 0) -> tuple[StoredRecord, ...]:
+        """The records of the attempts that ended last, oldest first. `after`: only of those with a greater id."""
+        mine = (_ROUND.c.run == name, _ROUND.c.id > after, _ROUND.c.record.is_not(None))
+        query = select(_ROUND.c.id, _ROUND.c.record).where(*mine).order_by(_ROUND.c.id.desc()).limit(count)
         async with self._db.reading() as tx:
-            rows = (await tx.scalars(query.order_by(_ROUND.c.id.desc()).limit(count))).all()
-        return tuple(_RECORD.validate_json(row) for row in reversed(rows))
+            rows = (await tx.execute(query)).all()
+        return tuple(StoredRecord(row.id, _RECORD.validate_json(row.record)) for row in reversed(rows))
 
     async def assignments(self, round_id: int) -> tuple[StoredAssignment, ...]:
         """Every client of an attempt."""

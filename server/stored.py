@@ -114,6 +114,14 @@ class StoredAssignment:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """The record of an ended attempt. `round_id`: the attempts of a run end in the order of their ids."""
+
+    round_id: int
+    record: RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
 class PartialSum:
     """What one replica has folded of a closed round: int64, little-endian, in the blob store under `key`."""
 
