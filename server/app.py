@@ -92,7 +92,7 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
         await services.replicas.start()
         state = State(services, AdminKey.load(settings.admin_key_path), audit_key)
         await state.coordinator.start()
-        journal.started(settings.data, len(state.coordinator.drivers))
+        journal.started(settings.data, len(state.coordinator.views()))
         house = asyncio.create_task(keep_house(services), name="housekeeping")
         try:
             yield state

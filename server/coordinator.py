@@ -19,6 +19,7 @@ from umbel.aggregation.messages import (
     ReportAnswer,
     RunStatus,
 )
+from umbel.aggregation.records import RunView
 from umbel.aggregation.round import (
     Abandoned,
     Answer,
@@ -50,6 +51,7 @@ _log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
 LOOK_S = 0.25
+OVER_KEPT_S = 600.0
 _GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
 
 
@@ -78,12 +80,16 @@ class Place:
 
 
 class Coordinator:
-    """Every run's driver, and the devices' side of them."""
+    """Every run's driver, and the devices' side of them.
+
+    Of a run that is over only its view is kept, `OVER_KEPT_S` after it was last asked for; then it is opened anew.
+    """
 
     def __init__(self, services: Services) -> None:
         self.services = services
         self.drivers: dict[RunId, RunDriver] = {}
         self.is_closing = False
+        self._over: dict[RunId, RunView] = {}
         self._opening = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
 
@@ -92,7 +98,8 @@ class Coordinator:
     async def start(self) -> None:
         """Take up every stored run where it was, and drop updates that belong to no open round."""
         for name in await self.services.rounds.revisions():
-            await self._open(name)
+            if driver := await self._open(name):
+                await self._let_go_if_idle(driver)
         self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
 
     async def close(self) -> None:
@@ -113,11 +120,17 @@ class Coordinator:
 
     async def driver(self, run: RunId) -> RunDriver:
         """The driver of a run, which may have been created at another replica a moment ago."""
-        if (driver := self.drivers.get(run)) is None and not self.services.replicas.is_alone:
+        if (driver := self.drivers.get(run)) is None and (run in self._over or not self.services.replicas.is_alone):
             driver = await self._open(run)
         if driver is None:
             raise Refused("unknown-run", f"there is no run named {run!r}; ask the coordinator's operator for its name")
+        driver.asked_at = self.services.clock.now()
         return driver
+
+    def views(self) -> tuple[RunView, ...]:
+        """Every run at a glance, the oldest first."""
+        views = self._over | {name: driver.view() for name, driver in self.drivers.items()}
+        return tuple(sorted(views.values(), key=lambda view: (view.created_at, view.name)))
 
     async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
         """The run of this file, and whether it is new. Raises `Refused` if another run has its name."""
@@ -168,7 +181,16 @@ class Coordinator:
             driver = RunDriver(self.services, live, await self._layout(live.run.model.layout_digest))
             await driver.start()
             self.drivers[name] = driver
+            self._over.pop(name, None)
             return driver
+
+    async def _let_go_if_idle(self, driver: RunDriver) -> None:
+        """Keep only the view of a run that is over and that nobody has asked for lately: no run comes back to life."""
+        async with self._opening:
+            is_idle = self.services.clock.now() - driver.asked_at >= OVER_KEPT_S
+            if driver.is_over and is_idle and self.drivers.get(driver.name) is driver:
+                self._over[driver.name] = self.drivers.pop(driver.name).view()
+                await driver.close()
 
     async def _layout(self, digest: str) -> Layout:
         layout = await self.services.models.layout(digest)
@@ -199,13 +221,15 @@ class Coordinator:
                 _log.exception("run %s: cannot see what other replicas do; trying again", name)
 
     async def _look_at(self, name: RunId, revision: int | None) -> None:
-        driver = self.drivers.get(name) or await self._open(name)
+        driver = None if name in self._over else self.drivers.get(name) or await self._open(name)
         if driver is None:
             return
         if revision not in (None, driver.live.revision):
             await driver.catch_up()
         await driver.flush_downloads()
-        if not driver.is_over:
+        if driver.is_over:
+            await self._let_go_if_idle(driver)
+        else:
             await driver.pacing.look()
 
     # --- what devices ask ---------------------------------------------------------------------------------------------

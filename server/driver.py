@@ -62,12 +62,16 @@ _FEW = 200  # so many are counted in no time
 
 
 class RunDriver:
-    """A run as this replica knows it. `live`: as it was stored when this replica last looked."""
+    """A run as this replica knows it. `live`: as it was stored when this replica last looked.
+
+    `asked_at`: when a request last asked for it.
+    """
 
     def __init__(self, services: Services, live: LiveRun, layout: Layout) -> None:
         self.services = services
         self.live = live
         self.layout = layout
+        self.asked_at = float("-inf")
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
         self.chronicle = Chronicle(services, live, self.bells)

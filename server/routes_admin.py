@@ -128,7 +128,7 @@ async def put_run(request: Request, response: Response, state: StateDep, name: s
 @router.get("/runs")
 async def get_runs(state: StateDep) -> tuple[RunView, ...]:
     """Every run, the oldest first."""
-    return tuple(driver.view() for driver in state.coordinator.drivers.values())
+    return state.coordinator.views()
 
 
 @router.get("/runs/{name}", responses=problems("unknown-run"))
