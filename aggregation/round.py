@@ -37,7 +37,7 @@ from typing import Literal, TypeAlias, assert_never
 from umbel.aggregation.cohort import Member, PassedOver, choose
 from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, Task, Work
+from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, Work
 from umbel.aggregation.weighting import Candidate, weight_of
 
 
@@ -346,7 +346,7 @@ def _without(candidates: tuple[Candidate, ...], excluded: tuple[ClientId, ...]) 
 
 def _go_without(state: Recruiting, now: float, why: str) -> Step:
     """No cohort can be drawn yet: wait for one; an evaluation only for as long as its patience lasts."""
-    if state.plan.task is Task.EVALUATION and now >= state.since + state.plan.patience_s:
+    if state.plan.task.may_be_left_out and now >= state.since + state.plan.patience_s:
         return _abandon_unopened(state, now, f"there is nobody to measure the model: {why}")
     return replace(state, why=why), ()
 
@@ -391,7 +391,7 @@ def _accept(state: Training, event: Reported) -> Step:
         declined={name: why for name, why in state.declined.items() if name != client},
     )
     settled, commands = _settle(state, event.now)
-    fold = (Fold(client, weight),) if state.plan.task is Task.TRAINING else ()
+    fold = (Fold(client, weight),) if state.plan.task.makes_model else ()
     if isinstance(settled, Abandoned):  # by this very report, as nobody is left to wait for
         return settled, (*fold, *commands, *_answer_after_the_end(settled, event))
     return settled, (*fold, _accepted(client), *commands)
@@ -403,7 +403,7 @@ def _settle(state: Training, now: float) -> Step:
     is_over = now >= state.closes_at
     if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
         return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
-    if n_clients >= plan.minimum or plan.task is Task.CANARY:
+    if n_clients >= plan.minimum or plan.task.tries_clients:
         return _settle_enough(state, now, is_over=is_over)
     shortfall = f"{n_clients} of at least {plan.minimum} reports"
     if is_over:

@@ -18,7 +18,7 @@ from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.records import ClientRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import ClientId, ModelRef, Task
+from umbel.aggregation.types import ClientId, ModelRef
 from umbel.server.stored import LiveRun, RoundEnd, StoredRun
 
 
@@ -87,7 +87,7 @@ def _made(end: RoundEnd) -> ModelId | None:
 
 
 def _sum(state: Closing | Abandoned, end: RoundEnd) -> ExactSum | None:
-    if isinstance(state, Abandoned) or state.plan.task is not Task.TRAINING:
+    if isinstance(state, Abandoned) or not state.plan.task.makes_model:
         return None
     assert end.model is not None, "a committed round of training has made a model"
     assert end.model.sum_sha256 is not None, "of a sum"

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.audit import KeptUpdates, Sealed, SignedReport
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import ClientId, ModelRef, RunId, Task
+from umbel.aggregation.types import ClientId, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.audit_facts import Evidence, round_ended, run_created
 from umbel.server.audit_key import AuditKey
@@ -109,7 +109,7 @@ async def _give_up_updates(
 ) -> tuple[KeptUpdates, tuple[str, ...]]:
     """Delete the rows of updates that the run's policy does not keep; what it says, and the keys of their blobs."""
     policy = live.run.file.retention
-    is_model = end.record.committed and end.record.task is Task.TRAINING
+    is_model = end.record.committed and end.record.task.makes_model
     keeps = is_model and policy.n_update_rounds != 0
     gone = _ASSIGNMENT.c.round_id == live.round_id
     keys = await _drop(tx, gone & _ASSIGNMENT.c.weight.is_(None) if keeps else gone)

@@ -32,7 +32,7 @@ from umbel.aggregation.round import (
     advance,
 )
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Task, Work, derive_seed
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work, derive_seed
 from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
 from umbel.server import journal
@@ -74,7 +74,7 @@ class Place:
         """Raise `Refused` unless the round still waits for an update of this assignment."""
         if (training := self.training) is None:
             raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
-        if training.plan.task is Task.EVALUATION:
+        if not training.plan.task.sends_updates:
             raise Refused("report-refused", "this assignment asks to measure the model: send an evaluation, no update")
         return training
 
@@ -381,7 +381,7 @@ class Coordinator:
             seed=derive_seed(plan.seed, "client", plan.number, client),
             window_s=max(0.0, training.closes_at - self.services.clock.now()),
             task=plan.task,
-            share=_share(driver.run.file, plan.task),
+            share=driver.run.file.share_of(plan.task),
         )
 
     async def _difference(self, layout: Layout, digest: str) -> str:
@@ -409,8 +409,3 @@ class Coordinator:
                 return state.reason
             case Committed():
                 return state.closing.reason
-
-
-def _share(file: RunFile, task: Task) -> float:
-    """How much of a round's steps this task asks for."""
-    return file.canary.share if file.canary is not None and task is Task.CANARY else 1.0

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import assert_never
 
 from umbel.aggregation.cohort import too_few
-from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import LiveRound, RunView
@@ -40,17 +39,17 @@ from umbel.aggregation.round import (
     advance,
     next_deadline,
 )
-from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, Task
+from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
 from umbel.server import journal
 from umbel.server.chronicle import Chronicle
-from umbel.server.closing import Closer, SumFailed
+from umbel.server.closing import Closer, NothingMade
+from umbel.server.endings import model_after
 from umbel.server.ledger import live_round
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
 from umbel.server.services import Services
 from umbel.server.stored import Ended, LiveRun, StoredRecord, StoredRun
-from umbel.server.trial import look_at
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
@@ -263,7 +262,11 @@ class RunDriver:
         A crowd that is known to be too small is counted, not listed.
         """
         plan = state.plan
-        if self._n_gathered > _FEW and plan.task is Task.TRAINING and (n := await self.waiting.count()) < plan.minimum:
+        if (
+            self._n_gathered > _FEW
+            and not plan.task.may_be_left_out
+            and (n := await self.waiting.count()) < plan.minimum
+        ):
             self._show_waiting(state, replace(state, why=too_few(plan, n)))
             return
         candidates = await self.waiting.candidates()
@@ -359,36 +362,17 @@ class RunDriver:
     # --- how an attempt ends ------------------------------------------------------------------------------------------
 
     async def _close_round(self) -> None:
-        """Make the next model from the sum, unless another replica is at it. Only rounds of training make one."""
+        """Make of the closed round what its kind asks for, unless another replica is at it."""
         live, now = self.live, self.services.clock.now
-        if live.plan.task is Task.EVALUATION:
-            await self.flush_downloads()
-            await self.submit(Letter(Applied(now(), live.run.model.sha256), round_id=live.round_id))
-            return
-        if live.plan.task is Task.CANARY:
-            await self._judge_canary()
-            return
         try:
-            files = await self._closer.close(live)
-        except SumFailed as failed:
+            made = await self._closer.close(live)
+        except NothingMade as failed:
             await self.submit(Letter(Spoiled(now(), str(failed)), round_id=live.round_id))
             return
-        if files is not None and self.live.round_id == live.round_id:
+        if made is not None and self.live.round_id == live.round_id:
             await self.flush_downloads()
-            applied = Applied(now(), files.published.sha256)
-            await self.submit(Letter(applied, files=files, round_id=live.round_id))
-
-    async def _judge_canary(self) -> None:
-        """Look at the updates of a canary; what follows is decided with its end."""
-        live, now = self.live, self.services.clock.now
-        try:
-            trial = await look_at(self.services, live, self.layout)
-        except (FileNotFoundError, UpdateRefused) as error:
-            why = f"an accepted update could not be read again ({type(error).__name__})"
-            await self.submit(Letter(Spoiled(now(), why), round_id=live.round_id))
-            return
-        await self.flush_downloads()
-        await self.submit(Letter(Applied(now(), live.run.model.sha256), trial=trial, round_id=live.round_id))
+            applied = Applied(now(), model_after(live.run, made))
+            await self.submit(Letter(applied, made=made, round_id=live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""

@@ -1,7 +1,10 @@
-"""How an attempt ends: all that is stored together when a round commits or is abandoned. Pure."""
+"""How an attempt ends: all that is stored together when a round commits or is abandoned. Pure.
+
+`finished` is the one place that says how a round that has closed ends, whatever was made of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias, assert_never
 
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.messages import RunStatus
@@ -12,11 +15,19 @@ from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
-from umbel.aggregation.types import ClientId, ModelRef, RoundPlan, Task
+from umbel.aggregation.types import ClientId, ModelRef, RoundPlan
 from umbel.server.ledger import Book, Ending, round_record
 from umbel.server.model_files import ModelFiles
 from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
 from umbel.server.trial import Trial, verdicts_on, with_verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An evaluation has closed: all that it was for stands in the reports."""
+
+
+Made: TypeAlias = ModelFiles | Trial | Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,25 @@ class Known:
     evidence: Evidence = NOTHING_KNOWN
 
 
-def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known) -> RoundEnd:
+def finished(run: StoredRun, closing: Closing, made: Made, known: Known) -> RoundEnd:
+    """What to store of a round that has closed, and of which this was made."""
+    match made:
+        case ModelFiles():
+            return _committed(run, closing, made, known)
+        case Trial():
+            return _tried_out(run, closing, made, known)
+        case Measured():
+            return _evaluated(run, closing, known)
+        case _:
+            assert_never(made)
+
+
+def model_after(run: StoredRun, made: Made) -> str:
+    """The hash of the model that the run has then."""
+    return made.published.sha256 if isinstance(made, ModelFiles) else run.model.sha256
+
+
+def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known) -> RoundEnd:
     """What to store: the new model, and what comes next."""
     plan, published = closing.plan, files.published
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
@@ -51,7 +80,7 @@ def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known)
     return _go_on(run, RoundEnd(record, new, None, run.status, run.reason, measured), known, closing.cohort)
 
 
-def evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
+def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     """What to store of an evaluation: what was measured; the model stays as it is."""
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.book, ending)
@@ -59,7 +88,7 @@ def evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, measured), known)
 
 
-def tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
+def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
     """What to store of a canary: a verdict on each client; then the first round, or the end, as the run file says."""
     canary = run.file.canary
     assert canary is not None, "only a file with [canary] has one"
@@ -84,7 +113,7 @@ def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: 
     master, parent = target.master_sha256, run.model.sha256
     new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
     end = RoundEnd(record, new, None, run.status, run.reason)
-    if state.plan.task is Task.EVALUATION:
+    if state.plan.task.may_be_left_out:
         return _go_on(run, end, known)
     end = replace(end, deleted=_deleted(run, _with(known.history, end, known.now)))
     return replace(end, next_state=_again(run, state, record, known))
@@ -100,7 +129,7 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     end = RoundEnd(record, None, None, run.status, run.reason)
     if run.status.is_over:
         return end
-    if state.plan.task is Task.EVALUATION:
+    if state.plan.task.may_be_left_out:
         return _go_on(run, end, known)
     if by_order:
         return replace(end, next_state=_again(run, state, record, known))
@@ -169,14 +198,13 @@ def _again(run: StoredRun, state: Abandoned, record: RoundRecord, known: Known) 
 def _next_try(run: StoredRun, state: Abandoned, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of the attempt after this one, at the same round or canary."""
     plan = state.plan
-    if plan.task is Task.CANARY:
+    if plan.task.tries_clients:
         return run.file.canary_plan(plan.attempt + 1)
     return _plan(run, plan.number, plan.attempt + 1, known, record)
 
 
 def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of what follows; the attempt that has just ended is the newest that is known."""
-    evidence = known.evidence
-    if record.task is Task.TRAINING:
-        evidence = replace(evidence, observations=(*evidence.observations, *observed(record)))
+    observations = (*known.evidence.observations, *observed(record))
+    evidence = replace(known.evidence, observations=observations)
     return next_plan(run.file, number, attempt, evidence, known.now)

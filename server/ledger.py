@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.coverage import Roll, gaps, names
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
-from umbel.aggregation.types import ClientId, RoundPlan, Task, Work
+from umbel.aggregation.types import ClientId, RoundPlan, Work
 from umbel.server.stored import StoredUpload
 
 
@@ -46,13 +46,6 @@ class Ending:
     rolled_back_to: int | None = None
 
 
-_CLOSING = {
-    Task.TRAINING: "making the new model",
-    Task.EVALUATION: "adding up what was measured",
-    Task.CANARY: "judging what was tried",
-}
-
-
 def silence_max_s(plan: RoundPlan) -> float:
     """A client that was silent for longer than this when its round ended counts as lost."""
     return max(2.0, plan.window_s / 10)
@@ -72,8 +65,7 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
             return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients, plan.task)
         case Closing(plan=plan):
             clients = _clients(state, book, state.closed_at)
-            what = _CLOSING[plan.task]
-            numbers, words = (plan.number, plan.attempt), (state.phase, f"{what}: {state.reason}")
+            numbers, words = (plan.number, plan.attempt), (state.phase, f"{plan.task.closing_words}: {state.reason}")
             return LiveRound(*numbers, *words, waiting, plan.target, 0.0, clients, plan.task)
         case Committed() | Abandoned():
             return None

@@ -20,7 +20,7 @@ from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId, Task
+from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.audit_trail import AuditTrail, signed_text
 from umbel.server.database import Database
@@ -198,7 +198,7 @@ class RoundStore:
                 "outcome": one.answer.outcome.value,
                 "reason": one.answer.reason,
                 "reported_at": one.at,
-                "replica": self._replica if live.plan.task is Task.TRAINING else None,
+                "replica": self._replica if live.plan.task.makes_model else None,
                 "signed_report": signed_text(one.signed),
             }
             for one in change.answered
@@ -206,7 +206,7 @@ class RoundStore:
         await _update_assignments(tx, told)
 
     def _folded(self, live: LiveRun, change: Change) -> Mapping[ClientId, str]:
-        if not change.answered or live.plan.task is not Task.TRAINING:
+        if not change.answered or not live.plan.task.makes_model:
             return live.folded_by
         return {**live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
 

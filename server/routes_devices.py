@@ -16,7 +16,8 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
-from umbel.aggregation.types import AssignmentId, EvaluationDone, Task, Work, WorkDone
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import AssignmentId, EvaluationDone, Work, WorkDone
 from umbel.server.auth import Device, claims_of, enrol, read_body
 from umbel.server.express import Handler
 from umbel.server.http import (

@@ -8,15 +8,7 @@ from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
 from umbel.aggregation.round import Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import (
-    AssignmentId,
-    ClientId,
-    ModelRef,
-    RoundPlan,
-    RunId,
-    Task,
-    assignment_id,
-)
+from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RoundPlan, RunId, assignment_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +60,7 @@ class LiveRun:
     @property
     def rounds_done(self) -> int:
         """Committed rounds of training."""
-        if self.plan.task is Task.CANARY:
-            return 0
-        is_done = isinstance(self.state, Committed) or self.plan.task is Task.EVALUATION
-        return self.plan.number if is_done else self.plan.number - 1
+        return self.plan.n_rounds_before + (isinstance(self.state, Committed) and self.plan.task.makes_model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,16 +28,8 @@ from umbel.aggregation.round import (
 )
 from umbel.aggregation.runfile import CanarySection, Override, RoundsSection, RunFile
 from umbel.aggregation.spread import spread
-from umbel.aggregation.types import (
-    BYTES_MAX,
-    ClientId,
-    CoverageFloor,
-    Probe,
-    RunId,
-    Task,
-    WorkDone,
-    assignment_id,
-)
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import BYTES_MAX, ClientId, CoverageFloor, Probe, RunId, WorkDone, assignment_id
 from umbel.aggregation.weighting import Candidate
 
 FILES, PROBES = TypeAdapter(RunFile), TypeAdapter(Probe)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
+from umbel.aggregation.task import Task
 from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
-from umbel.aggregation.types import Task
 from umbel.server.experience import Experience
 
 EMPTY = RoundRecord("demo", 1, 1, True, "why", 1, None, 0.0, 62.0, 3, 1, 0, 2, 10, 0, 0, open_s=60.0, model_bytes=99)
