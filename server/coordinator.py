@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import IntegrityError
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.errors import WrongLayout
 from umbel.aggregation.layout import Layout
@@ -20,17 +21,7 @@ from umbel.aggregation.messages import (
     RunStatus,
 )
 from umbel.aggregation.records import RunView
-from umbel.aggregation.round import (
-    Abandoned,
-    Answer,
-    Closing,
-    Committed,
-    Declined,
-    Recruiting,
-    Reported,
-    Training,
-    advance,
-)
+from umbel.aggregation.round import Abandoned, Answer, Closing, Committed, Declined, Recruiting, Reported, Training
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work, derive_seed
 from umbel.aggregation.weighting import Candidate

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
+from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.cohort import too_few
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -36,8 +37,6 @@ from umbel.aggregation.round import (
     Spoiled,
     Tick,
     Training,
-    advance,
-    next_deadline,
 )
 from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
 from umbel.server import journal

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from umbel.aggregation.advance import advance, takes
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -25,8 +26,6 @@ from umbel.aggregation.round import (
     Reported,
     RoundState,
     Training,
-    advance,
-    takes,
 )
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server import endings

@@ -2,6 +2,7 @@
 
 import pytest
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
     Abandoned,
@@ -18,7 +19,6 @@ from umbel.aggregation.round import (
     Resumed,
     Stopped,
     Training,
-    advance,
 )
 from umbel.aggregation.runfile import EvaluationSection, RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.stopping import StopRule

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from umbel.aggregation.advance import advance, takes
 from umbel.aggregation.coverage import Gap, Roll, gaps
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
@@ -37,8 +38,6 @@ from umbel.aggregation.round import (
     Stopped,
     Tick,
     Training,
-    advance,
-    takes,
 )
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate, weight_of

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation import round as machine
+from umbel.aggregation.advance import advance
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.records import Fate, RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Reported, RoundState, Tick, Training
@@ -26,7 +27,7 @@ WAITING = (
 
 
 def opened() -> Training:
-    state, _ = machine.advance(Recruiting(PLAN, since=0.0), Gathered(100.0, WAITING))
+    state, _ = advance(Recruiting(PLAN, since=0.0), Gathered(100.0, WAITING))
     assert isinstance(state, Training)
     return state
 
@@ -46,8 +47,8 @@ def without_north() -> tuple[Training, RoundRecord]:
     training = opened()
     state: RoundState = training
     for client in sorted(training.cohort.keys() - {NORTH}):
-        state, _ = machine.advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64)))
-    state, _ = machine.advance(state, Tick(160.0))
+        state, _ = advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64)))
+    state, _ = advance(state, Tick(160.0))
     return training, told(state, training)
 
 
@@ -81,7 +82,7 @@ def test_a_record_tells_the_window_it_had_and_each_clients_tier() -> None:
 
 
 def test_an_attempt_that_never_opened_asked_for_nothing() -> None:
-    stopped, _ = machine.advance(Recruiting(PLAN, since=0.0), machine.Stopped(5.0, "enough"))
+    stopped, _ = advance(Recruiting(PLAN, since=0.0), machine.Stopped(5.0, "enough"))
     record = told(stopped, replace(opened(), cohort={}))
     assert (record.samples_selected, record.samples_share, record.open_s) == (0, 0.0, 0.0)
 
