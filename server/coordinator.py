@@ -32,6 +32,7 @@ from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
+from umbel.server.run_now import view_of
 from umbel.server.services import Services
 from umbel.server.shelf import hold
 from umbel.server.stored import StoredAssignment
@@ -120,7 +121,7 @@ class Coordinator:
 
     def views(self) -> tuple[RunView, ...]:
         """Every run at a glance, the oldest first."""
-        views = self._over | {name: driver.view() for name, driver in self.drivers.items()}
+        views = self._over | {name: view_of(driver.live) for name, driver in self.drivers.items()}
         return tuple(sorted(views.values(), key=lambda view: (view.created_at, view.name)))
 
     async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
@@ -180,7 +181,7 @@ class Coordinator:
         async with self._opening:
             is_idle = self.services.clock.now() - driver.asked_at >= OVER_KEPT_S
             if driver.is_over and is_idle and self.drivers.get(driver.name) is driver:
-                self._over[driver.name] = self.drivers.pop(driver.name).view()
+                self._over[driver.name] = view_of(self.drivers.pop(driver.name).live)
                 await driver.close()
 
     async def _layout(self, digest: str) -> Layout:

@@ -18,7 +18,6 @@ from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.cohort import too_few
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
-from umbel.aggregation.records import LiveRound, RunView
 from umbel.aggregation.round import (
     Abandoned,
     Answer,
@@ -43,10 +42,10 @@ from umbel.server import journal
 from umbel.server.chronicle import Chronicle
 from umbel.server.closing import Closer, NothingMade
 from umbel.server.endings import model_after
-from umbel.server.ledger import live_round
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
+from umbel.server.run_now import RunNow
 from umbel.server.services import Services
 from umbel.server.stored import Ended, LiveRun, StoredRecord, StoredRun
 from umbel.server.waiting import Bells, WaitingRoom
@@ -62,7 +61,7 @@ _FEW = 200  # so many are counted in no time
 class RunDriver:
     """A run as this replica knows it. `live`: as it was stored when this replica last looked.
 
-    `asked_at`: when a request last asked for it.
+    `now`: what it shows of its round; `asked_at`: when a request last asked for it.
     """
 
     def __init__(self, services: Services, live: LiveRun, layout: Layout) -> None:
@@ -73,12 +72,12 @@ class RunDriver:
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
         self.chronicle = Chronicle(services, live, self.bells)
+        self.now = RunNow(services, self.chronicle, self.waiting, lambda: self.live)
         self._closer = Closer(services, layout)
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
         self._stepper: asyncio.Task[None] | None = None
         self._downloads: Counter[AssignmentId] = Counter()
-        self._trouble = ""
         self._n_gathered = 0
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -123,34 +122,11 @@ class RunDriver:
 
     def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
         """Whether this is the client's assignment in the newest attempt."""
-        state = self.state.closing if isinstance(self.state, Committed) else self.state
-        is_member = not isinstance(state, Recruiting) and client in state.cohort
-        return is_member and self.assignment_id(client) == assignment
+        return self.live.knows(client, assignment)
 
     def open_round(self, client: ClientId) -> Training | None:
         """The round under way, if it still waits for this client."""
-        state = self.state
-        if not isinstance(state, Training) or self.services.clock.now() >= state.closes_at:
-            return None
-        is_waited_for = client in state.cohort and client not in state.accepted and client not in state.declined
-        return state if is_waited_for else None
-
-    def view(self) -> RunView:
-        run, model = self.run, self.run.model
-        done, planned = self.live.rounds_done, run.file.rounds.count
-        return RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, model, run.audit_sha256)
-
-    async def progress(self) -> LiveRound | None:
-        """The round under way, with what is wrong with it, if anything is."""
-        live = self.live
-        n_waiting = len(await self.waiting.candidates()) if isinstance(live.state, Recruiting) else 0
-        assignments = await self.services.rounds.assignments(live.round_id)
-        found = live_round(
-            live.state, self.chronicle.book(live.state, assignments), n_waiting, self.services.clock.now()
-        )
-        if found and self.is_paused and isinstance(live.state, Recruiting):
-            found = replace(found, why=f"the run is paused: {live.run.reason}")
-        return replace(found, why=f"{self._trouble}; {found.why}") if found and self._trouble else found
+        return self.live.open_round(client, self.services.clock.now())
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
@@ -225,10 +201,10 @@ class RunDriver:
         while not self.is_over:
             try:
                 await self._act()
-                self._trouble, retry_s = "", 1.0
+                self.now.trouble, retry_s = "", 1.0
             except Exception as error:
                 _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
-                self._trouble = f"the coordinator is in trouble ({type(error).__name__}, see its log)"
+                self.now.trouble = f"the coordinator is in trouble ({type(error).__name__}, see its log)"
                 self.bells.ring((PROGRESS_BELL,))
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
-from umbel.aggregation.round import Committed, Recruiting, RoundState
+from umbel.aggregation.round import Committed, Recruiting, RoundState, Training
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RoundPlan, RunId, assignment_id
 
@@ -56,6 +56,20 @@ class LiveRun:
     def assignment_id(self, client: ClientId) -> AssignmentId:
         """This client's assignment in the newest attempt, if it has one."""
         return assignment_id(self.name, self.plan.number, self.plan.attempt, client, self.plan.task)
+
+    def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
+        """Whether this is the client's assignment in the newest attempt."""
+        state = self.state.closing if isinstance(self.state, Committed) else self.state
+        is_member = not isinstance(state, Recruiting) and client in state.cohort
+        return is_member and self.assignment_id(client) == assignment
+
+    def open_round(self, client: ClientId, now: float) -> Training | None:
+        """The round under way, if it still waits for this client."""
+        state = self.state
+        if not isinstance(state, Training) or now >= state.closes_at:
+            return None
+        is_waited_for = client in state.cohort and client not in state.accepted and client not in state.declined
+        return state if is_waited_for else None
 
     @property
     def rounds_done(self) -> int:
