@@ -4,6 +4,7 @@ Round records, self-tuning windows and the pace of check-ins are made from it; w
 without. The records of ended attempts are read here and nowhere else, each once, whichever replica ended it.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
@@ -12,6 +13,7 @@ from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, R
 from umbel.aggregation.tuning import OBSERVATIONS_MAX
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate
+from umbel.server.audit_facts import Deposition, depose
 from umbel.server.endings import Known
 from umbel.server.experience import Experience
 from umbel.server.ledger import Book, Member
@@ -60,16 +62,17 @@ class Chronicle:
         """These wait now."""
         self._tiers = Counter(candidate.tier for candidate in candidates)
 
-    def known(
-        self,
-        run: StoredRun,
-        state: RoundState,
-        assignments: Sequence[StoredAssignment],
-        history: Sequence[StoredVersion],
-    ) -> Known:
-        """What an ending goes by, of a round that was in this state until now."""
+    async def deposition(self, live: LiveRun) -> Deposition:
+        """What is told and signed of the clients of a round that has closed, before its end is decided."""
+        closing = live.state
+        assert isinstance(closing, Closing)
+        assignments, evidence = await self._services.rounds.witnesses(live.round_id)
+        return await asyncio.to_thread(lambda: depose(closing, self.book(closing, assignments), evidence))
+
+    def known(self, run: StoredRun, deposition: Deposition, history: Sequence[StoredVersion]) -> Known:
+        """What an ending goes by."""
         evidence = self._experience.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
-        return Known(self.book(state, assignments), self._services.clock.now(), history, evidence)
+        return Known(deposition.clients, deposition.opened_at, self._services.clock.now(), history, evidence)
 
     def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
         """What is known of the clients of a round, which is, or was until now, in this state."""

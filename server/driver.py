@@ -346,8 +346,9 @@ class RunDriver:
             return
         if made is not None and self.live.round_id == live.round_id:
             await self.flush_downloads()
+            deposition = await self.chronicle.deposition(live)
             applied = Applied(now(), model_after(live.run, made))
-            await self.submit(Letter(applied, made=made, round_id=live.round_id))
+            await self.submit(Letter(applied, made=made, deposition=deposition, round_id=live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""

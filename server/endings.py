@@ -8,7 +8,7 @@ from typing import TypeAlias, assert_never
 
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord, VersionRecord
+from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
 from umbel.aggregation.retry import gives_up, next_attempt
@@ -16,7 +16,7 @@ from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
 from umbel.aggregation.types import ClientId, ModelRef, RoundPlan
-from umbel.server.ledger import Book, Ending, round_record
+from umbel.server.ledger import Ending, round_record
 from umbel.server.model_files import ModelFiles
 from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
 from umbel.server.trial import Trial, verdicts_on, with_verdicts
@@ -32,9 +32,13 @@ Made: TypeAlias = ModelFiles | Trial | Measured
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What an ending goes by beside the attempt itself. `history`: the run's versions; `evidence`: for self-tuning."""
+    """What an ending goes by beside the attempt itself.
 
-    book: Book
+    `clients`: what is told of each; `history`: the run's versions; `evidence`: for self-tuning.
+    """
+
+    clients: tuple[ClientRecord, ...]
+    opened_at: float
     now: float
     history: Sequence[StoredVersion] = ()
     evidence: Evidence = NOTHING_KNOWN
@@ -63,7 +67,7 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
     plan, published = closing.plan, files.published
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
-    record = round_record(closing, known.book, ending)
+    record = round_record(closing, known.clients, known.opened_at, ending)
     new = NewModel(
         model,
         files.master_sha256,
@@ -83,7 +87,7 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
 def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     """What to store of an evaluation: what was measured; the model stays as it is."""
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
-    record = round_record(closing, known.book, ending)
+    record = round_record(closing, known.clients, known.opened_at, ending)
     measured = Measurement(run.model.version, record.evaluation) if record.evaluation else None
     return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, measured), known)
 
@@ -95,7 +99,7 @@ def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> 
     verdicts = verdicts_on(run, closing, trial)
     passes, words = conclusion(verdicts, closing.plan.minimum)
     ending = Ending(run.model.version, run.model.sha256 if passes else None, words, known.now, run.model.size_bytes)
-    record = with_verdicts(round_record(closing, known.book, ending), verdicts, passes)
+    record = with_verdicts(round_record(closing, known.clients, known.opened_at, ending), verdicts, passes)
     end = RoundEnd(record, None, None, run.status, run.reason)
     if run.status.is_over:
         return end
@@ -109,7 +113,7 @@ def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: 
     old = target.record
     model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, None, state.reason, known.now, run.model.size_bytes, old.version)
-    record = round_record(state, known.book, ending)
+    record = round_record(state, known.clients, known.opened_at, ending)
     master, parent = target.master_sha256, run.model.sha256
     new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
     end = RoundEnd(record, new, None, run.status, run.reason)
@@ -125,7 +129,7 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     `by_order`: an operator ended it, so nobody has failed and nothing is waited for. An evaluation is not tried again.
     """
     ending = Ending(run.model.version, None, state.reason, known.now, run.model.size_bytes)
-    record = round_record(state, known.book, ending)
+    record = round_record(state, known.clients, known.opened_at, ending)
     end = RoundEnd(record, None, None, run.status, run.reason)
     if run.status.is_over:
         return end

@@ -29,6 +29,7 @@ from umbel.aggregation.round import (
 )
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server import endings
+from umbel.server.audit_facts import Deposition, Evidence, depose
 from umbel.server.chronicle import Chronicle
 from umbel.server.endings import Made
 from umbel.server.orders import Order, Rollback, Situation, obey
@@ -55,14 +56,15 @@ class Letter:
     """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
 
     `order`: an operator's, from which the event follows. `made`: what has been made of the closed round, with
-    `Applied`. `round_id`: the attempt that it speaks of, where its event would mean something else to the next.
-    `signed`: a report as its client signed it.
+    `Applied`, and `deposition`: what is told of its clients. `round_id`: the attempt that it speaks of, where its event
+    would mean something else to the next. `signed`: a report as its client signed it.
     """
 
     event: Event | None = None
     assignment: AssignmentId | None = None
     order: Order | None = None
     made: Made | None = None
+    deposition: Deposition | None = None
     round_id: int | None = None
     signed: SignedReport | None = None
     told: ReportAnswer | None = None
@@ -140,15 +142,25 @@ class Batch:
             return state, ()
         return advance(state, event)
 
-    def end(
+    @property
+    def deposition(self) -> Deposition | None:
+        """Of a round that commits; where it is abandoned instead, other things are told of its clients."""
+        return None if self.is_abandoned else self._letters[self._n_decided - 1].deposition
+
+    def depose(
         self,
-        run: StoredRun,
         state: Abandoned | Committed,
         assignments: Sequence[StoredAssignment],
-        history: Sequence[StoredVersion],
+        evidence: Mapping[ClientId, Evidence],
+    ) -> Deposition:
+        ended = state.closing if isinstance(state, Committed) else state
+        return depose(ended, self._chronicle.book(self.found.state, assignments), evidence)
+
+    def end(
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
     ) -> RoundEnd:
         letters = self._letters[: self._n_decided]
-        known = self._chronicle.known(run, self.found.state, assignments, history)
+        known = self._chronicle.known(run, deposition, history)
         if isinstance(state, Abandoned):
             if self.rolled_back_to is not None:
                 return endings.rolled_back(run, state, self.rolled_back_to, known)

@@ -21,7 +21,8 @@ from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, R
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
 from umbel.server import tables
-from umbel.server.audit_trail import AuditTrail, signed_text
+from umbel.server.audit_facts import Deposition, Evidence
+from umbel.server.audit_trail import AuditTrail, evidence_of, signed_text
 from umbel.server.database import Database
 from umbel.server.replicas import closing_job
 from umbel.server.round_rows import changed_columns, head_of, state_of
@@ -36,6 +37,7 @@ from umbel.server.run_rows import (
     save_run,
     update_assignments,
 )
+from umbel.server.scribe import Scribe
 from umbel.server.stored import (
     Change,
     Ended,
@@ -86,12 +88,22 @@ class Transition(Protocol):
         """What happens now. `live` is what is stored at this moment."""
         ...
 
-    def end(
+    @property
+    def deposition(self) -> Deposition | None:
+        """What is told of the clients of the attempt that `decide` has just ended, where it was worked out before."""
+        ...
+
+    def depose(
         self,
-        run: StoredRun,
         state: Abandoned | Committed,
         assignments: Sequence[StoredAssignment],
-        history: Sequence[StoredVersion],
+        evidence: Mapping[ClientId, Evidence],
+    ) -> Deposition:
+        """The same, where it was not. It runs in another thread, as does `end`."""
+        ...
+
+    def end(
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
     ) -> RoundEnd:
         """How the attempt ends that `decide` has just ended, and what comes next."""
         ...
@@ -103,10 +115,11 @@ class RoundStore:
     `trail`: what is signed of it, in the same transaction.
     """
 
-    def __init__(self, database: Database, replica: str, trail: AuditTrail) -> None:
+    def __init__(self, database: Database, replica: str, trail: AuditTrail, scribe: Scribe) -> None:
         self._db = database
         self._replica = replica
         self._trail = trail
+        self._scribe = scribe
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -172,8 +185,11 @@ class RoundStore:
                 await save_run(tx, live, revision)
                 return live, None
             assert isinstance(change.state, Committed | Abandoned)
-            end = transition.end(run, change.state, await assignments_of(tx, live.round_id), history)
-            return await self._end(tx, live, end)
+            if (deposition := transition.deposition) is None:
+                witnesses = await assignments_of(tx, live.round_id), await evidence_of(tx, live.round_id)
+                deposition = await self._scribe.run(transition.depose, change.state, *witnesses)
+            end = await self._scribe.run(transition.end, run, change.state, deposition, history)
+            return await self._end(tx, live, end, deposition)
 
     async def _locked(self, tx: AsyncConnection, known: LiveRun) -> LiveRun:
         query = select(_RUN).where(_RUN.c.name == known.name).with_for_update()
@@ -218,10 +234,12 @@ class RoundStore:
             return live.folded_by
         return {**live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
 
-    async def _end(self, tx: AsyncConnection, live: LiveRun, end: RoundEnd) -> tuple[LiveRun, Ended]:
-        record = _RECORD.dump_json(end.record).decode()
+    async def _end(
+        self, tx: AsyncConnection, live: LiveRun, end: RoundEnd, deposition: Deposition
+    ) -> tuple[LiveRun, Ended]:
+        record = (await self._scribe.run(_RECORD.dump_json, end.record)).decode()
         await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(record=record))
-        head = await self._trail.end(tx, live, end)
+        head = await self._trail.end(tx, live, end, deposition)
         keys = [
             *head.keys,
             *await tx.scalars(select(_PARTIAL.c.key).where(_PARTIAL.c.round_id == live.round_id)),
@@ -340,6 +358,11 @@ class RoundStore:
         """Every client of an attempt."""
         async with self._db.reading() as tx:
             return await assignments_of(tx, round_id)
+
+    async def witnesses(self, round_id: int) -> tuple[tuple[StoredAssignment, ...], Mapping[ClientId, Evidence]]:
+        """Every client of an attempt that has not ended, and what it has signed."""
+        async with self._db.reading() as tx:
+            return await assignments_of(tx, round_id), await evidence_of(tx, round_id)
 
     async def assignment(self, assignment: AssignmentId) -> StoredAssignment | None:
         """One assignment with its upload."""

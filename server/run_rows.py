@@ -1,11 +1,11 @@
 """The rows of a run and its newest attempt, read and written inside a transaction that somebody else has begun."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Row, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.cohort import Member
@@ -19,6 +19,7 @@ from umbel.server.stored import LiveRun, StoredAssignment, StoredRun
 from umbel.server.tables import table_of
 
 _RUN_FILE = TypeAdapter(RunFile)
+_ROWS_AT_ONCE = 1000
 _RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
 _MODEL, _VERSION, _CLIENT = table_of(tables.Model), table_of(tables.ModelVersion), table_of(tables.Client)
 WITH_HEARD = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
@@ -83,8 +84,20 @@ def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:
 
 
 async def assignments_of(tx: AsyncConnection, round_id: int) -> tuple[StoredAssignment, ...]:
-    query = WITH_HEARD.where(_ASSIGNMENT.c.round_id == round_id).order_by(_ASSIGNMENT.c.client)
-    return tuple(assignment_of(row) for row in await tx.execute(query))
+    query = WITH_HEARD.where(_ASSIGNMENT.c.round_id == round_id)
+    return tuple([assignment_of(row) async for row in in_parts(tx, query, _ASSIGNMENT.c.client)])
+
+
+async def in_parts(tx: AsyncConnection, query: Select[Any], key: ColumnElement[str]) -> AsyncGenerator[Row[Any]]:
+    """The rows in the order of a key that is unique among them, read so many at once: others have their turn."""
+    part = (await tx.execute(query.order_by(key).limit(_ROWS_AT_ONCE))).all()
+    while part:
+        for row in part:
+            yield row
+        if len(part) < _ROWS_AT_ONCE:
+            return
+        last = part[-1]._mapping[key]
+        part = (await tx.execute(query.where(key > last).order_by(key).limit(_ROWS_AT_ONCE))).all()
 
 
 def assignment_of(row: Row[Any]) -> StoredAssignment:

@@ -11,9 +11,11 @@ import torch
 
 from tests.postgres import Cluster
 from tests.server_device import Device, House, house, houses_over, run_file, small_state
+from umbel.aggregation.canonical import Written
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.types import ClientId
+from umbel.server.audit_facts import Deposition
 from umbel.server.chronicle import enough_of
 from umbel.server.driver import RunDriver
 from umbel.server.stored import StoredRecord
@@ -73,7 +75,7 @@ async def knowing(driver: RunDriver, n_observations: int) -> None:
 
 
 def evidence_of(driver: RunDriver) -> Sequence[object]:
-    known = driver.chronicle.known(driver.run, driver.state, (), ())
+    known = driver.chronicle.known(driver.run, Deposition(0.0, (), Written(()), {}), ())
     return known.evidence.observations
 
 

@@ -11,7 +11,7 @@ from umbel.aggregation.records import Fate, RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Reported, RoundState, Tick, Training
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
-from umbel.server.ledger import Book, Ending, Member, live_round, round_record
+from umbel.server.ledger import Book, Ending, Member, client_records, live_round, round_record
 
 NORTH, SOUTH, NOWHERE = (ClientId(name) for name in ("north", "south", "nowhere"))
 FLOOR = CoverageFloor(0.9, (NORTH, NOWHERE), ("ward",))
@@ -39,7 +39,9 @@ def book(state: Training) -> Book:
 
 def told(state: RoundState, of: Training) -> RoundRecord:
     assert isinstance(state, Closing | Abandoned)
-    return round_record(state, book(of), Ending(1, None, state.reason, 161.0, model_bytes=1234))
+    return round_record(
+        state, client_records(state, book(of)), of.opened_at, Ending(1, None, state.reason, 161.0, model_bytes=1234)
+    )
 
 
 def without_north() -> tuple[Training, RoundRecord]:
