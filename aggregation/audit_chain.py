@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 from umbel.aggregation.audit import (
     FORMAT,
@@ -29,7 +29,8 @@ from umbel.aggregation.audit import (
 from umbel.aggregation.canonical import Json
 from umbel.aggregation.errors import SignatureRefused
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
-from umbel.aggregation.types import AssignmentId, ClientId, RunId, Task, assignment_id
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id
 from umbel.aggregation.weighting import weight_of
 
 Parse = Callable[[Json], Bundle]
@@ -123,7 +124,7 @@ class Auditor:
     def _check_models(self, ended: RoundEnded) -> None:
         """That it began with the newest model, and made the next one, or none."""
         _require(ended.model_in == self._versions[-1], "the model that it began with is not the run's newest before it")
-        is_model = ended.committed and ended.plan.task is Task.TRAINING
+        is_model = ended.committed and ended.plan.task.makes_model
         _require((ended.sum is not None) is is_model, "it has a sum without a model, or a model without a sum")
         back_to, made = ended.rolled_back_to, ended.model_out
         _require((made is not None) is (is_model or back_to is not None), "it says that it made a model, and did not")
@@ -139,21 +140,23 @@ class Auditor:
     def _check_place(self, ended: RoundEnded) -> None:
         """That rounds and their attempts follow each other; canaries and evaluations have counts of their own."""
         place = (ended.round, ended.attempt)
-        if ended.plan.task is Task.CANARY:
-            self._n_canaries += 1
-            first = (1, self._n_canaries)
-            _require(place == first, f"the canary's round and attempt should be {first}, not {place}")
-            _require(self._training == (1, 1), "a canary comes before the first round")
-            return
-        if ended.plan.task is Task.TRAINING:
-            _require(place == self._training, f"round and attempt should be {self._training}, not {place}")
-            self._training = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
-            return
-        last = self._evaluation
-        _require(ended.round == self._training[0] - 1, "it evaluates another round than the last")
-        expected = last[1] if ended.round == last[0] else 1
-        _require(ended.attempt == expected, f"it should be attempt {expected} at this evaluation")
-        self._evaluation = (ended.round, ended.attempt + 1)
+        match ended.plan.task:
+            case Task.CANARY:
+                self._n_canaries += 1
+                first = (1, self._n_canaries)
+                _require(place == first, f"the canary's round and attempt should be {first}, not {place}")
+                _require(self._training == (1, 1), "a canary comes before the first round")
+            case Task.TRAINING:
+                _require(place == self._training, f"round and attempt should be {self._training}, not {place}")
+                self._training = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
+            case Task.EVALUATION:
+                last = self._evaluation
+                _require(ended.round == self._training[0] - 1, "it evaluates another round than the last")
+                expected = last[1] if ended.round == last[0] else 1
+                _require(ended.attempt == expected, f"it should be attempt {expected} at this evaluation")
+                self._evaluation = (ended.round, ended.attempt + 1)
+            case _:
+                assert_never(ended.plan.task)
 
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
         report = one.report
@@ -189,7 +192,7 @@ def sample_count_of(one: Participant) -> int:
 
 def report_target(assignment: AssignmentId, task: Task) -> Target:
     """Where a report goes: the one spelling that its signature may cover."""
-    what = "evaluation" if task is Task.EVALUATION else "report"
+    what = "report" if task.sends_updates else "evaluation"
     return Target("PUT", f"/v1/assignments/{assignment}/{what}")
 
 

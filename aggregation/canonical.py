@@ -8,17 +8,29 @@ gives the same bytes for what it reads.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
 from json.encoder import encode_basestring
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 Emit: TypeAlias = Callable[[str], None]
 
 EXACT_MAX = (1 << 53) - 1
+Item = TypeVar("Item")
+
+
+class Written(tuple[Item, ...], Generic[Item]):
+    """A tuple that brings its canonical text along: what is large is written before it becomes a part of something."""
+
+    text: str
+
+    def __new__(cls, items: Iterable[Item]) -> "Written[Item]":
+        written = super().__new__(cls, items)
+        written.text = canonical(tuple(written))
+        return written
 
 
 def canonical(value: object) -> str:
@@ -134,6 +146,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
     type(None): lambda _: "null",
     int: _integer,
     float: number_text,
+    Written: lambda value: value.text,
 }
 
 

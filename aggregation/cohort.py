@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.spread import spread
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, Task, derive_seed
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, derive_seed
 from umbel.aggregation.weighting import Candidate, draw
 
 _DRAWS_MAX = 64
@@ -104,7 +104,7 @@ def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientI
 
     A canary is not drawn: it takes clients that differ.
     """
-    if plan.task is Task.CANARY:
+    if plan.task.tries_clients:
         required = _required(plan.coverage, able, avoid, plan.seed)
         fresh = [one for one in able if one.client in required or one.client not in avoid]
         yield spread(able, plan.n_wanted, spread(fresh, plan.n_wanted, required))

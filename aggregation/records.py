@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.types import ModelRef, Task
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import ModelRef
 
 EVALUATION = "evaluation."  # the metrics of held-out data, by which a run may end early, begin with this
 

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from umbel.aggregation.binomial import Floats
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
-from umbel.aggregation.types import Task
 
 POINTS_MAX = 96
 WATCHED_MIN = 10.0
@@ -64,9 +63,9 @@ class Observation:
 def observed(record: RoundRecord) -> tuple[Observation, ...]:
     """What an ended attempt at training shows: a report is one, whether or not its round came to anything.
 
-    Evaluations take other times, and show nothing.
+    Rounds that make no model ask for other work, which takes other times: they show nothing.
     """
-    if record.task is not Task.TRAINING:
+    if not record.task.makes_model:
         return ()
     return tuple(_observe(record, client) for client in record.clients)
 

@@ -72,6 +72,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from umbel.aggregation.stopping import StopRule
+from umbel.aggregation.task import Task
 from umbel.aggregation.types import (
     OVER_SELECTION_MAX,
     RATE_MAX,
@@ -80,7 +81,6 @@ from umbel.aggregation.types import (
     CoverageFloor,
     RoundPlan,
     RunId,
-    Task,
     TrainingPlan,
     Weighting,
     require_slug,
@@ -360,6 +360,10 @@ class RunFile:
             seed=self.seed,
             task=Task.EVALUATION,
         )
+
+    def share_of(self, task: Task) -> float:
+        """How much of a round's steps is asked of each client."""
+        return self.canary.share if self.canary is not None and task.tries_clients else 1.0
 
     def first_plan(self) -> RoundPlan:
         """The plan with which the run begins: the canary's, if there is one."""

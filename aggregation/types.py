@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import NewType, TypeAlias
 
 from umbel.aggregation.grid import Grid
+from umbel.aggregation.task import Task
 from umbel.aggregation.wire import Codec
 
 RunId = NewType("RunId", str)
@@ -36,18 +37,6 @@ WINDOW_MIN_S = 0.1
 WINDOW_MAX_S = 366 * 86_400.0
 SECONDS_MAX = 1e9
 BYTES_MAX = 1 << 60
-
-
-class Task(StrEnum):
-    """What a round asks of its clients: to train the model, only to measure it on their own held-out data, or to try
-    with a share of the work whether they are fit for it."""
-
-    TRAINING = "training"
-    EVALUATION = "evaluation"
-    CANARY = "canary"
-
-
-_MARKS = {Task.TRAINING: "", Task.EVALUATION: "e", Task.CANARY: "c"}
 
 
 class Weighting(StrEnum):
@@ -209,6 +198,11 @@ class RoundPlan:
     def n_wanted(self) -> int:
         """How many are asked, so that `target` report: ceil(target * over_selection)."""
         return math.ceil(round(self.target * self.over_selection, 9))  # rounded, or 10 * 1.1 would ask 12
+
+    @property
+    def n_rounds_before(self) -> int:
+        """How many rounds of training were committed before this one is begun."""
+        return self.number if self.task.follows_its_round else self.number - 1
 
     @property
     def target_unit(self) -> str:
@@ -399,7 +393,7 @@ def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task:
 
     None of the four can hold a dot.
     """
-    return AssignmentId(f"{run}.{number}.{_MARKS[task]}{attempt}.{client}")
+    return AssignmentId(f"{run}.{number}.{task.mark}{attempt}.{client}")
 
 
 def _require_metrics(metrics: Mapping[str, float]) -> None:

@@ -33,7 +33,7 @@ import httpx
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import AssignmentState, CheckedIn, CheckIn, Outcome
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Task
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
 from umbel.aggregation.wire import expected_bytes
 from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Checkpoint, Client, LocalPlan
@@ -178,10 +178,10 @@ class Participant:
         check_offer(offer, self._run, self._client, self._layout)
         window_end = time.monotonic() + offer.window_s
         try:
-            if offer.task is Task.EVALUATION:
-                self._measure(offer, window_end)
-            else:
+            if offer.task.sends_updates:
                 self._work(offer, window_end)
+            else:
+                self._measure(offer, window_end)
             self._failures = 0
         except AssignmentClosed as error:
             log.info("round %d: not sent, %s", offer.round, error)
@@ -261,7 +261,7 @@ class Participant:
             evaluate=asked.evaluate,
             share=offer.share,
             deadline=window_end - reserve_s,
-            checkpoint=Checkpoint() if offer.task is Task.CANARY else self._store.checkpoint(offer),
+            checkpoint=Checkpoint() if offer.task.tries_clients else self._store.checkpoint(offer),
             told_to_stop=_either(lambda: watch.closed, lambda: self._shutdown.reason),
         )
 

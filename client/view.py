@@ -10,7 +10,6 @@ from rich.text import Text
 
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.records import ClientRecord, Fate, Judged, LiveRound, RoundRecord, RunView, TurnedAway
-from umbel.aggregation.types import Task
 from umbel.client.printable import printable
 
 ENDED_SHOWN = 10
@@ -70,7 +69,7 @@ def _name(attempt: LiveRound | RoundRecord) -> str:
 
 
 def _number(attempt: LiveRound | RoundRecord) -> str:
-    what = "" if attempt.task is Task.TRAINING else f" {attempt.task.value}"
+    what = "" if attempt.task.makes_model else f" {attempt.task.value}"
     return f"{attempt.round}{what}" + ("" if attempt.attempt == 1 else f" (attempt {attempt.attempt})")
 
 
@@ -89,7 +88,7 @@ def _ended_table(records: Sequence[RoundRecord]) -> Table:
     table = Table("round", *counts, "MB up", "MB down", "seconds", *means, box=None)
     for record in records:
         table.add_row(
-            _number(record) + ("" if record.committed else " failed" if _is_canary(record) else " abandoned"),
+            _number(record) + ("" if record.committed else " failed" if record.task.tries_clients else " abandoned"),
             f"{record.reported} of {record.selected}",
             f"{record.samples_share:.0%}",
             str(record.partial),
@@ -109,7 +108,7 @@ def _figures(means: Mapping[str, float]) -> Text:
 
 def _notes(record: RoundRecord) -> Text | None:
     """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
-    if _is_canary(record):
+    if record.task.tries_clients:
         return _canary(record)
     parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
     parts += [_counts(record.judged)] if record.judged else []
@@ -130,10 +129,6 @@ def _counts(judged: Judged) -> str:
     """What early stopping goes by, which is not the mean over all samples."""
     value = "" if judged.value is None else f"counts as {judged.value:.4g}, "
     return printable(f"{judged.metric}: {value}{judged.why}")
-
-
-def _is_canary(record: RoundRecord) -> bool:
-    return record.task is Task.CANARY
 
 
 def _canary(record: RoundRecord) -> Text:

@@ -12,7 +12,7 @@ import torch
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
 from umbel.aggregation.layout import Layout, weight_change
-from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, Task, WorkDone
+from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, WorkDone
 from umbel.aggregation.wire import header_for
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
@@ -137,7 +137,7 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link:
             metrics=finite(result.metrics),
             evaluation=finite(evaluation.metrics) if evaluation else {},
             evaluation_sample_count=evaluation.sample_count if evaluation else 0,
-            probe=probe_of(app, result, done.step_s, offer, link) if offer.task is Task.CANARY else None,
+            probe=probe_of(app, result, done.step_s, offer, link) if offer.task.tries_clients else None,
         )
     except ValueError as error:
         raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error

@@ -34,6 +34,7 @@ from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
+from umbel.server.scribe import Scribe
 from umbel.server.services import Services
 from umbel.server.settings import Settings
 from umbel.server.turned_away import TurnedAwayStore
@@ -85,14 +86,15 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     database = Database(settings.database)
     worker, checker = ThreadPoolExecutor(1, "umbel-worker"), ThreadPoolExecutor(1, "umbel-checker")
     audit_key = AuditKey.load(settings.audit_key_path)
-    services = _services(settings, clock, database, (worker, checker), audit_key)
+    scribe = Scribe()
+    services = _services(settings, clock, database, (worker, checker), AuditTrail(audit_key, scribe), scribe)
     try:
         await asyncio.to_thread(services.blobs.prepare)
         await database.migrate()
         await services.replicas.start()
         state = State(services, AdminKey.load(settings.admin_key_path), audit_key)
         await state.coordinator.start()
-        journal.started(settings.data, len(state.coordinator.drivers))
+        journal.started(settings.data, len(state.coordinator.views()))
         house = asyncio.create_task(keep_house(services), name="housekeeping")
         try:
             yield state
@@ -106,12 +108,18 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     finally:
         worker.shutdown()
         checker.shutdown()
+        scribe.close()
         await database.close()
         journal.stopped()
 
 
 def _services(
-    settings: Settings, clock: Clock, database: Database, threads: tuple[Executor, Executor], audit_key: AuditKey
+    settings: Settings,
+    clock: Clock,
+    database: Database,
+    threads: tuple[Executor, Executor],
+    trail: AuditTrail,
+    scribe: Scribe,
 ) -> Services:
     replicas = Replicas(database, clock)
     waiters = WaiterStore(database)
@@ -121,7 +129,7 @@ def _services(
         replicas=replicas,
         registry=Registry(database, waiters),
         models=ModelStore(database),
-        rounds=RoundStore(database, replicas.id, AuditTrail(audit_key)),
+        rounds=RoundStore(database, replicas.id, trail, scribe),
         audits=AuditStore(database),
         versions=VersionStore(database),
         uploads=UploadStore(database),

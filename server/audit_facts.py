@@ -1,6 +1,6 @@
 """What is signed of a run: of its creation, and of each attempt that ends. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from umbel.aggregation.audit import (
@@ -14,11 +14,12 @@ from umbel.aggregation.audit import (
     json_sha256,
     key_text,
 )
-from umbel.aggregation.canonical import canonical, parsed
+from umbel.aggregation.canonical import Written, canonical, parsed
 from umbel.aggregation.records import ClientRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import ClientId, ModelRef, Task
+from umbel.aggregation.types import ClientId, ModelRef
+from umbel.server.ledger import Book, client_records
 from umbel.server.stored import LiveRun, RoundEnd, StoredRun
 
 
@@ -30,6 +31,25 @@ class Evidence:
     report: SignedReport | None
 
 
+@dataclass(frozen=True, slots=True)
+class Deposition:
+    """What is told and signed of each client of an attempt; made before the attempt ends, for it grows with the cohort.
+
+    `evidence`: what it was made of.
+    """
+
+    opened_at: float
+    clients: tuple[ClientRecord, ...]
+    participants: Written[Participant]
+    evidence: Mapping[ClientId, Evidence]
+
+
+def depose(state: Closing | Abandoned, book: Book, evidence: Mapping[ClientId, Evidence]) -> Deposition:
+    """What is told and signed of the clients of a round that has closed, or was abandoned."""
+    clients = client_records(state, book)
+    return Deposition(book.opened_at, clients, _participants(clients, state, evidence), evidence)
+
+
 def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str, now: float) -> RunCreated:
     """The facts of a run's creation."""
     whole = parsed(canonical(file))
@@ -38,7 +58,7 @@ def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str,
 
 
 def round_ended(
-    live: LiveRun, end: RoundEnd, run_file_sha256: str, evidence: Mapping[ClientId, Evidence], updates: KeptUpdates
+    live: LiveRun, end: RoundEnd, run_file_sha256: str, deposition: Deposition, updates: KeptUpdates
 ) -> RoundEnded:
     """The facts of an attempt's end. `live`: the run with the model that the attempt began with, and its last state.
 
@@ -47,6 +67,9 @@ def round_ended(
     state = live.state.closing if isinstance(live.state, Committed) else live.state
     assert isinstance(state, Closing | Abandoned), "the attempt has ended"
     run, record, plan = live.run, end.record, state.plan
+    participants = deposition.participants
+    if record.clients is not deposition.clients:  # what is told of them has changed since: a canary's verdicts
+        participants = _participants(record.clients, state, deposition.evidence)
     return RoundEnded(
         round=plan.number,
         attempt=plan.attempt,
@@ -63,7 +86,7 @@ def round_ended(
         grid=plan.grid,
         training=run.file.training_plan(plan.number),
         server_learning_rate=run.file.aggregation.server_learning_rate,
-        clients=tuple(_participant(one, state, evidence[ClientId(one.client)]) for one in record.clients),
+        clients=participants,
         sum=_sum(state, end),
         passed_over=record.passed_over,
         samples_passed_over=record.samples_passed_over,
@@ -87,11 +110,17 @@ def _made(end: RoundEnd) -> ModelId | None:
 
 
 def _sum(state: Closing | Abandoned, end: RoundEnd) -> ExactSum | None:
-    if isinstance(state, Abandoned) or state.plan.task is not Task.TRAINING:
+    if isinstance(state, Abandoned) or not state.plan.task.makes_model:
         return None
     assert end.model is not None, "a committed round of training has made a model"
     assert end.model.sum_sha256 is not None, "of a sum"
     return ExactSum(end.model.sum_sha256, state.aggregate.total_weight, len(state.accepted))
+
+
+def _participants(
+    clients: Sequence[ClientRecord], state: Closing | Abandoned, evidence: Mapping[ClientId, Evidence]
+) -> Written[Participant]:
+    return Written(_participant(one, state, evidence[ClientId(one.client)]) for one in clients)
 
 
 def _participant(one: ClientRecord, state: Closing | Abandoned, evidence: Evidence) -> Participant:

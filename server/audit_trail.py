@@ -11,10 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.audit import KeptUpdates, Sealed, SignedReport
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import ClientId, ModelRef, RunId, Task
+from umbel.aggregation.types import ClientId, ModelRef, RunId
 from umbel.server import tables
-from umbel.server.audit_facts import Evidence, round_ended, run_created
+from umbel.server.audit_facts import Deposition, Evidence, round_ended, run_created
 from umbel.server.audit_key import AuditKey
+from umbel.server.run_rows import in_parts
+from umbel.server.scribe import Scribe
 from umbel.server.stored import LiveRun, RoundEnd
 from umbel.server.tables import table_of
 
@@ -37,8 +39,9 @@ class Head:
 class AuditTrail:
     """Writes bundles, signed with this coordinator's key."""
 
-    def __init__(self, key: AuditKey) -> None:
+    def __init__(self, key: AuditKey, scribe: Scribe) -> None:
         self._key = key
+        self._scribe = scribe
 
     async def begin(self, tx: AsyncConnection, file: RunFile, model: ModelRef, master_sha256: str, now: float) -> None:
         """The first bundle of a run that was just stored."""
@@ -50,20 +53,27 @@ class AuditTrail:
         hashes = {"run_file_sha256": facts.run_file_sha256, "audit_sha256": sealed.sha256}
         await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(hashes))
 
-    async def end(self, tx: AsyncConnection, live: LiveRun, end: RoundEnd) -> Head:
+    async def end(self, tx: AsyncConnection, live: LiveRun, end: RoundEnd, deposition: Deposition) -> Head:
         """The bundle of an attempt that ends now, and the end of the updates that need not be kept for a replay.
 
-        `live`: with the attempt's last state, and the model with which it began.
+        `live`: with the attempt's last state, and the model with which it began. `deposition`: of its clients; of their
+        reports, the bundle is the only copy from now on.
         """
         ended_at = end.record.opened_at + end.record.wall_s
         updates, keys = await _give_up_updates(tx, live, end, ended_at)
-        evidence = await _evidence(tx, live.round_id)
+        mine = (_ASSIGNMENT.c.round_id == live.round_id, _ASSIGNMENT.c.signed_report.is_not(None))
+        await tx.execute(update(_ASSIGNMENT).where(*mine).values(signed_report=None))
         file_sha256 = (await tx.execute(select(_RUN.c.run_file_sha256).where(_RUN.c.name == live.name))).scalar_one()
-        facts = round_ended(live, end, file_sha256, evidence, updates)
         number = live.run.audit_number + 1
-        sealed = self._key.seal(live.name, number, live.run.audit_sha256, facts)
+        sealed = await self._scribe.run(self._sealed, live, end, file_sha256, deposition, updates)
         await _store(tx, live.name, number, sealed, live.round_id, None if updates.kept else ended_at)
         return Head(number, sealed.sha256, keys)
+
+    def _sealed(
+        self, live: LiveRun, end: RoundEnd, file_sha256: str, deposition: Deposition, updates: KeptUpdates
+    ) -> Sealed:
+        facts = round_ended(live, end, file_sha256, deposition, updates)
+        return self._key.seal(live.name, live.run.audit_number + 1, live.run.audit_sha256, facts)
 
 
 def signed_text(report: SignedReport | None) -> str | None:
@@ -86,21 +96,17 @@ async def _store(
     await tx.execute(insert(_AUDIT).values(row))
 
 
-async def _evidence(tx: AsyncConnection, round_id: int) -> dict[ClientId, Evidence]:
-    """What is stored of each client of an attempt; of reports, the bundle is the only copy from now on."""
+async def evidence_of(tx: AsyncConnection, round_id: int) -> dict[ClientId, Evidence]:
+    """What is stored of each client of an attempt that has not ended."""
     query = (
         select(_ASSIGNMENT.c.client, _CLIENT.c.public_key, _ASSIGNMENT.c.signed_report)
         .join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
         .where(_ASSIGNMENT.c.round_id == round_id)
     )
-    found = {
-        ClientId(row.client): Evidence(
-            row.public_key, None if row.signed_report is None else _SIGNED.validate_json(row.signed_report)
-        )
-        for row in await tx.execute(query)
-    }
-    mine = (_ASSIGNMENT.c.round_id == round_id, _ASSIGNMENT.c.signed_report.is_not(None))
-    await tx.execute(update(_ASSIGNMENT).where(*mine).values(signed_report=None))
+    found = dict[ClientId, Evidence]()
+    async for row in in_parts(tx, query, _ASSIGNMENT.c.client):
+        report = None if row.signed_report is None else _SIGNED.validate_json(row.signed_report)
+        found[ClientId(row.client)] = Evidence(row.public_key, report)
     return found
 
 
@@ -109,7 +115,7 @@ async def _give_up_updates(
 ) -> tuple[KeptUpdates, tuple[str, ...]]:
     """Delete the rows of updates that the run's policy does not keep; what it says, and the keys of their blobs."""
     policy = live.run.file.retention
-    is_model = end.record.committed and end.record.task is Task.TRAINING
+    is_model = end.record.committed and end.record.task.makes_model
     keeps = is_model and policy.n_update_rounds != 0
     gone = _ASSIGNMENT.c.round_id == live.round_id
     keys = await _drop(tx, gone & _ASSIGNMENT.c.weight.is_(None) if keeps else gone)

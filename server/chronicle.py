@@ -1,23 +1,28 @@
 """What a replica knows of a run beside its state: who was heard of when, how long reports took, how many clients wait.
 
-Round records and self-tuning windows are made from it; what it does not know yet, they do without.
+Round records, self-tuning windows and the pace of check-ins are made from it; what it does not know yet, they do
+without. The records of ended attempts are read here and nowhere else, each once, whichever replica ended it.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
-from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.tuning import OBSERVATIONS_MAX
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate
+from umbel.server.audit_facts import Deposition, depose
 from umbel.server.endings import Known
 from umbel.server.experience import Experience
 from umbel.server.ledger import Book, Member
 from umbel.server.pacing import Pacing
 from umbel.server.services import Services
-from umbel.server.stored import LiveRun, StoredAssignment, StoredRun, StoredVersion
+from umbel.server.stored import LiveRun, StoredAssignment, StoredRecord, StoredRun, StoredVersion
 from umbel.server.waiting import Bells
+
+_FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
 
 
 class Chronicle:
@@ -26,39 +31,48 @@ class Chronicle:
     def __init__(self, services: Services, live: LiveRun, bells: Bells) -> None:
         limit = services.settings.check_ins_per_s_max
         self.pacing = Pacing(live.name, live.run.salt, services.waiters, services.clock, limit)
-        self._experience = Experience(live.name, services.rounds.newest_ended)
+        self._experience = Experience()
+        self._last_round_id = 0
+        self._run = live.name
         self._services = services
         self._bells = bells
         self._tiers: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Take up what is stored of earlier rounds."""
-        await self.pacing.start(self._services.rounds)
-        await self._experience.start()
+        rounds = self._services.rounds
+        for stored in await enough_of(lambda count: rounds.newest_ended(self._run, count)):
+            self.note(stored)
+        await self.pacing.look()
 
     async def look(self) -> None:
-        """Take up what other replicas have ended."""
-        await self._experience.look()
+        """Take up what other replicas have ended lately."""
+        for stored in await self._services.rounds.newest_ended(self._run, _NEXT_LOOK, self._last_round_id):
+            self.note(stored)
 
-    def note(self, record: RoundRecord) -> None:
-        """An attempt has ended here."""
-        self.pacing.note(record)
-        self._experience.note(record)
+    def note(self, stored: StoredRecord) -> None:
+        """An attempt has ended; noted twice, it counts once."""
+        if stored.round_id <= self._last_round_id:
+            return
+        self._last_round_id = stored.round_id
+        self.pacing.note(stored.record)
+        self._experience.note(stored.record)
 
     def note_waiting(self, candidates: Sequence[Candidate]) -> None:
         """These wait now."""
         self._tiers = Counter(candidate.tier for candidate in candidates)
 
-    def known(
-        self,
-        run: StoredRun,
-        state: RoundState,
-        assignments: Sequence[StoredAssignment],
-        history: Sequence[StoredVersion],
-    ) -> Known:
-        """What an ending goes by, of a round that was in this state until now."""
+    async def deposition(self, live: LiveRun) -> Deposition:
+        """What is told and signed of the clients of a round that has closed, before its end is decided."""
+        closing = live.state
+        assert isinstance(closing, Closing)
+        assignments, evidence = await self._services.rounds.witnesses(live.round_id)
+        return await asyncio.to_thread(lambda: depose(closing, self.book(closing, assignments), evidence))
+
+    def known(self, run: StoredRun, deposition: Deposition, history: Sequence[StoredVersion]) -> Known:
+        """What an ending goes by."""
         evidence = self._experience.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
-        return Known(self.book(state, assignments), self._services.clock.now(), history, evidence)
+        return Known(deposition.clients, deposition.opened_at, self._services.clock.now(), history, evidence)
 
     def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
         """What is known of the clients of a round, which is, or was until now, in this state."""
@@ -74,6 +88,17 @@ class Chronicle:
         if self._bells.is_heard(client):
             return self._services.clock.now()
         return max(stored, self._services.heard.at(client))
+
+
+async def enough_of(newest: Callable[[int], Awaitable[Sequence[StoredRecord]]]) -> Sequence[StoredRecord]:
+    """As many of the newest records as it takes to know what can be known, and no more, for they may be large."""
+    n_wanted = _FIRST_LOOK
+    while True:
+        found = await newest(n_wanted)
+        n_clients = sum(len(stored.record.clients) for stored in found)
+        if len(found) < n_wanted or n_clients >= OBSERVATIONS_MAX or n_wanted >= _ATTEMPTS_MAX:
+            return found
+        n_wanted *= _GROWTH
 
 
 def _opened_at(state: RoundState) -> float:

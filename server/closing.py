@@ -1,4 +1,5 @@
-"""From a closed round to its next model: this replica's share of the sum, the others' shares, the commit's files.
+"""From a closed round to what is made of it, which for a round of training is the next model: this replica's share of
+the sum, the others' shares, the commit's files.
 
 Each replica folds the reports that it took itself. When the round has closed, one of them has the lease to make its
 model; the others put their partial sums into the blob store. What a dead replica had folded is adopted
@@ -13,15 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed
 from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.server.endings import Made, Measured
 from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import ModelFiles, next_model
 from umbel.server.replicas import closing_job
 from umbel.server.services import Services
 from umbel.server.shelf import hold
 from umbel.server.stored import Chunk, LiveRun, PartialSum
+from umbel.server.trial import look_at
 from umbel.server.upload_store import UpdateGone
 
 _log = logging.getLogger(__name__)
@@ -29,8 +33,8 @@ _SUM_TRIES = 3
 _STORE_TRIES = 12  # about seven minutes, as the driver goes about it: a disk or a bucket that is away may come back
 
 
-class SumFailed(Exception):
-    """No model will ever come of this round; says why."""
+class NothingMade(Exception):
+    """Nothing will ever come of this round; says why."""
 
 
 class Closer:
@@ -66,11 +70,22 @@ class Closer:
         for client in new:
             self.fold(live, client, chunks[live.assignment_id(client)], accepted[client].weight)
 
-    async def close(self, live: LiveRun) -> ModelFiles | None:
-        """The next model, durable; None while another replica makes it, or its share of the sum is not in.
+    async def close(self, live: LiveRun) -> Made | None:
+        """What the closed round makes; None while another replica makes it, or its share of the sum is not in.
 
-        Raises `SumFailed`; anything else may pass.
+        Raises `NothingMade`; anything else may pass.
         """
+        if live.plan.task.makes_model:
+            return await self._model(live)
+        if not live.plan.task.sends_updates:
+            return Measured()
+        try:
+            return await look_at(self._services, live, self._layout)
+        except (FileNotFoundError, UpdateRefused) as error:
+            raise NothingMade(_unreadable(error)) from error
+
+    async def _model(self, live: LiveRun) -> ModelFiles | None:
+        """The next model, durable."""
         closing = live.state
         assert isinstance(closing, Closing)
         try:
@@ -82,7 +97,7 @@ class Closer:
             return None if folding is None else await self._make_model(live, closing, folding)
         except SumDropped:
             return None  # another replica has ended the round meanwhile
-        except SumFailed:
+        except NothingMade:
             raise
         except Exception as error:
             await self._retry(live, error)
@@ -141,7 +156,7 @@ class Closer:
                 services.worker, next_model, services.blobs, self._layout, live.run.master_sha256, total, rate
             )
         except ValueError as error:  # the same sum would fail again; a full disk is an OSError, and passes
-            raise SumFailed(f"no model can be made of the sum: {error}") from error
+            raise NothingMade(f"no model can be made of the sum: {error}") from error
         await hold(services, closing_job(live.round_id), {files.published.sha256, files.master_sha256})
         return files
 
@@ -172,7 +187,7 @@ class Closer:
         is_store = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | DamagedSum)
         if self._n_failed >= (_STORE_TRIES if is_store else _SUM_TRIES):
             _log.error("run %s: the sum of round %d cannot be made", live.name, live.plan.number, exc_info=error)
-            raise SumFailed(f"an accepted update could not be read again ({type(error).__name__})") from error
+            raise NothingMade(_unreadable(error)) from error
 
     def _sum(self, live: LiveRun) -> Folding:
         if self._folding is None:
@@ -189,3 +204,7 @@ class Closer:
         self._removing.discard(removing)
         if not removing.cancelled() and (error := removing.exception()) is not None:
             _log.warning("updates of an ended round could not be removed; they are swept later: %s", error)
+
+
+def _unreadable(error: Exception) -> str:
+    return f"an accepted update could not be read again ({type(error).__name__})"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import IntegrityError
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.errors import WrongLayout
 from umbel.aggregation.layout import Layout
@@ -19,19 +20,10 @@ from umbel.aggregation.messages import (
     ReportAnswer,
     RunStatus,
 )
-from umbel.aggregation.round import (
-    Abandoned,
-    Answer,
-    Closing,
-    Committed,
-    Declined,
-    Recruiting,
-    Reported,
-    Training,
-    advance,
-)
+from umbel.aggregation.records import RunView
+from umbel.aggregation.round import Abandoned, Answer, Closing, Committed, Declined, Recruiting, Reported, Training
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Task, Work, derive_seed
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work, derive_seed
 from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
 from umbel.server import journal
@@ -40,6 +32,7 @@ from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
+from umbel.server.run_now import view_of
 from umbel.server.services import Services
 from umbel.server.shelf import hold
 from umbel.server.stored import StoredAssignment
@@ -51,6 +44,7 @@ _log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
 LOOK_S = 0.25
+OVER_KEPT_S = 600.0
 _GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
 
 
@@ -83,18 +77,22 @@ class Place:
         """Raise `Refused` unless the round still waits for an update of this assignment."""
         if (training := self.training) is None:
             raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
-        if training.plan.task is Task.EVALUATION:
+        if not training.plan.task.sends_updates:
             raise Refused("report-refused", "this assignment asks to measure the model: send an evaluation, no update")
         return training
 
 
 class Coordinator:
-    """Every run's driver, and the devices' side of them."""
+    """Every run's driver, and the devices' side of them.
+
+    Of a run that is over only its view is kept, `OVER_KEPT_S` after it was last asked for; then it is opened anew.
+    """
 
     def __init__(self, services: Services) -> None:
         self.services = services
         self.drivers: dict[RunId, RunDriver] = {}
         self.is_closing = False
+        self._over: dict[RunId, RunView] = {}
         self._opening = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
 
@@ -103,7 +101,8 @@ class Coordinator:
     async def start(self) -> None:
         """Take up every stored run where it was, and drop updates that belong to no open round."""
         for name in await self.services.rounds.revisions():
-            await self._open(name)
+            if driver := await self._open(name):
+                await self._let_go_if_idle(driver)
         self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
 
     async def close(self) -> None:
@@ -124,11 +123,17 @@ class Coordinator:
 
     async def driver(self, run: RunId) -> RunDriver:
         """The driver of a run, which may have been created at another replica a moment ago."""
-        if (driver := self.drivers.get(run)) is None and not self.services.replicas.is_alone:
+        if (driver := self.drivers.get(run)) is None and (run in self._over or not self.services.replicas.is_alone):
             driver = await self._open(run)
         if driver is None:
             raise Refused("unknown-run", f"there is no run named {run!r}; ask the coordinator's operator for its name")
+        driver.asked_at = self.services.clock.now()
         return driver
+
+    def views(self) -> tuple[RunView, ...]:
+        """Every run at a glance, the oldest first."""
+        views = self._over | {name: view_of(driver.live) for name, driver in self.drivers.items()}
+        return tuple(sorted(views.values(), key=lambda view: (view.created_at, view.name)))
 
     async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
         """The run of this file, and whether it is new. Raises `Refused` if another run has its name."""
@@ -179,7 +184,16 @@ class Coordinator:
             driver = RunDriver(self.services, live, await self._layout(live.run.model.layout_digest))
             await driver.start()
             self.drivers[name] = driver
+            self._over.pop(name, None)
             return driver
+
+    async def _let_go_if_idle(self, driver: RunDriver) -> None:
+        """Keep only the view of a run that is over and that nobody has asked for lately: no run comes back to life."""
+        async with self._opening:
+            is_idle = self.services.clock.now() - driver.asked_at >= OVER_KEPT_S
+            if driver.is_over and is_idle and self.drivers.get(driver.name) is driver:
+                self._over[driver.name] = view_of(self.drivers.pop(driver.name).live)
+                await driver.close()
 
     async def _layout(self, digest: str) -> Layout:
         layout = await self.services.models.layout(digest)
@@ -210,13 +224,15 @@ class Coordinator:
                 _log.exception("run %s: cannot see what other replicas do; trying again", name)
 
     async def _look_at(self, name: RunId, revision: int | None) -> None:
-        driver = self.drivers.get(name) or await self._open(name)
+        driver = None if name in self._over else self.drivers.get(name) or await self._open(name)
         if driver is None:
             return
         if revision not in (None, driver.live.revision):
             await driver.catch_up()
         await driver.flush_downloads()
-        if not driver.is_over:
+        if driver.is_over:
+            await self._let_go_if_idle(driver)
+        else:
             await driver.pacing.look()
 
     # --- what devices ask ---------------------------------------------------------------------------------------------
@@ -385,7 +401,7 @@ class Coordinator:
             seed=derive_seed(plan.seed, "client", plan.number, client),
             window_s=max(0.0, training.closes_at - self.services.clock.now()),
             task=plan.task,
-            share=_share(driver.run.file, plan.task),
+            share=driver.run.file.share_of(plan.task),
         )
 
     async def _unfit(self, driver: RunDriver, visit: Visit) -> WrongLayout | Refused | None:
@@ -428,8 +444,3 @@ class Coordinator:
                 return state.reason
             case Committed():
                 return state.closing.reason
-
-
-def _share(file: RunFile, task: Task) -> float:
-    """How much of a round's steps this task asks for."""
-    return file.canary.share if file.canary is not None and task is Task.CANARY else 1.0

@@ -14,11 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
+from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.cohort import too_few
-from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
-from umbel.aggregation.records import LiveRound, RunView
 from umbel.aggregation.round import (
     Abandoned,
     Answer,
@@ -37,21 +36,19 @@ from umbel.aggregation.round import (
     Spoiled,
     Tick,
     Training,
-    advance,
-    next_deadline,
 )
-from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId, Task
+from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
 from umbel.server import journal
 from umbel.server.chronicle import Chronicle
-from umbel.server.closing import Closer, SumFailed
+from umbel.server.closing import Closer, NothingMade
+from umbel.server.endings import model_after
 from umbel.server.folding import SumDropped
-from umbel.server.ledger import live_round
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
+from umbel.server.run_now import RunNow
 from umbel.server.services import Services
-from umbel.server.stored import Ended, LiveRun, StoredRun
-from umbel.server.trial import look_at
+from umbel.server.stored import Ended, LiveRun, StoredRecord, StoredRun
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
@@ -63,21 +60,25 @@ _FEW = 200  # so many are counted in no time
 
 
 class RunDriver:
-    """A run as this replica knows it. `live`: as it was stored when this replica last looked."""
+    """A run as this replica knows it. `live`: as it was stored when this replica last looked.
+
+    `now`: what it shows of its round; `asked_at`: when a request last asked for it.
+    """
 
     def __init__(self, services: Services, live: LiveRun, layout: Layout) -> None:
         self.services = services
         self.live = live
         self.layout = layout
+        self.asked_at = float("-inf")
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
-        self._chronicle = Chronicle(services, live, self.bells)
+        self.chronicle = Chronicle(services, live, self.bells)
+        self.now = RunNow(services, self.chronicle, self.waiting, lambda: self.live)
         self._closer = Closer(services, layout)
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
         self._stepper: asyncio.Task[None] | None = None
         self._downloads: Counter[AssignmentId] = Counter()
-        self._trouble = ""
         self._n_gathered = 0
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +105,7 @@ class RunDriver:
     @property
     def pacing(self) -> Pacing:
         """When clients without work should come back."""
-        return self._chronicle.pacing
+        return self.chronicle.pacing
 
     @property
     def is_over(self) -> bool:
@@ -122,40 +123,17 @@ class RunDriver:
 
     def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
         """Whether this is the client's assignment in the newest attempt."""
-        state = self.state.closing if isinstance(self.state, Committed) else self.state
-        is_member = not isinstance(state, Recruiting) and client in state.cohort
-        return is_member and self.assignment_id(client) == assignment
+        return self.live.knows(client, assignment)
 
     def open_round(self, client: ClientId) -> Training | None:
         """The round under way, if it still waits for this client."""
-        state = self.state
-        if not isinstance(state, Training) or self.services.clock.now() >= state.closes_at:
-            return None
-        is_waited_for = client in state.cohort and client not in state.accepted and client not in state.declined
-        return state if is_waited_for else None
-
-    def view(self) -> RunView:
-        run, model = self.run, self.run.model
-        done, planned = self.live.rounds_done, run.file.rounds.count
-        return RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, model, run.audit_sha256)
-
-    async def progress(self) -> LiveRound | None:
-        """The round under way, with what is wrong with it, if anything is."""
-        live = self.live
-        n_waiting = len(await self.waiting.candidates()) if isinstance(live.state, Recruiting) else 0
-        assignments = await self.services.rounds.assignments(live.round_id)
-        found = live_round(
-            live.state, self._chronicle.book(live.state, assignments), n_waiting, self.services.clock.now()
-        )
-        if found and self.is_paused and isinstance(live.state, Recruiting):
-            found = replace(found, why=f"the run is paused: {live.run.reason}")
-        return replace(found, why=f"{self._trouble}; {found.why}") if found and self._trouble else found
+        return self.live.open_round(client, self.services.clock.now())
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Take up the newest attempt as it was stored, and begin to drive."""
-        await self._chronicle.start()
+        await self.chronicle.start()
         await self._take_up()
         self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
 
@@ -224,10 +202,10 @@ class RunDriver:
         while not self.is_over:
             try:
                 await self._act()
-                self._trouble, retry_s = "", 1.0
+                self.now.trouble, retry_s = "", 1.0
             except Exception as error:
                 _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
-                self._trouble = f"the coordinator is in trouble ({type(error).__name__}, see its log)"
+                self.now.trouble = f"the coordinator is in trouble ({type(error).__name__}, see its log)"
                 self.bells.ring((PROGRESS_BELL,))
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)
@@ -260,12 +238,16 @@ class RunDriver:
         A crowd that is known to be too small is counted, not listed.
         """
         plan = state.plan
-        if self._n_gathered > _FEW and plan.task is Task.TRAINING and (n := await self.waiting.count()) < plan.minimum:
+        if (
+            self._n_gathered > _FEW
+            and not plan.task.may_be_left_out
+            and (n := await self.waiting.count()) < plan.minimum
+        ):
             self._show_waiting(state, replace(state, why=too_few(plan, n)))
             return
         candidates = await self.waiting.candidates()
         self._n_gathered = len(candidates)
-        self._chronicle.note_waiting(candidates)
+        self.chronicle.note_waiting(candidates)
         gathered = Gathered(now, candidates)
         after, _ = advance(state, gathered)
         if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
@@ -303,7 +285,7 @@ class RunDriver:
 
     async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
         """One transaction, then its commands; the letters that are left for the next."""
-        transition, before = Batch(letters, self.live, self._chronicle), self.live
+        transition, before = Batch(letters, self.live, self.chronicle), self.live
         after, ended = await self.services.rounds.step(before, transition)
         self.live = transition.shown(after)
         await self._noticed(before, transition.found)
@@ -316,7 +298,7 @@ class RunDriver:
             return
         if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
             await self._closer.forget()
-            await self._chronicle.look()
+            await self.chronicle.look()
             self.bells.ring_all()
         elif after.state.phase != before.state.phase and not isinstance(after.state, Recruiting):
             cohort = after.state.closing.cohort if isinstance(after.state, Committed) else after.state.cohort
@@ -356,41 +338,23 @@ class RunDriver:
     # --- how an attempt ends ------------------------------------------------------------------------------------------
 
     async def _close_round(self) -> None:
-        """Make the next model from the sum, unless another replica is at it. Only rounds of training make one."""
+        """Make of the closed round what its kind asks for, unless another replica is at it."""
         live, now = self.live, self.services.clock.now
-        if live.plan.task is Task.EVALUATION:
-            await self.flush_downloads()
-            await self.submit(Letter(Applied(now(), live.run.model.sha256), round_id=live.round_id))
-            return
-        if live.plan.task is Task.CANARY:
-            await self._judge_canary()
-            return
         try:
-            files = await self._closer.close(live)
-        except SumFailed as failed:
+            made = await self._closer.close(live)
+        except NothingMade as failed:
             await self.submit(Letter(Spoiled(now(), str(failed)), round_id=live.round_id))
             return
-        if files is not None and self.live.round_id == live.round_id:
+        if made is not None and self.live.round_id == live.round_id:
             await self.flush_downloads()
-            applied = Applied(now(), files.published.sha256)
-            await self.submit(Letter(applied, files=files, round_id=live.round_id))
-
-    async def _judge_canary(self) -> None:
-        """Look at the updates of a canary; what follows is decided with its end."""
-        live, now = self.live, self.services.clock.now
-        try:
-            trial = await look_at(self.services, live, self.layout)
-        except (FileNotFoundError, UpdateRefused) as error:
-            why = f"an accepted update could not be read again ({type(error).__name__})"
-            await self.submit(Letter(Spoiled(now(), why), round_id=live.round_id))
-            return
-        await self.flush_downloads()
-        await self.submit(Letter(Applied(now(), live.run.model.sha256), trial=trial, round_id=live.round_id))
+            deposition = await self.chronicle.deposition(live)
+            applied = Applied(now(), model_after(live.run, made))
+            await self.submit(Letter(applied, made=made, deposition=deposition, round_id=live.round_id))
 
     async def _ended(self, live: LiveRun, ended: Ended) -> None:
         """An attempt has ended here: tell it, and forget its sum and its updates."""
         journal.round_ended(ended.end.record)
-        self._chronicle.note(ended.end.record)
+        self.chronicle.note(StoredRecord(live.round_id, ended.end.record))
         if self.run.status.is_over:
             journal.run_over(self.name, self.run.status, self.run.reason)
         self._woken.set()

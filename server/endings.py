@@ -1,40 +1,74 @@
-"""How an attempt ends: all that is stored together when a round commits or is abandoned. Pure."""
+"""How an attempt ends: all that is stored together when a round commits or is abandoned. Pure.
+
+`finished` is the one place that says how a round that has closed ends, whatever was made of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias, assert_never
 
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import Judged, RoundRecord, VersionRecord
+from umbel.aggregation.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
 from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
-from umbel.aggregation.types import ClientId, ModelRef, RoundPlan, Task
-from umbel.server.ledger import Book, Ending, round_record
+from umbel.aggregation.types import ClientId, ModelRef, RoundPlan
+from umbel.server.ledger import Ending, round_record
 from umbel.server.model_files import ModelFiles
 from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
 from umbel.server.trial import Trial, verdicts_on, with_verdicts
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What an ending goes by beside the attempt itself. `history`: the run's versions; `evidence`: for self-tuning."""
+class Measured:
+    """An evaluation has closed: all that it was for stands in the reports."""
 
-    book: Book
+
+Made: TypeAlias = ModelFiles | Trial | Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an ending goes by beside the attempt itself.
+
+    `clients`: what is told of each; `history`: the run's versions; `evidence`: for self-tuning.
+    """
+
+    clients: tuple[ClientRecord, ...]
+    opened_at: float
     now: float
     history: Sequence[StoredVersion] = ()
     evidence: Evidence = NOTHING_KNOWN
 
 
-def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known) -> RoundEnd:
+def finished(run: StoredRun, closing: Closing, made: Made, known: Known) -> RoundEnd:
+    """What to store of a round that has closed, and of which this was made."""
+    match made:
+        case ModelFiles():
+            return _committed(run, closing, made, known)
+        case Trial():
+            return _tried_out(run, closing, made, known)
+        case Measured():
+            return _evaluated(run, closing, known)
+        case _:
+            assert_never(made)
+
+
+def model_after(run: StoredRun, made: Made) -> str:
+    """The hash of the model that the run has then."""
+    return made.published.sha256 if isinstance(made, ModelFiles) else run.model.sha256
+
+
+def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known) -> RoundEnd:
     """What to store: the new model, and what comes next."""
     plan, published = closing.plan, files.published
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
-    record = replace(round_record(closing, known.book, ending), judged=_judged(run, closing))
+    record = round_record(closing, known.clients, known.opened_at, ending)
+    record = replace(record, judged=_judged(run, closing))
     new = NewModel(
         model,
         files.master_sha256,
@@ -52,14 +86,15 @@ def committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known)
     return _go_on(run, RoundEnd(record, new, None, run.status, run.reason, measured), known, closing.cohort)
 
 
-def evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
+def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     """What to store of an evaluation: what was measured; the model stays as it is."""
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
-    record = replace(round_record(closing, known.book, ending), judged=_judged(run, closing))
+    record = round_record(closing, known.clients, known.opened_at, ending)
+    record = replace(record, judged=_judged(run, closing))
     return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, _measured(run, record)), known)
 
 
-def tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
+def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
     """What to store of a canary: a verdict on each client; then what the run file says: the first round, or the end,
     or a pause until an operator has seen the causes, and another canary after it, of others where there are some."""
     canary = run.file.canary
@@ -67,7 +102,7 @@ def tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> R
     verdicts = verdicts_on(run, closing, trial)
     passes, words = conclusion(verdicts, closing.plan.minimum)
     ending = Ending(run.model.version, run.model.sha256 if passes else None, words, known.now, run.model.size_bytes)
-    record = with_verdicts(round_record(closing, known.book, ending), verdicts, passes)
+    record = with_verdicts(round_record(closing, known.clients, known.opened_at, ending), verdicts, passes)
     end = RoundEnd(record, None, None, run.status, run.reason)
     if run.status.is_over:
         return end
@@ -87,11 +122,11 @@ def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: 
     old = target.record
     model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, None, state.reason, known.now, run.model.size_bytes, old.version)
-    record = round_record(state, known.book, ending)
+    record = round_record(state, known.clients, known.opened_at, ending)
     master, parent = target.master_sha256, run.model.sha256
     new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
     end = RoundEnd(record, new, None, run.status, run.reason)
-    if state.plan.task is Task.EVALUATION:
+    if state.plan.task.may_be_left_out:
         return _go_on(run, end, known)
     end = replace(end, deleted=_deleted(run, _with(known.history, end, known.now)))
     return replace(end, next_state=_again(run, state, record, known))
@@ -103,11 +138,11 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     `by_order`: an operator ended it, so nobody has failed and nothing is waited for. An evaluation is not tried again.
     """
     ending = Ending(run.model.version, None, state.reason, known.now, run.model.size_bytes)
-    record = round_record(state, known.book, ending)
+    record = round_record(state, known.clients, known.opened_at, ending)
     end = RoundEnd(record, None, None, run.status, run.reason)
     if run.status.is_over:
         return end
-    if state.plan.task is Task.EVALUATION:
+    if state.plan.task.may_be_left_out:
         return _go_on(run, end, known)
     if by_order:
         return replace(end, next_state=_again(run, state, record, known))
@@ -202,14 +237,13 @@ def _again(run: StoredRun, state: Abandoned, record: RoundRecord, known: Known) 
 def _next_try(run: StoredRun, state: Abandoned, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of the attempt after this one, at the same round or canary."""
     plan = state.plan
-    if plan.task is Task.CANARY:
+    if plan.task.tries_clients:
         return run.file.canary_plan(plan.attempt + 1)
     return _plan(run, plan.number, plan.attempt + 1, known, record)
 
 
 def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of what follows; the attempt that has just ended is the newest that is known."""
-    evidence = known.evidence
-    if record.task is Task.TRAINING:
-        evidence = replace(evidence, observations=(*evidence.observations, *observed(record)))
+    observations = (*known.evidence.observations, *observed(record))
+    evidence = replace(known.evidence, observations=observations)
     return next_plan(run.file, number, attempt, evidence, known.now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.coverage import Roll, gaps, names
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
-from umbel.aggregation.types import ClientId, RoundPlan, Task, Work
+from umbel.aggregation.types import ClientId, RoundPlan, Work
 from umbel.server.stored import StoredUpload
 
 
@@ -46,13 +46,6 @@ class Ending:
     rolled_back_to: int | None = None
 
 
-_CLOSING = {
-    Task.TRAINING: "making the new model",
-    Task.EVALUATION: "adding up what was measured",
-    Task.CANARY: "judging what was tried",
-}
-
-
 def silence_max_s(plan: RoundPlan) -> float:
     """A client that was silent for longer than this when its round ended counts as lost."""
     return max(2.0, plan.window_s / 10)
@@ -72,16 +65,21 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
             return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients, plan.task)
         case Closing(plan=plan):
             clients = _clients(state, book, state.closed_at)
-            what = _CLOSING[plan.task]
-            numbers, words = (plan.number, plan.attempt), (state.phase, f"{what}: {state.reason}")
+            numbers, words = (plan.number, plan.attempt), (state.phase, f"{plan.task.closing_words}: {state.reason}")
             return LiveRound(*numbers, *words, waiting, plan.target, 0.0, clients, plan.task)
         case Committed() | Abandoned():
             return None
 
 
-def round_record(state: Closing | Abandoned, book: Book, end: Ending) -> RoundRecord:
-    """The record of an ended attempt; `state` is the last one that knows the cohort."""
-    clients = _clients(state, book, state.closed_at)
+def client_records(state: Closing | Abandoned, book: Book) -> tuple[ClientRecord, ...]:
+    """What is told of each client of an attempt that has closed or was abandoned."""
+    return _clients(state, book, state.closed_at)
+
+
+def round_record(
+    state: Closing | Abandoned, clients: tuple[ClientRecord, ...], opened_at: float, end: Ending
+) -> RoundRecord:
+    """The record of an ended attempt; `state` is the last one that knows the cohort, `clients` its `client_records`."""
     roll = Roll(state.plan, state.cohort, state.accepted, state.missing)
     samples = roll.samples()
     work = [accepted.work for accepted in state.accepted.values()]
@@ -93,8 +91,8 @@ def round_record(state: Closing | Abandoned, book: Book, end: Ending) -> RoundRe
         reason=end.reason,
         model_version=end.model_version,
         model_sha256=end.model_sha256,
-        opened_at=book.opened_at,
-        wall_s=max(0.0, end.ended_at - book.opened_at),
+        opened_at=opened_at,
+        wall_s=max(0.0, end.ended_at - opened_at),
         selected=len(state.cohort),
         reported=len(state.accepted),
         partial=sum(done.is_partial for done in work),
@@ -112,7 +110,7 @@ def round_record(state: Closing | Abandoned, book: Book, end: Ending) -> RoundRe
         passed_over=state.passed_over.clients,
         samples_passed_over=state.passed_over.samples,
         uncovered=gaps(roll),
-        open_s=max(0.0, state.closed_at - book.opened_at) if state.cohort else 0.0,
+        open_s=max(0.0, state.closed_at - opened_at) if state.cohort else 0.0,
         window_s=state.plan.window_s,
         over_selection=state.plan.over_selection,
         tuned=state.plan.tuned,

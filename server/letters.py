@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from umbel.aggregation.advance import advance, takes
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -25,13 +26,12 @@ from umbel.aggregation.round import (
     Reported,
     RoundState,
     Training,
-    advance,
-    takes,
 )
-from umbel.aggregation.types import AssignmentId, ClientId, Task
+from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server import endings
+from umbel.server.audit_facts import Deposition, Evidence, depose
 from umbel.server.chronicle import Chronicle
-from umbel.server.model_files import ModelFiles
+from umbel.server.endings import Made
 from umbel.server.orders import Order, Rollback, Situation, obey
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.reports import check_report
@@ -45,7 +45,6 @@ from umbel.server.stored import (
     StoredUpload,
     StoredVersion,
 )
-from umbel.server.trial import Trial
 
 
 class PastAttempt(Exception):
@@ -56,16 +55,16 @@ class PastAttempt(Exception):
 class Letter:
     """An event in the mailbox. `assignment`: the one it speaks of; of another attempt, it has come too late.
 
-    `order`: an operator's, from which the event follows. `files`: the model that has been `Applied`; `trial`: what a
-    canary's updates show. `round_id`: the attempt that it speaks of, where its event would mean something else to the
-    next. `signed`: a report as its client signed it.
+    `order`: an operator's, from which the event follows. `made`: what has been made of the closed round, with
+    `Applied`, and `deposition`: what is told of its clients. `round_id`: the attempt that it speaks of, where its event
+    would mean something else to the next. `signed`: a report as its client signed it.
     """
 
     event: Event | None = None
     assignment: AssignmentId | None = None
     order: Order | None = None
-    files: ModelFiles | None = None
-    trial: Trial | None = None
+    made: Made | None = None
+    deposition: Deposition | None = None
     round_id: int | None = None
     signed: SignedReport | None = None
     told: ReportAnswer | None = None
@@ -143,27 +142,32 @@ class Batch:
             return state, ()
         return advance(state, event)
 
-    def end(
+    @property
+    def deposition(self) -> Deposition | None:
+        """Of a round that commits; where it is abandoned instead, other things are told of its clients."""
+        return None if self.is_abandoned else self._letters[self._n_decided - 1].deposition
+
+    def depose(
         self,
-        run: StoredRun,
         state: Abandoned | Committed,
         assignments: Sequence[StoredAssignment],
-        history: Sequence[StoredVersion],
+        evidence: Mapping[ClientId, Evidence],
+    ) -> Deposition:
+        ended = state.closing if isinstance(state, Committed) else state
+        return depose(ended, self._chronicle.book(self.found.state, assignments), evidence)
+
+    def end(
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
     ) -> RoundEnd:
         letters = self._letters[: self._n_decided]
-        known = self._chronicle.known(run, self.found.state, assignments, history)
+        known = self._chronicle.known(run, deposition, history)
         if isinstance(state, Abandoned):
             if self.rolled_back_to is not None:
                 return endings.rolled_back(run, state, self.rolled_back_to, known)
             return endings.abandoned(run, state, known, by_order=letters[-1].order is not None)
-        if state.closing.plan.task is Task.EVALUATION:
-            return endings.evaluated(run, state.closing, known)
-        files, trial = letters[-1].files, letters[-1].trial
-        if state.closing.plan.task is Task.CANARY:
-            assert trial is not None, "a canary is judged by its updates too"
-            return endings.tried_out(run, state.closing, trial, known)
-        assert files is not None, "only a model that is stored is applied"
-        return endings.committed(run, state.closing, files, known)
+        made = letters[-1].made
+        assert made is not None, "a round commits with what was made of it"
+        return endings.finished(run, state.closing, made, known)
 
     def _who_declined(self, live: LiveRun, state: RoundState) -> tuple[ClientId, ...]:
         """Whose declining has closed the round, or came with what did: of those the state knows only that they miss."""

@@ -13,12 +13,11 @@ from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import RoundState
 from umbel.aggregation.types import ClientId, RoundPlan, RunId
 from umbel.server.clock import Clock
-from umbel.server.round_store import RoundStore
 from umbel.server.waiter_store import WaiterStore
 
 HELD_MAX = 1000  # connections that cost nothing while nothing happens
 LOOK_S = 10.0
-_RECORDS = 9
+_RECORDS = 9  # of the newest attempts that had a cohort
 
 
 class Pacing:
@@ -37,12 +36,6 @@ class Pacing:
         self._looked_at = float("-inf")
         self._open_s: deque[float] = deque(maxlen=_RECORDS)
         self._opened_at: deque[float] = deque(maxlen=_RECORDS)
-
-    async def start(self, rounds: RoundStore) -> None:
-        """Take up the rhythm of the newest stored rounds."""
-        for record in await rounds.newest_ended(self._run, _RECORDS):
-            self.note(record)
-        await self.look()
 
     def note(self, record: RoundRecord) -> None:
         """An attempt has ended."""

@@ -2,7 +2,8 @@
 
 from umbel.aggregation.errors import ReportRefused
 from umbel.aggregation.round import Reported, RoundState, Training
-from umbel.aggregation.types import EvaluationDone, Task, Work, WorkDone
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import EvaluationDone, Work, WorkDone
 from umbel.server.problems import Refused
 from umbel.server.stored import StoredUpload
 
@@ -32,15 +33,15 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
 
 
 def _check_task(task: Task, work: Work) -> None:
-    if isinstance(work, WorkDone) and (work.probe is not None) != (task is Task.CANARY):
+    if isinstance(work, WorkDone) and (work.probe is not None) != task.tries_clients:
         raise ReportRefused(
             "this assignment is a canary's: say in `probe` what was measured"
-            if task is Task.CANARY
+            if task.tries_clients
             else "only a canary's report has a `probe`: leave it out"
         )
-    if isinstance(work, EvaluationDone) != (task is Task.EVALUATION):
+    if isinstance(work, WorkDone) != task.sends_updates:
         raise ReportRefused(
-            "this assignment asks to measure the model: send an evaluation, and no update"
-            if task is Task.EVALUATION
-            else "this assignment asks to train: send an update and its report, not an evaluation alone"
+            "this assignment asks to train: send an update and its report, not an evaluation alone"
+            if task.sends_updates
+            else "this assignment asks to measure the model: send an evaluation, and no update"
         )

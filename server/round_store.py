@@ -9,23 +9,35 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import TypeAdapter
-from sqlalchemy import Row, bindparam, delete, insert, select, union, update
+from sqlalchemy import bindparam, delete, insert, select, union, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from umbel.aggregation.cohort import Member
-from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
+from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId, Task
+from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
 from umbel.server import tables
-from umbel.server.audit_trail import AuditTrail, signed_text
+from umbel.server.audit_facts import Deposition, Evidence
+from umbel.server.audit_trail import AuditTrail, evidence_of, signed_text
 from umbel.server.database import Database
 from umbel.server.replicas import closing_job
-from umbel.server.round_rows import ClientRow, accepted_of, changed_columns, head_of, state_of, with_head, with_rows
+from umbel.server.round_rows import changed_columns, head_of, state_of
+from umbel.server.run_rows import (
+    WITH_HEARD,
+    add_round,
+    assignment_of,
+    assignments_of,
+    caught_up,
+    client_row,
+    rows_of,
+    save_run,
+    update_assignments,
+)
+from umbel.server.scribe import Scribe
 from umbel.server.stored import (
     Change,
     Ended,
@@ -33,6 +45,7 @@ from umbel.server.stored import (
     PartialSum,
     RoundEnd,
     StoredAssignment,
+    StoredRecord,
     StoredRun,
     StoredUpload,
     StoredVersion,
@@ -53,9 +66,7 @@ _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
 _RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
 _UPLOAD = table_of(tables.Upload)
-_MODEL, _VERSION, _PARTIAL = table_of(tables.Model), table_of(tables.ModelVersion), table_of(tables.PartialSum)
-_CLIENT, _LEASE = table_of(tables.Client), table_of(tables.Lease)
-_WITH_HEARD = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
+_PARTIAL, _LEASE = table_of(tables.PartialSum), table_of(tables.Lease)
 
 
 class Transition(Protocol):
@@ -77,12 +88,22 @@ class Transition(Protocol):
         """What happens now. `live` is what is stored at this moment."""
         ...
 
-    def end(
+    @property
+    def deposition(self) -> Deposition | None:
+        """What is told of the clients of the attempt that `decide` has just ended, where it was worked out before."""
+        ...
+
+    def depose(
         self,
-        run: StoredRun,
         state: Abandoned | Committed,
         assignments: Sequence[StoredAssignment],
-        history: Sequence[StoredVersion],
+        evidence: Mapping[ClientId, Evidence],
+    ) -> Deposition:
+        """The same, where it was not. It runs in another thread, as does `end`."""
+        ...
+
+    def end(
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
     ) -> RoundEnd:
         """How the attempt ends that `decide` has just ended, and what comes next."""
         ...
@@ -94,10 +115,11 @@ class RoundStore:
     `trail`: what is signed of it, in the same transaction.
     """
 
-    def __init__(self, database: Database, replica: str, trail: AuditTrail) -> None:
+    def __init__(self, database: Database, replica: str, trail: AuditTrail, scribe: Scribe) -> None:
         self._db = database
         self._replica = replica
         self._trail = trail
+        self._scribe = scribe
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -121,7 +143,7 @@ class RoundStore:
             await tx.execute(insert(_RUN).values(run))
             await add_first_version(tx, RunId(file.name), model, master_sha256, now)
             await release(tx, creator_of(RunId(file.name), model.sha256))
-            round_id = await _add_round(tx, state)
+            round_id = await add_round(tx, state)
             await tx.execute(update(_RUN).where(_RUN.c.name == file.name).values(round_id=round_id))
             await self._trail.begin(tx, file, model, master_sha256, now)
 
@@ -135,13 +157,13 @@ class RoundStore:
         """A run as it is stored now."""
         async with self._db.reading() as tx:
             row = (await tx.execute(select(_RUN).where(_RUN.c.name == name))).one_or_none()
-            return None if row is None else await _caught_up(tx, row, None)
+            return None if row is None else await caught_up(tx, row, None)
 
     async def refresh(self, known: LiveRun) -> LiveRun:
         """The run as it is stored now; `known` itself if nothing has changed."""
         async with self._db.reading() as tx:
             row = (await tx.execute(select(_RUN).where(_RUN.c.name == known.name))).one()
-            return await _caught_up(tx, row, known)
+            return await caught_up(tx, row, known)
 
     async def step(self, known: LiveRun, transition: Transition) -> tuple[LiveRun, Ended | None]:
         """Move a run on; how the attempt ended, if this has ended it. All of it is durable on return."""
@@ -160,15 +182,18 @@ class RoundStore:
             live = replace(live, run=run, state=change.state, folded_by=self._folded(live, change), revision=revision)
             is_ended = isinstance(change.state, Committed | Abandoned)
             if not is_ended:
-                await _save_run(tx, live, revision)
+                await save_run(tx, live, revision)
                 return live, None
             assert isinstance(change.state, Committed | Abandoned)
-            end = transition.end(run, change.state, await _assignments(tx, live.round_id), history)
-            return await self._end(tx, live, end)
+            if (deposition := transition.deposition) is None:
+                witnesses = await assignments_of(tx, live.round_id), await evidence_of(tx, live.round_id)
+                deposition = await self._scribe.run(transition.depose, change.state, *witnesses)
+            end = await self._scribe.run(transition.end, run, change.state, deposition, history)
+            return await self._end(tx, live, end, deposition)
 
     async def _locked(self, tx: AsyncConnection, known: LiveRun) -> LiveRun:
         query = select(_RUN).where(_RUN.c.name == known.name).with_for_update()
-        return await _caught_up(tx, (await tx.execute(query)).one(), known)
+        return await caught_up(tx, (await tx.execute(query)).one(), known)
 
     async def _save(self, tx: AsyncConnection, live: LiveRun, change: Change, revision: int) -> None:
         """The attempt's new state: its head, and the rows of the clients that it changes."""
@@ -183,13 +208,13 @@ class RoundStore:
             if rows:
                 await tx.execute(insert(_ASSIGNMENT), rows)
         else:
-            await _update_assignments(
+            await update_assignments(
                 tx, {live.assignment_id(client): {**new, "revision": revision} for client, new in changed.items()}
             )
         if change.declined:
             assert isinstance(change.state, Closing | Abandoned), "an open round knows who has declined"
             missing = change.state.missing
-            await _update_assignments(
+            await update_assignments(
                 tx, {live.assignment_id(client): {"declined": missing[client]} for client in change.declined}
             )
         told = {
@@ -197,22 +222,24 @@ class RoundStore:
                 "outcome": one.answer.outcome.value,
                 "reason": one.answer.reason,
                 "reported_at": one.at,
-                "replica": self._replica if live.plan.task is Task.TRAINING else None,
+                "replica": self._replica if live.plan.task.makes_model else None,
                 "signed_report": signed_text(one.signed),
             }
             for one in change.answered
         }
-        await _update_assignments(tx, told)
+        await update_assignments(tx, told)
 
     def _folded(self, live: LiveRun, change: Change) -> Mapping[ClientId, str]:
-        if not change.answered or live.plan.task is not Task.TRAINING:
+        if not change.answered or not live.plan.task.makes_model:
             return live.folded_by
         return {**live.folded_by, **dict.fromkeys((one.client for one in change.answered), self._replica)}
 
-    async def _end(self, tx: AsyncConnection, live: LiveRun, end: RoundEnd) -> tuple[LiveRun, Ended]:
-        record = _RECORD.dump_json(end.record).decode()
+    async def _end(
+        self, tx: AsyncConnection, live: LiveRun, end: RoundEnd, deposition: Deposition
+    ) -> tuple[LiveRun, Ended]:
+        record = (await self._scribe.run(_RECORD.dump_json, end.record)).decode()
         await tx.execute(update(_ROUND).where(_ROUND.c.id == live.round_id).values(record=record))
-        head = await self._trail.end(tx, live, end)
+        head = await self._trail.end(tx, live, end, deposition)
         keys = [
             *head.keys,
             *await tx.scalars(select(_PARTIAL.c.key).where(_PARTIAL.c.round_id == live.round_id)),
@@ -233,9 +260,9 @@ class RoundStore:
             await mark_deleted(tx, live.name, end.deleted, ended_at)
         after = replace(live, run=run)
         if end.next_state is not None:
-            round_id = await _add_round(tx, end.next_state)
+            round_id = await add_round(tx, end.next_state)
             after = replace(after, round_id=round_id, state=end.next_state, folded_by={})
-        await _save_run(tx, after, after.revision)
+        await save_run(tx, after, after.revision)
         return after, Ended(end, tuple(keys))
 
     # --- who folds what -----------------------------------------------------------------------------------------------
@@ -255,10 +282,10 @@ class RoundStore:
                 return live
             revision = live.revision + 1
             adopted = {"replica": self._replica, "revision": revision}
-            await _update_assignments(tx, {live.assignment_id(client): adopted for client in sorted(orphans)})
+            await update_assignments(tx, {live.assignment_id(client): adopted for client in sorted(orphans)})
             folded_by = {**live.folded_by, **dict.fromkeys(orphans, self._replica)}
             live = replace(live, folded_by=folded_by, revision=revision)
-            await _save_run(tx, live, revision)
+            await save_run(tx, live, revision)
             return live
 
     async def post_partial_sum(self, known: LiveRun, partial: PartialSum) -> bool:
@@ -298,7 +325,7 @@ class RoundStore:
         """Any attempt's state, whole."""
         async with self._db.reading() as tx:
             head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == round_id))).scalar_one()
-            return state_of(head, [_client_row(row) for row in await _rows(tx, round_id, 0)])
+            return state_of(head, [client_row(row) for row in await rows_of(tx, round_id, 0)])
 
     async def open_names(self) -> tuple[frozenset[str], frozenset[str]]:
         """The assignments whose updates are needed, and the ids of attempts whose partial sums are.
@@ -319,26 +346,32 @@ class RoundStore:
             rows = (await tx.scalars(query.order_by(_ROUND.c.id).offset(after).limit(limit))).all()
         return tuple(_RECORD.validate_json(row) for row in rows)
 
-    async def newest_ended(self, name: RunId, count: int) -> tuple[RoundRecord, ...]:
-        """The records of the attempts that ended last, oldest first."""
-        query = select(_ROUND.c.record).where(_ROUND.c.run == name, _ROUND.c.record.is_not(None))
+    async def newest_ended(self, name: RunId, count: int, after: int = 0) -> tuple[StoredRecord, ...]:
+        """The records of the attempts that ended last, oldest first. `after`: only of those with a greater id."""
+        mine = (_ROUND.c.run == name, _ROUND.c.id > after, _ROUND.c.record.is_not(None))
+        query = select(_ROUND.c.id, _ROUND.c.record).where(*mine).order_by(_ROUND.c.id.desc()).limit(count)
         async with self._db.reading() as tx:
-            rows = (await tx.scalars(query.order_by(_ROUND.c.id.desc()).limit(count))).all()
-        return tuple(_RECORD.validate_json(row) for row in reversed(rows))
+            rows = (await tx.execute(query)).all()
+        return tuple(StoredRecord(row.id, _RECORD.validate_json(row.record)) for row in reversed(rows))
 
     async def assignments(self, round_id: int) -> tuple[StoredAssignment, ...]:
         """Every client of an attempt."""
         async with self._db.reading() as tx:
-            return await _assignments(tx, round_id)
+            return await assignments_of(tx, round_id)
+
+    async def witnesses(self, round_id: int) -> tuple[tuple[StoredAssignment, ...], Mapping[ClientId, Evidence]]:
+        """Every client of an attempt that has not ended, and what it has signed."""
+        async with self._db.reading() as tx:
+            return await assignments_of(tx, round_id), await evidence_of(tx, round_id)
 
     async def assignment(self, assignment: AssignmentId) -> StoredAssignment | None:
         """One assignment with its upload."""
         async with self._db.reading() as tx:
-            row = (await tx.execute(_WITH_HEARD.where(_ASSIGNMENT.c.id == assignment))).one_or_none()
+            row = (await tx.execute(WITH_HEARD.where(_ASSIGNMENT.c.id == assignment))).one_or_none()
             if row is None:
                 return None
             uploads = await uploads_of(tx, [assignment])
-        return replace(_assignment(row), upload=uploads.get(assignment))
+        return replace(assignment_of(row), upload=uploads.get(assignment))
 
     async def add_downloads(self, name: RunId, n_bytes: Mapping[AssignmentId, int]) -> None:
         """Add to the bytes fetched for each assignment of a run, under its lock: it touches many rows."""
@@ -351,110 +384,3 @@ class RoundStore:
             await tx.execute(
                 update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(bytes_down=fetched), rows
             )
-
-
-async def _caught_up(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> LiveRun:
-    """The run as `row` has it: `known`, with what has changed since."""
-    if known is not None and row.revision == known.revision:
-        return known
-    if known is None or row.round_id != known.round_id:
-        return await _loaded(tx, row, known)
-    head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
-    changed = await _rows(tx, row.round_id, known.revision)
-    state = with_rows(with_head(head, known.state), [_client_row(one) for one in changed])
-    if isinstance(state, Committed | Abandoned):
-        return await _loaded(tx, row, known)  # the run's last round: there may be a new model, and no next round
-    run = replace(known.run, status=RunStatus(row.status), reason=row.reason)
-    return LiveRun(run, row.round_id, state, {**known.folded_by, **_folded_by(changed)}, row.revision)
-
-
-async def _loaded(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> LiveRun:
-    version = (
-        await tx.execute(
-            select(_VERSION, _MODEL.c.size_bytes, _MODEL.c.layout_digest)
-            .join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
-            .where(_VERSION.c.run == row.name)
-            .order_by(_VERSION.c.version.desc())
-            .limit(1)
-        )
-    ).one()
-    run = StoredRun(
-        file=known.run.file if known else _RUN_FILE.validate_json(row.run_file),
-        status=RunStatus(row.status),
-        reason=row.reason,
-        created_at=row.created_at,
-        model=ModelRef(version.version, version.sha256, version.size_bytes, version.layout_digest),
-        master_sha256=version.master_sha256,
-        first_model_sha256=row.model_sha256,
-        salt=row.salt,
-        audit_number=row.audit_number,
-        audit_sha256=row.audit_sha256,
-    )
-    head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
-    rows = await _rows(tx, row.round_id, 0)
-    state = state_of(head, [_client_row(one) for one in rows])
-    return LiveRun(run, row.round_id, state, _folded_by(rows), row.revision)
-
-
-async def _rows(tx: AsyncConnection, round_id: int, after: int) -> Sequence[Row[Any]]:
-    """The rows of an attempt that have changed after a revision, in the order of names."""
-    changed = select(_ASSIGNMENT).where(_ASSIGNMENT.c.round_id == round_id, _ASSIGNMENT.c.revision > after)
-    return (await tx.execute(changed.order_by(_ASSIGNMENT.c.client))).all()
-
-
-def _client_row(row: Row[Any]) -> ClientRow:
-    member = Member(row.draws, row.sample_count, row.tier)
-    return ClientRow(ClientId(row.client), member, accepted_of(row.weight, row.work), row.declined, row.missing)
-
-
-def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:
-    return {ClientId(row.client): row.replica for row in rows if row.replica is not None}
-
-
-async def _assignments(tx: AsyncConnection, round_id: int) -> tuple[StoredAssignment, ...]:
-    query = _WITH_HEARD.where(_ASSIGNMENT.c.round_id == round_id).order_by(_ASSIGNMENT.c.client)
-    return tuple(_assignment(row) for row in await tx.execute(query))
-
-
-def _assignment(row: Row[Any]) -> StoredAssignment:
-    return StoredAssignment(
-        id=AssignmentId(row.id),
-        round_id=row.round_id,
-        client=ClientId(row.client),
-        sample_count=row.sample_count,
-        is_declined=row.declined is not None,
-        answer=None if row.outcome is None else ReportAnswer(Outcome(row.outcome), row.reason or ""),
-        reported_at=row.reported_at,
-        bytes_up=row.bytes_up,
-        bytes_down=row.bytes_down,
-        heard_at=row.last_heard_at,
-    )
-
-
-async def _update_assignments(tx: AsyncConnection, columns: Mapping[AssignmentId, Mapping[str, object]]) -> None:
-    """Write these columns, the same for each; as parameters of one statement."""
-    if not columns:
-        return
-    names = next(iter(columns.values()))
-    rows = [{"id_": name, **{f"{key}_": value for key, value in new.items()}} for name, new in columns.items()]
-    values: dict[str, Any] = {name: bindparam(f"{name}_") for name in names}
-    await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(values), rows)
-
-
-async def _save_run(tx: AsyncConnection, live: LiveRun, revision: int) -> None:
-    columns = {
-        "status": live.run.status.value,
-        "reason": live.run.reason,
-        "round_id": live.round_id,
-        "revision": revision,
-        "audit_number": live.run.audit_number,
-        "audit_sha256": live.run.audit_sha256,
-    }
-    await tx.execute(update(_RUN).where(_RUN.c.name == live.name).values(columns))
-
-
-async def _add_round(tx: AsyncConnection, state: Recruiting) -> int:
-    plan = state.plan
-    names = {"run": plan.run, "task": plan.task.value, "number": plan.number, "attempt": plan.attempt}
-    row = {**names, "head": head_of(state)}
-    return int((await tx.execute(insert(_ROUND).values(row).returning(_ROUND.c.id))).scalar_one())

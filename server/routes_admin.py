@@ -25,6 +25,7 @@ from umbel.server.model_upload import write_stream
 from umbel.server.problems import Refused, first_error
 from umbel.server.registry import ClientView
 from umbel.server.routes_models import MODEL_RESPONSES, model_response
+from umbel.server.run_now import view_of
 from umbel.server.waiting import Line
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
@@ -135,19 +136,19 @@ async def put_run(request: Request, response: Response, state: StateDep, name: s
         raise Refused("malformed-request", f"name: the run file says {file.name!r}, the address {name!r}")
     driver, is_new = await state.coordinator.create_run(file, model)
     response.status_code = 201 if is_new else 200
-    return driver.view()
+    return view_of(driver.live)
 
 
 @router.get("/runs")
 async def get_runs(state: StateDep) -> tuple[RunView, ...]:
     """Every run, the oldest first."""
-    return tuple(driver.view() for driver in state.coordinator.drivers.values())
+    return state.coordinator.views()
 
 
 @router.get("/runs/{name}", responses=problems("unknown-run"))
 async def get_run(state: StateDep, name: str) -> RunView:
     """One run at a glance."""
-    return (await state.coordinator.driver(RunId(name))).view()
+    return view_of((await state.coordinator.driver(RunId(name))).live)
 
 
 @router.get("/runs/{name}/progress", responses=problems("unknown-run", "shutting-down"))
@@ -161,12 +162,13 @@ async def get_progress(
     """Ended attempts from the `after`-th on, and the round under way; held open until something changes."""
     driver = await state.coordinator.driver(RunId(name))
     with driver.bells.listen(PROGRESS_BELL) as bell:
-        progress = await _progress(state, driver, after)
-        if progress.ended or driver.is_over or wait_s == 0:
-            return progress
+        if wait_s == 0 or await _has_ended(state, driver, after):
+            return await _progress(state, driver, after)
         state.coordinator.refuse_if_closing()
         await request.body()
         await Line(request.receive).hold(state.services.clock, bell, wait_s)
+    if not await _has_ended(state, driver, after):
+        await driver.now.let_changes_gather()
     return await _progress(state, driver, after)
 
 
@@ -183,8 +185,13 @@ def read_run_file(body: bytes) -> RunFile:
         raise Refused("malformed-request", f"the run file does not parse: {error}") from error
 
 
+async def _has_ended(state: State, driver: RunDriver, after: int) -> bool:
+    """Whether the run is over, or more than `after` of its attempts have ended."""
+    return driver.is_over or bool(await state.services.rounds.ended(driver.name, after, 1))
+
+
 async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
-    view = driver.view()  # before the records: whoever is told that the run is over can have its last round
+    view = view_of(driver.live)  # before the records: whoever is told that the run is over can have its last round
     ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
     away = await state.services.turned_away.newest(driver.name)
-    return RunProgress(view, ended, after + len(ended), await driver.progress(), away)
+    return RunProgress(view, ended, after + len(ended), await driver.now.look(), away)

@@ -17,7 +17,8 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
-from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, Task, Work, WorkDone
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, Work, WorkDone
 from umbel.server.auth import Device, caller_of, claims_of, enrol, read_body
 from umbel.server.coordinator import Visit
 from umbel.server.express import Handler

@@ -11,6 +11,7 @@ from umbel.aggregation.records import RunView, VersionRecord
 from umbel.aggregation.types import RunId
 from umbel.server.http import ADMIN, Operator, State, StateDep, body_of, parse_json, problems
 from umbel.server.orders import Order, Pause, Resume, Rollback, Stop
+from umbel.server.run_now import view_of
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 VERSIONS_MAX = 1000
@@ -109,4 +110,4 @@ async def get_versions(
 async def _obeyed(state: State, name: str, order: Order) -> RunView:
     driver = await state.coordinator.driver(RunId(name))
     await driver.obey(order)
-    return driver.view()
+    return view_of(driver.live)

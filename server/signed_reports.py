@@ -4,7 +4,8 @@ from starlette.requests import Request
 
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.audit_chain import report_target
-from umbel.aggregation.types import AssignmentId, Task
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import AssignmentId
 from umbel.server.auth import claims_of, target_of
 from umbel.server.problems import Refused
 

@@ -6,17 +6,9 @@ from dataclasses import dataclass, field
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
-from umbel.aggregation.round import Committed, Recruiting, RoundState
+from umbel.aggregation.round import Committed, Recruiting, RoundState, Training
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import (
-    AssignmentId,
-    ClientId,
-    ModelRef,
-    RoundPlan,
-    RunId,
-    Task,
-    assignment_id,
-)
+from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RoundPlan, RunId, assignment_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +57,24 @@ class LiveRun:
         """This client's assignment in the newest attempt, if it has one."""
         return assignment_id(self.name, self.plan.number, self.plan.attempt, client, self.plan.task)
 
+    def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
+        """Whether this is the client's assignment in the newest attempt."""
+        state = self.state.closing if isinstance(self.state, Committed) else self.state
+        is_member = not isinstance(state, Recruiting) and client in state.cohort
+        return is_member and self.assignment_id(client) == assignment
+
+    def open_round(self, client: ClientId, now: float) -> Training | None:
+        """The round under way, if it still waits for this client."""
+        state = self.state
+        if not isinstance(state, Training) or now >= state.closes_at:
+            return None
+        is_waited_for = client in state.cohort and client not in state.accepted and client not in state.declined
+        return state if is_waited_for else None
+
     @property
     def rounds_done(self) -> int:
         """Committed rounds of training."""
-        if self.plan.task is Task.CANARY:
-            return 0
-        is_done = isinstance(self.state, Committed) or self.plan.task is Task.EVALUATION
-        return self.plan.number if is_done else self.plan.number - 1
+        return self.plan.n_rounds_before + (isinstance(self.state, Committed) and self.plan.task.makes_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,14 @@ class StoredAssignment:
     bytes_down: int
     heard_at: float
     upload: StoredUpload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """The record of an ended attempt. `round_id`: the attempts of a run end in the order of their ids."""
+
+    round_id: int
+    record: RoundRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from umbel.server.clock import Clock
 from umbel.server.waiter_store import WaiterStore, Waiting
 
 HELD_MAX = 4
+HEARD_S = 600.0
 Store: TypeAlias = Callable[[Waiting], Awaitable[None]]
 """Stores a check-in together with the nonce of its request."""
 
@@ -115,19 +116,30 @@ class WaitingRoom:
 
 
 class Heard:
-    """When each client was last heard of, in Unix seconds."""
+    """When each client was last heard of, in Unix seconds.
+
+    Whoever is silent for `HEARD_S` is forgotten before as long again has passed: by then the time that is stored of it,
+    which comes half a minute late, tells the same.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._since = clock.now()
-        self._at: dict[str, float] = {}
+        self._since = self._turned_at = clock.now()
+        self._lately: dict[str, float] = {}
+        self._before: dict[str, float] = {}
 
     def note(self, client: str) -> None:
-        self._at[client] = self._clock.now()
+        if (now := self._clock.now()) - self._turned_at >= HEARD_S:
+            self._before, self._lately, self._turned_at = self._lately, {}, now
+        self._lately[client] = now
 
     def at(self, client: str) -> float:
         """A client not heard of since the coordinator started counts as heard of then."""
-        return self._at.get(client, self._since)
+        return self._lately.get(client) or self._before.get(client, self._since)
+
+    def __len__(self) -> int:
+        """How many are remembered, those that were heard of lately once more."""
+        return len(self._lately) + len(self._before)
 
 
 class Line:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.report_times import Observation, Seen
 from umbel.aggregation.retry import next_attempt
 from umbel.aggregation.round import (
@@ -20,8 +21,6 @@ from umbel.aggregation.round import (
     RoundState,
     Tick,
     Training,
-    advance,
-    next_deadline,
 )
 from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
 from umbel.aggregation.types import RoundPlan, WorkDone

@@ -32,7 +32,8 @@ from umbel.aggregation.layout import Layout, State
 from umbel.aggregation.records import Fate
 from umbel.aggregation.runfile import RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.signatures import parse, sign
-from umbel.aggregation.types import ClientId, RunId, Task, assignment_id
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import ClientId, RunId, assignment_id
 from umbel.aggregation.wire import header_for
 
 AUDIT_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any, get_args
 
 from umbel.aggregation.round import Command, Fold
-from umbel.aggregation.types import Task
-from umbel.server import endings
+from umbel.aggregation.task import Task
+from umbel.server import closing, endings
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
 from umbel.server.deployment import Deployment
@@ -46,7 +46,7 @@ NEVER = {(Fold, Task.CANARY), (Fold, Task.EVALUATION)}  # they make no model
 ENDINGS = tuple(
     name
     for name, one in vars(endings).items()
-    if inspect.isfunction(one) and not name.startswith("_") and one.__annotations__.get("return") is RoundEnd
+    if inspect.isfunction(one) and name != "_go_on" and one.__annotations__.get("return") is RoundEnd
 )
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
@@ -93,8 +93,10 @@ LIFE_STEPS: Mapping[str, Step] = {  # in a run that has all that can happen to o
         for command in COMMANDS
         if task is not Task.TRAINING and (command, task) not in NEVER
     },
-    **{f"decide how it was {name}": Step(endings, name) for name in ENDINGS},  # in the middle of a transaction
-    "judge the canary": Step(RunDriver, "_judge_canary"),
+    **{
+        f"decide how it was {name.strip('_')}": Step(endings, name) for name in ENDINGS
+    },  # in the middle of a transaction
+    "look at the canary": Step(closing, "look_at"),
 }
 
 

@@ -12,6 +12,7 @@ from typing import assert_never
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from umbel.aggregation.advance import advance, takes
 from umbel.aggregation.coverage import Gap, Roll, gaps
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
@@ -37,10 +38,9 @@ from umbel.aggregation.round import (
     Stopped,
     Tick,
     Training,
-    advance,
-    takes,
 )
-from umbel.aggregation.types import ClientId, EvaluationDone, RoundPlan, Task, Work, WorkDone
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import ClientId, EvaluationDone, RoundPlan, Work, WorkDone
 from umbel.aggregation.weighting import Candidate, weight_of
 
 CLIENTS = tuple(ClientId(f"c{i}") for i in range(6))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.canary import Terms, Verdict, conclusion, judge
 from umbel.aggregation.cohort import choose
 from umbel.aggregation.messages import Outcome
@@ -24,20 +25,11 @@ from umbel.aggregation.round import (
     Stopped,
     Tick,
     Training,
-    advance,
 )
 from umbel.aggregation.runfile import CanarySection, Override, RoundsSection, RunFile
 from umbel.aggregation.spread import spread
-from umbel.aggregation.types import (
-    BYTES_MAX,
-    ClientId,
-    CoverageFloor,
-    Probe,
-    RunId,
-    Task,
-    WorkDone,
-    assignment_id,
-)
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import BYTES_MAX, ClientId, CoverageFloor, Probe, RunId, WorkDone, assignment_id
 from umbel.aggregation.weighting import Candidate
 
 FILES, PROBES = TypeAdapter(RunFile), TypeAdapter(Probe)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.canonical import canonical, number_text, parsed
+from umbel.aggregation.canonical import Written, canonical, number_text, parsed
 
 NUMBERS = {  # RFC 8785, appendix B
     "0": 0.0,
@@ -69,3 +69,9 @@ def test_what_json_does_not_have_is_refused(value: object) -> None:
 def test_what_has_no_one_meaning_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
         canonical(parsed(text))
+
+
+def test_a_tuple_that_was_written_before_is_written_the_same() -> None:
+    items = ({"b": 1.5, "a": "ü"}, {"b": 2, "a": None})
+    assert canonical({"x": 1, "items": Written(items)}) == canonical({"x": 1, "items": items})
+    assert Written(items) == items

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.cohort import Member, PassedOver
 from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
@@ -21,7 +22,6 @@ from umbel.aggregation.round import (
     RoundState,
     Tick,
     Training,
-    advance,
 )
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.report_times import Observation, Seen, estimate, observed, tabulate
-from umbel.aggregation.types import Task
+from umbel.aggregation.task import Task
 
 
 def seen(kind: Seen, seconds: float, at: float = 0.0, tier: str = "") -> Observation:

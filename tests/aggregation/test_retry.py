@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.retry import AVOIDED_MAX, gives_up, next_attempt, retry_pause_s
 from umbel.aggregation.round import (
@@ -18,8 +19,6 @@ from umbel.aggregation.round import (
     Stopped,
     Tick,
     Training,
-    advance,
-    next_deadline,
 )
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
     Abandoned,
@@ -20,11 +21,11 @@ from umbel.aggregation.round import (
     Resumed,
     Stopped,
     Training,
-    advance,
 )
 from umbel.aggregation.runfile import EvaluationSection, Override, RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.stopping import StopRule
-from umbel.aggregation.types import ClientId, EvaluationDone, RunId, Task, TrainingPlan, assignment_id
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import ClientId, EvaluationDone, RunId, TrainingPlan, assignment_id
 from umbel.aggregation.weighting import Candidate
 
 FILE = RunFile("demo", RoundsSection(9, target=5, window_s=100.0), evaluation=EvaluationSection(3, 2, 60.0))

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.aggregation.round_laws import CLIENTS, RoundLaws
-from umbel.aggregation.round import Event, Gathered, Recruiting, Reported, RoundState, advance
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Task, Weighting, WorkDone
+from umbel.aggregation.advance import advance
+from umbel.aggregation.round import Event, Gathered, Recruiting, Reported, RoundState
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
 
 NO_FLOOR = CoverageFloor()

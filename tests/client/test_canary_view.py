@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tests.client.test_view import FINE, ROUND, RUN, told
 from umbel.aggregation.records import ClientRecord, Fate, TurnedAway
-from umbel.aggregation.types import Task
+from umbel.aggregation.task import Task
 from umbel.client.view import render_run
 
 LONG = "window_s of at least 988 needed, not 600: 12.1 s a step x 60 steps + 80 s up at 1.2 MB/s; " + "more " * 40

@@ -12,16 +12,8 @@ from torch.utils.data import TensorDataset
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.types import (
-    Assignment,
-    ClientId,
-    ModelRef,
-    RunId,
-    Task,
-    TrainingPlan,
-    WorkDone,
-    assignment_id,
-)
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import Assignment, ClientId, ModelRef, RunId, TrainingPlan, WorkDone, assignment_id
 from umbel.aggregation.wire import Codec
 from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved

@@ -16,7 +16,7 @@ from tests.contracts.test_life_of_a_run import House
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate, RunProgress
-from umbel.aggregation.types import Task
+from umbel.aggregation.task import Task
 from umbel.client import Client, ClientError, LocalPlan, TorchClient, TrainResult, run_client
 from umbel.client.audit import download
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from tests.contracts.test_client_and_coordinator import DEADLINE_S, ends, start, wait_for
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.types import Task
+from umbel.aggregation.task import Task
 from umbel.client import Client, Evaluation, LocalPlan, Operator, TrainResult, run_client
 from umbel.client.commands import run_app
 from umbel.client.loop import RunEnd

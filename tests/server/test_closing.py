@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.server_device import House, house, run_file, small_state, update_of
+from umbel.aggregation.advance import advance
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.round import Closing, Tick, Training, advance
+from umbel.aggregation.round import Closing, Tick, Training
 from umbel.aggregation.types import ClientId
 from umbel.server.closing import Closer
 from umbel.server.driver import RunDriver

@@ -25,7 +25,7 @@ from tests.postgres import Cluster
 from tests.server.test_process import SERVE
 from tests.whole_life import WholeLife
 from umbel.aggregation.audit import key_bytes
-from umbel.aggregation.types import Task
+from umbel.aggregation.task import Task
 from umbel.client.admin import Operator
 from umbel.client.audit import download, verify
 from umbel.server.settings import Settings
@@ -182,7 +182,7 @@ def test_every_command_of_every_kind_of_round_every_order_and_every_ending_is_in
     carried_out = {(step.takes, step.task) for step in steps if step.method == "carry_out"}
     assert carried_out == set(product(COMMANDS, Task)) - NEVER
     assert {step.takes for step in steps if step.method == "obey"} == set(ORDERS)
-    assert {"committed", "evaluated", "tried_out", "rolled_back", "abandoned"} <= set(ENDINGS)
+    assert {"_committed", "_evaluated", "_tried_out", "rolled_back", "abandoned"} <= set(ENDINGS)
     assert set(ENDINGS) <= {step.method for step in steps}
 
 

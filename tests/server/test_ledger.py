@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation import round as machine
+from umbel.aggregation.advance import advance
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.records import Fate, RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Reported, RoundState, Tick, Training
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
-from umbel.server.ledger import Book, Ending, Member, live_round, round_record
+from umbel.server.ledger import Book, Ending, Member, client_records, live_round, round_record
 
 NORTH, SOUTH, NOWHERE = (ClientId(name) for name in ("north", "south", "nowhere"))
 FLOOR = CoverageFloor(0.9, (NORTH, NOWHERE), ("ward",))
@@ -26,7 +27,7 @@ WAITING = (
 
 
 def opened() -> Training:
-    state, _ = machine.advance(Recruiting(PLAN, since=0.0), Gathered(100.0, WAITING))
+    state, _ = advance(Recruiting(PLAN, since=0.0), Gathered(100.0, WAITING))
     assert isinstance(state, Training)
     return state
 
@@ -38,7 +39,9 @@ def book(state: Training) -> Book:
 
 def told(state: RoundState, of: Training) -> RoundRecord:
     assert isinstance(state, Closing | Abandoned)
-    return round_record(state, book(of), Ending(1, None, state.reason, 161.0, model_bytes=1234))
+    return round_record(
+        state, client_records(state, book(of)), of.opened_at, Ending(1, None, state.reason, 161.0, model_bytes=1234)
+    )
 
 
 def without_north() -> tuple[Training, RoundRecord]:
@@ -46,8 +49,8 @@ def without_north() -> tuple[Training, RoundRecord]:
     training = opened()
     state: RoundState = training
     for client in sorted(training.cohort.keys() - {NORTH}):
-        state, _ = machine.advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64)))
-    state, _ = machine.advance(state, Tick(160.0))
+        state, _ = advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64)))
+    state, _ = advance(state, Tick(160.0))
     return training, told(state, training)
 
 
@@ -81,7 +84,7 @@ def test_a_record_tells_the_window_it_had_and_each_clients_tier() -> None:
 
 
 def test_an_attempt_that_never_opened_asked_for_nothing() -> None:
-    stopped, _ = machine.advance(Recruiting(PLAN, since=0.0), machine.Stopped(5.0, "enough"))
+    stopped, _ = advance(Recruiting(PLAN, since=0.0), machine.Stopped(5.0, "enough"))
     record = told(stopped, replace(opened(), cohort={}))
     assert (record.samples_selected, record.samples_share, record.open_s) == (0, 0.0, 0.0)
 

@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.round import (
     Applied,
@@ -18,7 +19,6 @@ from umbel.aggregation.round import (
     Stopped,
     Tick,
     Training,
-    advance,
 )
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate

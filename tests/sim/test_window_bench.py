@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from umbel.aggregation.round import Gathered, Recruiting, Training, advance
+from umbel.aggregation.advance import advance
+from umbel.aggregation.round import Gathered, Recruiting, Training
 from umbel.aggregation.tuning import CONFIDENCE, foresee
 from umbel.sim.bench_window import (
     MINIMUM,

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
+from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
@@ -29,8 +30,6 @@ from umbel.aggregation.round import (
     Stopped,
     Tick,
     Training,
-    advance,
-    next_deadline,
 )
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate

@@ -1,0 +1,72 @@
+"""A run as operators see it: at a glance, and the round under way with each of its clients. Read only."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import LiveRound, RunView
+from umbel.aggregation.round import Recruiting
+from umbel.server.chronicle import Chronicle
+from umbel.server.ledger import live_round
+from umbel.server.services import Services
+from umbel.server.stored import LiveRun
+from umbel.server.waiting import WaitingRoom
+
+LOOK_S = 0.5
+"""A round that changes all the time is shown so often to those who wait for a change: what is read grows with it."""
+
+
+def view_of(live: LiveRun) -> RunView:
+    """The run at a glance."""
+    run = live.run
+    done, planned = live.rounds_done, run.file.rounds.count
+    return RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, run.model, run.audit_sha256)
+
+
+class RunNow:
+    """The round under way. `seen`: the run as this replica has it; `trouble`: why it cannot go on, empty if it can.
+
+    One reading serves all who asked before it began, however many watch.
+    """
+
+    def __init__(
+        self, services: Services, chronicle: Chronicle, waiting: WaitingRoom, seen: Callable[[], LiveRun]
+    ) -> None:
+        self.trouble = ""
+        self._services = services
+        self._chronicle = chronicle
+        self._waiting = waiting
+        self._seen = seen
+        self._reading = asyncio.Lock()
+        self._n_begun = self._newest = 0  # readings, and the number of the newest that succeeded
+        self._read_at = float("-inf")
+        self._found: LiveRound | None = None
+
+    async def look(self) -> LiveRound | None:
+        """The round under way, as it is now or a moment later; None once it has ended."""
+        asked_after = self._n_begun
+        async with self._reading:
+            if self._newest <= asked_after:
+                self._n_begun += 1
+                self._read_at = self._services.clock.now()
+                self._found = await self._read()
+                self._newest = self._n_begun
+            return self._found
+
+    async def let_changes_gather(self) -> None:
+        """Return when the last look was `LOOK_S` ago: to be called before the next by who waits for a change."""
+        left_s = self._read_at + LOOK_S - self._services.clock.now()
+        if left_s > 0:
+            await self._services.clock.wait(asyncio.Event(), min(left_s, LOOK_S))
+
+    async def _read(self) -> LiveRound | None:
+        live, clock = self._seen(), self._services.clock
+        is_recruiting = isinstance(live.state, Recruiting)
+        n_waiting = len(await self._waiting.candidates()) if is_recruiting else 0
+        assignments = await self._services.rounds.assignments(live.round_id)
+        book = self._chronicle.book(live.state, assignments)
+        found = await asyncio.to_thread(live_round, live.state, book, n_waiting, clock.now())
+        if found and is_recruiting and live.run.status is RunStatus.PAUSED:
+            found = replace(found, why=f"the run is paused: {live.run.reason}")
+        return replace(found, why=f"{self.trouble}; {found.why}") if found and self.trouble else found

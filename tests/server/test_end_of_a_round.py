@@ -1,0 +1,56 @@
+"""What grows with the cohort is worked out before a round's end is decided, and read in parts."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.server_device import House, Json, house, run_file, small_state
+from umbel.aggregation.layout import Layout
+from umbel.server import letters, run_rows
+
+LAYOUT = Layout.of_state(small_state())
+
+
+async def last_bundle(it: House) -> Json:
+    answer = await it.http.get("/v1/admin/runs/demo/audit", headers=it.admin)
+    assert answer.status_code == 200, answer.text
+    bundle = answer.json()["bundles"][-1]["bundle"]
+    return dict(json.loads(bundle) if isinstance(bundle, str) else bundle)
+
+
+async def committed(it: House, n_clients: int) -> Json:
+    await it.begin(run_file(target=n_clients), small_state())
+    devices = await it.devices(n_clients)
+    await asyncio.gather(*(device.take_part(LAYOUT, torch.ones(LAYOUT.n_values)) for device in devices))
+    [record] = await it.ended(1)
+    return record
+
+
+def test_a_round_that_commits_works_out_nothing_of_its_clients_under_the_runs_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            assert (await committed(it, n_clients=2))["committed"]
+
+    monkeypatch.delattr(letters, "depose")  # what works it out there, for rounds that are abandoned
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("any_database")
+def test_a_cohort_that_is_read_in_parts_is_told_and_signed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            record = await committed(it, n_clients=4)
+            signed = (await last_bundle(it))["facts"]["clients"]
+            for clients in (record["clients"], signed):
+                assert [one["client"] for one in clients] == ["d0", "d1", "d2", "d3"]
+            assert all(one["report"]["signature"] for one in signed)
+
+    monkeypatch.setattr(run_rows, "_ROWS_AT_ONCE", 2)
+    asyncio.run(scenario())
