@@ -75,7 +75,6 @@ from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import (
     OVER_SELECTION_MAX,
-    RATE_MAX,
     RATE_MIN,
     TARGET_MAX,
     CoverageFloor,
@@ -91,6 +90,7 @@ from umbel.aggregation.types import (
 ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
 SHARE_MIN = 1e-6
+SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
 
 
@@ -135,7 +135,7 @@ class AggregationSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, RATE_MAX)
+        require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
 
 
 @dataclass(frozen=True, slots=True)
