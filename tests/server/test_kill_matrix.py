@@ -112,7 +112,7 @@ async def fare(settings: Settings, deaths: tuple[Death, ...], life: type[Federat
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=10.0) as http:
             federation = life(http, settings)
             running = asyncio.create_task(federation.run())
-            done, _ = await asyncio.wait([keeping, running], timeout=30.0, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([keeping, running], timeout=90.0, return_when=asyncio.FIRST_COMPLETED)
             assert running in done, (settings.data / "log").read_text()[-3000:]
             records = await running
             await answered(lambda: http.get("/v1/health"))  # it may have died of the last step of all
