@@ -15,7 +15,7 @@ from umbel.aggregation.types import ClientId, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.audit_facts import Deposition, Evidence, round_ended, run_created
 from umbel.server.audit_key import AuditKey
-from umbel.server.run_rows import in_parts
+from umbel.server.run_rows import by_client
 from umbel.server.scribe import Scribe
 from umbel.server.stored import LiveRun, RoundEnd
 from umbel.server.tables import table_of
@@ -104,7 +104,7 @@ async def evidence_of(tx: AsyncConnection, round_id: int) -> dict[ClientId, Evid
         .where(_ASSIGNMENT.c.round_id == round_id)
     )
     found = dict[ClientId, Evidence]()
-    async for row in in_parts(tx, query, _ASSIGNMENT.c.client):
+    async for row in by_client(tx, query):
         report = None if row.signed_report is None else _SIGNED.validate_json(row.signed_report)
         found[ClientId(row.client)] = Evidence(row.public_key, report)
     return found

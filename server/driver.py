@@ -79,6 +79,7 @@ class RunDriver:
         self._stepping = asyncio.Lock()
         self._stepper: asyncio.Task[None] | None = None
         self._downloads: Counter[AssignmentId] = Counter()
+        self._flushing = asyncio.Lock()
         self._n_gathered = 0
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -190,9 +191,10 @@ class RunDriver:
             self._downloads[self.assignment_id(client)] += n_bytes
 
     async def flush_downloads(self) -> None:
-        """Store what has been counted."""
-        downloads, self._downloads = self._downloads, Counter()
-        await self.services.rounds.add_downloads(self.name, downloads)
+        """Store what has been counted; on return it is, also what somebody else had begun to store."""
+        async with self._flushing:
+            downloads, self._downloads = self._downloads, Counter()
+            await self.services.rounds.add_downloads(self.name, downloads)
 
     # --- the page -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Row, Select, bindparam, insert, select, update
+from sqlalchemy import Row, Select, bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.cohort import Member
@@ -84,20 +84,21 @@ def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:
 
 
 async def assignments_of(tx: AsyncConnection, round_id: int) -> tuple[StoredAssignment, ...]:
+    """Every client of an attempt."""
     query = WITH_HEARD.where(_ASSIGNMENT.c.round_id == round_id)
-    return tuple([assignment_of(row) async for row in in_parts(tx, query, _ASSIGNMENT.c.client)])
+    return tuple([assignment_of(row) async for row in by_client(tx, query)])
 
 
-async def in_parts(tx: AsyncConnection, query: Select[Any], key: ColumnElement[str]) -> AsyncGenerator[Row[Any]]:
-    """The rows in the order of a key that is unique among them, read so many at once: others have their turn."""
-    part = (await tx.execute(query.order_by(key).limit(_ROWS_AT_ONCE))).all()
-    while part:
-        for row in part:
+async def by_client(tx: AsyncConnection, query: Select[*tuple[Any, ...]]) -> AsyncGenerator[Row[*tuple[Any, ...]]]:
+    """Rows of assignments of one attempt in the order of names, some at once: between them, others have their turn."""
+    client, part = _ASSIGNMENT.c.client, query.order_by(_ASSIGNMENT.c.client).limit(_ROWS_AT_ONCE)
+    rows = (await tx.execute(part)).all()
+    while rows:
+        for row in rows:
             yield row
-        if len(part) < _ROWS_AT_ONCE:
+        if len(rows) < _ROWS_AT_ONCE:
             return
-        last = part[-1]._mapping[key]
-        part = (await tx.execute(query.where(key > last).order_by(key).limit(_ROWS_AT_ONCE))).all()
+        rows = (await tx.execute(part.where(client > rows[-1].client))).all()
 
 
 def assignment_of(row: Row[Any]) -> StoredAssignment:

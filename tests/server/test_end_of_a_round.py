@@ -54,3 +54,27 @@ def test_a_cohort_that_is_read_in_parts_is_told_and_signed_whole(
 
     monkeypatch.setattr(run_rows, "_ROWS_AT_ONCE", 2)
     asyncio.run(scenario())
+
+
+def test_bytes_that_are_being_stored_while_a_round_closes_are_told_of_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(run_file(target=1), small_state())
+            [device] = await it.devices(1)
+            assignment = await device.work(LAYOUT)
+            rounds, driver = it.state.services.rounds, it.state.coordinator.drivers["demo"]
+            store = rounds.add_downloads
+
+            async def store_slowly(*counted: object) -> None:
+                await asyncio.sleep(0.5)
+                await store(*counted)
+
+            rounds.add_downloads = store_slowly
+            model = await device.send("GET", f"/v1/models/{assignment['model']['sha256']}")
+            storing = asyncio.create_task(driver.flush_downloads())
+            await device.take_part(LAYOUT, torch.ones(LAYOUT.n_values))
+            [record] = await it.ended(1)
+            await storing
+            assert record["bytes_down"] == 2 * len(model.content)
+
+    asyncio.run(scenario())
