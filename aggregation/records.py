@@ -86,6 +86,7 @@ class RoundRecord:
     canary makes none either; `committed`: whether enough clients passed, whose `reason`s say what was measured.
     `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
     then the new version, a copy of that one. `judged`: where it measured the metric by which the run may end early.
+    `away_s`: seconds of `open_s` in which no coordinator could take reports, which the window did not count.
     """
 
     run: str
@@ -122,6 +123,7 @@ class RoundRecord:
     task: Task = Task.TRAINING
     rolled_back_to: int | None = None
     judged: Judged | None = None
+    away_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from umbel.server.services import Services
 from umbel.server.settings import Settings
 from umbel.server.turned_away import TurnedAwayStore
 from umbel.server.upload_store import UploadStore
+from umbel.server.uptime import Uptime
 from umbel.server.version_store import VersionStore
 from umbel.server.waiter_store import WaiterStore
 from umbel.server.waiting import Heard
@@ -127,6 +128,7 @@ def _services(
         settings=settings,
         clock=clock,
         replicas=replicas,
+        uptime=Uptime(database, clock),
         registry=Registry(database, waiters),
         models=ModelStore(database),
         rounds=RoundStore(database, replicas.id, trail, scribe),

@@ -30,6 +30,7 @@ from umbel.aggregation.round import (
     Fold,
     Gathered,
     Invite,
+    Outage,
     Recruiting,
     Release,
     RoundState,
@@ -81,6 +82,7 @@ class RunDriver:
         self._downloads: Counter[AssignmentId] = Counter()
         self._flushing = asyncio.Lock()
         self._n_gathered = 0
+        self._outage: Outage | None = None  # not told to the run yet
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -185,6 +187,11 @@ class RunDriver:
         self.wake()
         self.bells.ring_all()
 
+    async def was_away(self, outage: Outage) -> None:
+        """Nobody could take reports for a while: the window does not count it."""
+        self._outage = outage
+        await self.submit(Letter())
+
     def note_download(self, client: ClientId, n_bytes: int) -> None:
         """Count bytes that a client of the cohort has fetched; they are stored before long."""
         if isinstance(self.state, Training) and client in self.state.cohort:
@@ -287,8 +294,12 @@ class RunDriver:
 
     async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
         """One transaction, then its commands; the letters that are left for the next."""
+        outage = self._outage or await self.services.uptime.outage()
+        if outage is not None:
+            letters = [Letter(outage), *letters]  # before a deadline or a report is judged by the old window
         transition, before = Batch(letters, self.live, self.chronicle), self.live
         after, ended = await self.services.rounds.step(before, transition)
+        self._outage = None
         self.live = transition.shown(after)
         await self._noticed(before, transition.found)
         await self._carry_out(transition, ended)

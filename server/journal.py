@@ -86,6 +86,10 @@ def stopped() -> None:
     _log.info("shut down: all that was answered is stored")
 
 
+def was_away(away_s: float) -> None:
+    _log.warning("no coordinator could take reports for %.0f s: the windows of open rounds do not count them", away_s)
+
+
 def tokens_made(count: int, ttl_s: float, bound: str) -> None:
     """`bound`: what they bind, in words."""
     _log.info("made %d enrolment token(s), good for %.0f s, that bind %s", count, ttl_s, _shortened(bound) or "nothing")
