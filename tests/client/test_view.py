@@ -132,15 +132,12 @@ EAST = Absent(1, 114, (AbsentClient("east", 114, 1.7e9),))
 
 
 def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_known_data_is_in() -> None:
-    asked = {"selected": 2, "reported": 2, "samples_selected": 229, "samples_in": 229, "samples_share": 1.0}
-    header, row, note = told([replace(ROUND, **asked, absent=EAST)])[1:]
+    record = replace(ROUND, selected=2, reported=2, samples_selected=229, samples_in=229, absent=EAST)
+    header, row, note = told([record])[1:]
     assert row.index("67%") == header.index("of all known")
     assert note == "round 2: absent: east (114 samples, last heard of 22:13Z); 67% of all known data is in"
-    many = replace(EAST, clients=9, samples=500)
-    assert (
-        "east (114 samples, last heard of 22:13Z) and 8 more, 500 samples in all;"
-        in told([replace(ROUND, **asked, absent=many)])[-1]
-    )
+    line = told([replace(record, absent=replace(EAST, clients=9, samples=500))])[-1]
+    assert "east (114 samples, last heard of 22:13Z) and 8 more, 500 samples in all;" in line
 
 
 def test_a_site_that_is_not_covered_has_the_samples_that_are_known_of_it_or_none_are_told() -> None:
