@@ -44,7 +44,7 @@ async def part_of(it: House, devices: list[Device]) -> Json:
     shown = await it.progress()
     assert first["round"] == second["round"]
     await asyncio.gather(*(device.take_part(LAYOUT, values) for device in devices))
-    return shown["live"]
+    return dict(shown["live"])
 
 
 @pytest.mark.usefixtures("any_database")
