@@ -6,6 +6,7 @@ checks from the constructors here.
 
 import base64
 import binascii
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ TOKEN_CHARS_MAX = 256
 LABELS_MAX = 16
 REASON_CHARS_MAX = 500
 WAIT_S_MAX = 30.0
+LAYOUT_CHARS_MAX = 30_000  # as a string in JSON, at most twice as long: that is still a control message
 
 # The eight points of small order on edwards25519, by their y (the sign bit chooses between x and -x): for such a "key"
 # one constant signature fits many messages. Chalkias, Garillot, Nikolaenko, "Taming the many EdDSAs" (2020), table 1;
@@ -78,13 +80,15 @@ class Enrolled:
 class CheckIn:
     """POST /v1/check-ins: ready to work for `run`, with this much data and this model layout.
 
-    Held open for up to `wait_s` seconds until there is work.
+    Held open for up to `wait_s` seconds until there is work. `layout`: the canonical JSON that has this digest, from a
+    client that was refused for it, so that the operator hears what differs; else empty.
     """
 
     run: RunId
     sample_count: int
     layout_digest: str
     wait_s: float = WAIT_S_MAX
+    layout: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
@@ -92,6 +96,10 @@ class CheckIn:
         require_sha256(self.layout_digest, "layout_digest")
         if not 0 <= self.wait_s <= WAIT_S_MAX:
             raise ValueError(f"wait_s must lie between 0 and {WAIT_S_MAX:g}")
+        if len(self.layout) > LAYOUT_CHARS_MAX:
+            raise ValueError(f"layout must have at most {LAYOUT_CHARS_MAX} characters")
+        if self.layout and hashlib.sha256(self.layout.encode()).hexdigest() != self.layout_digest:
+            raise ValueError("layout must be the text whose SHA-256 is layout_digest")
 
 
 class RunStatus(StrEnum):

@@ -51,6 +51,32 @@ class ClientRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AbsentClient:
+    """One that was here lately, with `sample_count` samples then; last heard of at `heard_at`, in Unix seconds."""
+
+    client: str
+    sample_count: int
+    heard_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Who of a run's clients was not there to be asked when a round opened, of those that checked in within a day.
+
+    `clients`, `samples`: how many, and what they announced then; `named`: some of them, sites that coverage names
+    first, then those with the most samples.
+    """
+
+    clients: int
+    samples: int
+    named: tuple[AbsentClient, ...] = ()
+
+    def samples_of(self, client: str) -> int:
+        """What a named one announced; 0 of others."""
+        return next((one.sample_count for one in self.named if one.client == client), 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """What counts of the metric of early stopping: not the means, which one client can set (`robust_mean.py`).
 
@@ -87,6 +113,7 @@ class RoundRecord:
     `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
     then the new version, a copy of that one. `judged`: where it measured the metric by which the run may end early.
     `away_s`: seconds of `open_s` in which no coordinator could take reports, which the window did not count.
+    `absent`: who was not there to be asked; None where that is not known, as of large fleets, which are sent away.
     """
 
     run: str
@@ -124,6 +151,13 @@ class RoundRecord:
     rolled_back_to: int | None = None
     judged: Judged | None = None
     away_s: float = 0.0
+    absent: Absent | None = None
+
+    @property
+    def share_of_known(self) -> float:
+        """How much of all data that is known of was in, 0 to 1: of those asked, those not drawn and those absent."""
+        known = self.samples_selected + self.samples_passed_over + (self.absent.samples if self.absent else 0)
+        return self.samples_in / known if known else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +188,10 @@ class VersionRecord:
 
 @dataclass(frozen=True, slots=True)
 class LiveRound:
-    """The round that is under way. `why`: what it is waiting for, in words; `closes_in_s`: None while recruiting."""
+    """The round that is under way. `why`: what it is waiting for, in words; `closes_in_s`: None while recruiting.
+
+    `absent`: who was not there to be asked when it opened; None before, or where it is not known.
+    """
 
     round: int
     attempt: int
@@ -165,6 +202,7 @@ class LiveRound:
     closes_in_s: float | None
     clients: tuple[ClientRecord, ...] = ()
     task: Task = Task.TRAINING
+    absent: Absent | None = None
 
 
 @dataclass(frozen=True, slots=True)

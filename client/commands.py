@@ -96,8 +96,8 @@ def show_run(run: RunName, server: Server, admin_key_file: KeyFile = None, as_js
 
 @run_app.command("watch")
 def watch_run(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """Follow a run until it ends; exit status 1 if it was stopped or failed, as by its canary. --json: a line for each
-    round's end."""
+    """Follow a run until it ends; exit status 1 if it was stopped or failed, as by its canary. In a file or a pipe: a
+    line an event, each with its date. --json: a line for each round's end."""
     from umbel.client import console
 
     with console.operator_at(server, admin_key_file) as operator:

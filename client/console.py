@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -16,13 +17,14 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord, RunProgress
 from umbel.client.admin import Operator
 from umbel.client.errors import ClientError
+from umbel.client.events import Events
 from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
 from umbel.client.model_files import layout_in, write_model
 from umbel.client.output import log_to_stderr, print_json, screen, tell_run
 from umbel.client.printable import printable
 from umbel.client.run_files import read_run_file
-from umbel.client.view import render_run
+from umbel.client.view import RunPicture
 
 WATCH_WAIT_S = 10.0
 LIVE_WAIT_S = 1.0
@@ -84,11 +86,17 @@ def show_run(operator: Operator, run: str, as_json: bool) -> None:
     if as_json:
         print_json(progress)
     else:
-        screen().print(render_run(progress.run, progress.ended, progress.live, progress.turned_away))
+        screen().print(RunPicture(progress.run, progress.ended, progress.live, progress.turned_away))
 
 
 def watch_run(operator: Operator, run: str, as_json: bool) -> None:
-    status = _follow_json(operator, run) if as_json else _follow_live(operator, run)
+    terminal = screen()
+    if as_json:
+        status = _follow_json(operator, run)
+    elif terminal.is_terminal:
+        status = _follow_live(operator, run, terminal)
+    else:
+        status = _follow_events(operator, run)
     if status in (RunStatus.FAILED, RunStatus.STOPPED):
         raise typer.Exit(1)
 
@@ -151,13 +159,22 @@ def _all_progress(operator: Operator, run: str) -> RunProgress:
     return replace(progress, ended=tuple(ended))
 
 
-def _follow_live(operator: Operator, run: str) -> RunStatus:
+def _follow_live(operator: Operator, run: str, terminal: Console) -> RunStatus:
     ended, status = list[RoundRecord](), RunStatus.RUNNING
-    with Live(console=screen(), refresh_per_second=4) as live:
+    with Live(console=terminal, refresh_per_second=4) as live:
         for progress in operator.follow(run, LIVE_WAIT_S, RESTART_PATIENCE_S):
             ended = [*ended, *progress.ended][-ENDED_KEPT:]
-            live.update(render_run(progress.run, ended, progress.live, progress.turned_away))
+            live.update(RunPicture(progress.run, ended, progress.live, progress.turned_away, fits_screen=True))
             status = progress.run.status
+    return status
+
+
+def _follow_events(operator: Operator, run: str) -> RunStatus:
+    events, status = Events(), RunStatus.RUNNING
+    for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
+        for line in events.new_in(progress):
+            typer.echo(line)
+        status = progress.run.status
     return status
 
 

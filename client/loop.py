@@ -26,13 +26,13 @@ again, for ever: an update that could not be sent in its window is kept until th
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.messages import AssignmentState, CheckedIn, CheckIn, Outcome
+from umbel.aggregation.messages import LAYOUT_CHARS_MAX, AssignmentState, CheckedIn, CheckIn, Outcome
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
 from umbel.aggregation.wire import expected_bytes
 from umbel.client.addresses import addresses_in, warn_if_readable
@@ -162,12 +162,26 @@ class Participant:
 
     def _try_check_in(self) -> CheckedIn:
         """A run that was there comes back: its coordinator is being restored. One that never was has a wrong name."""
+        message = CheckIn(self._run, self._app.sample_count, self._layout.digest)
         try:
-            return self._coordinator.check_in(CheckIn(self._run, self._app.sample_count, self._layout.digest))
+            return self._coordinator.check_in(message)
         except CoordinatorRefused as error:
+            if error.kind == "wrong-layout":
+                raise self._with_difference(message, error) from error
             if error.kind == "unknown-run" and self._has_checked_in:
                 raise CoordinatorBusy(f"the coordinator has forgotten the run: {error.detail}") from error
             raise
+
+    def _with_difference(self, message: CheckIn, refusal: CoordinatorRefused) -> CoordinatorRefused:
+        """Show the coordinator the layout that it refuses: its refusal then says, here and there, what differs."""
+        text = self._layout.to_json()
+        if len(text) > LAYOUT_CHARS_MAX:
+            return refusal
+        try:
+            self._coordinator.check_in(replace(message, layout=text, wait_s=0.0))
+        except CoordinatorRefused as told:
+            return told if told.kind == refusal.kind else refusal
+        return refusal
 
     def _pause(self, seconds: float) -> None:
         with self._shutdown.interruptible():

@@ -1,21 +1,24 @@
-"""A run's progress as something to look at: the round under way, who does what in it, and the rounds that ended."""
+"""A run's progress as something to look at: the round under way first, who does what in it, then those that ended.
+
+On a page all of it is told. On a screen, which is as high as it is, the newest of it that fits.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from umbel.aggregation.coverage import Gap
-from umbel.aggregation.records import ClientRecord, Fate, Judged, LiveRound, RoundRecord, RunView, TurnedAway
+from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
+from umbel.client.columns import Column, table_lines
 from umbel.client.printable import printable
+from umbel.client.view_rounds import LEGEND, absent_words, name_of, notes_on, table_of
 
-ENDED_SHOWN = 10
+ENDED_SHOWN = 50
 CLIENTS_SHOWN = 20
-EXCEPTIONS_SHOWN = 6
-_REASON_CHARS = 120
+_PROSE_LINES_MAX = 3  # of a sentence on a screen
+_ENDED_ROWS_MIN = 4  # so many ended rounds have a place on a screen, however many clients are at work
 _STYLES = {
     Fate.TRAINING: "cyan",
     Fate.ACCEPTED: "green",
@@ -25,149 +28,132 @@ _STYLES = {
     Fate.LOST: "red",
     Fate.UNFIT: "red",
 }
-_WORST_FIRST = (Fate.UNFIT, Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
-_VERDICTS = {Fate.ACCEPTED: "passes", Fate.PARTIAL: "passes"}
-_LEGEND = (
-    "training: means over the clients' local training in the round. held-out data: the model that entered the round,"
-    " measured by its clients before they trained; or, in an evaluation, the newest, by clients that did not train it."
-)
+_AT_WORK_FIRST = (Fate.TRAINING, Fate.DECLINED, Fate.LOST, Fate.UNFIT, Fate.PARTIAL, Fate.ACCEPTED, Fate.RELEASED)
 
 
-def render_run(
-    run: RunView, ended: Sequence[RoundRecord], live: LiveRound | None, turned_away: Sequence[TurnedAway] = ()
-) -> RenderableType:
-    """The whole picture, for `rich.live.Live`."""
-    parts: list[RenderableType] = [_headline(run)]
-    if ended:
-        parts += _ended(ended[-ENDED_SHOWN:])
-    if live is not None:
-        parts.append(_live_line(live))
-        if live.clients:
-            parts.append(_client_table(live.clients))
-    if turned_away:
-        parts.append(_away(turned_away))
-    return Group(*parts)
+@dataclass(frozen=True, slots=True)
+class RunPicture:
+    """The whole picture. `fits_screen`: no higher than the console it is drawn on."""
+
+    run: RunView
+    ended: Sequence[RoundRecord]
+    live: LiveRound | None
+    turned_away: Sequence[TurnedAway] = ()
+    fits_screen: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        pen = _Pen(console, options.max_width)
+        lines = self._screen(pen, console.height - 1) if self.fits_screen else self._page(pen)
+        yield Text("\n", no_wrap=True).join(lines)
+
+    def _page(self, pen: "_Pen") -> list[Text]:
+        newest = self.ended[-ENDED_SHOWN:]
+        lines = pen.prose(_headline(self.run, with_audit_head=True))
+        if self.live is not None:
+            lines += pen.prose(*_live_words(self.live)) + _client_lines(self.live.clients, pen.width, CLIENTS_SHOWN)
+        lines += pen.prose(*map(_away, self.turned_away))
+        if newest:
+            lines += table_of(newest, pen.width)
+            lines += pen.prose(*(notes for record in self._told_of(newest) if (notes := notes_on(record))))
+        if any(record.evaluation for record in newest):
+            lines += pen.prose(Text(LEGEND, "dim"))
+        if n_older := len(self.ended) - len(newest):
+            lines += pen.prose(Text(f"{n_older} older attempts are not shown here; --json tells all of them", "dim"))
+        return lines
+
+    def _told_of(self, newest: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
+        """Of whom notes are made: what canaries have found stays, however long ago."""
+        older = self.ended[: len(self.ended) - len(newest)]
+        return (*(record for record in older if record.task.tries_clients), *newest)
+
+    def _screen(self, pen: "_Pen", height: int) -> list[Text]:
+        lines = pen.prose(_headline(self.run), lines_max=_PROSE_LINES_MAX)
+        n_ended = min(len(self.ended), _ENDED_ROWS_MIN)
+        if self.live is not None:
+            lines += pen.prose(*_live_words(self.live), lines_max=_PROSE_LINES_MAX)
+            room = height - len(lines) - (n_ended + 1 if n_ended else 0)
+            lines += _client_lines(self.live.clients, pen.width, min(room - 1, CLIENTS_SHOWN))
+        away = pen.prose(*map(_away, self.turned_away), lines_max=_PROSE_LINES_MAX)
+        lines += away[: max(0, height - len(lines) - n_ended - 1)]
+        if self.ended and (n_rows := min(height - len(lines) - 1, 10)) > 0:
+            lines += table_of(self.ended[-n_rows:], pen.width)
+            lines += self._newest_notes(pen, height - len(lines))
+        return lines[:height]
+
+    def _newest_notes(self, pen: "_Pen", room: int) -> list[Text]:
+        """Those of the newest rounds for which there is room, in the order of the rounds."""
+        told = list[Text]()
+        for record in reversed(self.ended):
+            notes = notes_on(record)
+            lines = pen.prose(notes) if notes is not None else []
+            if len(told) + len(lines) > room:
+                break
+            told = lines + told
+        return told
 
 
-def _headline(run: RunView) -> Text:
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    """Writes sentences in lines of at most `width` characters."""
+
+    console: Console
+    width: int
+
+    def prose(self, *sentences: Text, lines_max: int | None = None) -> list[Text]:
+        """What does not fit in so many lines each ends in an ellipsis."""
+        return [line for sentence in sentences for line in self._wrapped(sentence, lines_max)]
+
+    def _wrapped(self, sentence: Text, lines_max: int | None) -> list[Text]:
+        lines = list(sentence.wrap(self.console, self.width))
+        if lines_max is None or len(lines) <= lines_max:
+            return lines
+        last = lines[lines_max - 1]
+        last.truncate(self.width - 1)
+        return [*lines[: lines_max - 1], last.append("…")]
+
+
+def _headline(run: RunView, *, with_audit_head: bool = False) -> Text:
     line = Text.assemble(
         (printable(run.name), "bold"), f"  {run.rounds_done} of {run.rounds_planned} rounds  ", run.status.value
     )
     if run.reason:
         line.append(f"  {printable(run.reason)}", "dim")
-    return line.append(f"\naudit head {printable(run.audit_head)}", "dim") if run.audit_head else line
+    has_head = with_audit_head and run.audit_head
+    return line.append(f"\naudit head {printable(run.audit_head)}", "dim") if has_head else line
 
 
-def _live_line(live: LiveRound) -> Text:
+def _live_words(live: LiveRound) -> list[Text]:
     left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
-    line = Text(f"{_name(live)}: {printable(live.phase)}{left}")
-    return line.append(f"  {printable(live.why)}", "dim")
+    line = Text(f"{name_of(live)}: {printable(live.phase)}{left}").append(f"  {printable(live.why)}", "dim")
+    has_absent = live.absent is not None and live.absent.clients
+    return [line, Text(absent_words(live.absent), "yellow")] if live.absent and has_absent else [line]
 
 
-def _name(attempt: LiveRound | RoundRecord) -> str:
-    return f"round {_number(attempt)}"
+def _away(one: TurnedAway) -> Text:
+    """Who may not take part, and why: nobody else would tell who waits for them."""
+    return Text(f"{printable(one.client)} turned away: {printable(one.reason)}", "magenta")
 
 
-def _number(attempt: LiveRound | RoundRecord) -> str:
-    what = "" if attempt.task.makes_model else f" {attempt.task.value}"
-    return f"{attempt.round}{what}" + ("" if attempt.attempt == 1 else f" (attempt {attempt.attempt})")
+def _client_lines(clients: Sequence[ClientRecord], width: int, n_max: int) -> list[Text]:
+    """A row a client; where they are too many for `n_max` rows, those still at work first, and the others counted."""
+    if not clients or n_max < 1:
+        return []
+    if len(clients) <= n_max:
+        return _client_table(clients, width)
+    in_order = sorted(clients, key=lambda one: (_AT_WORK_FIRST.index(one.fate), one.client))
+    rest = Counter(client.fate.value for client in in_order[n_max - 1 :])
+    counts = Text("… " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items())))
+    counts.truncate(width, overflow="ellipsis")
+    return [*(_client_table(in_order[: n_max - 1], width) if n_max > 1 else []), counts]
 
 
-def _ended(records: Sequence[RoundRecord]) -> Iterable[RenderableType]:
-    """The rounds as a table; below it, round by round, what did not go as planned and why."""
-    yield _ended_table(records)
-    for record in records:
-        if notes := _notes(record):
-            yield Padding(notes, (0, 0, 0, 1))
-    if any(record.evaluation for record in records):
-        yield Text(_LEGEND, "dim")
-
-
-def _ended_table(records: Sequence[RoundRecord]) -> Table:
-    counts, means = ("clients reported", "data in", "partial", "dropped"), ("training", "held-out data")
-    table = Table("round", *counts, "MB up", "MB down", "seconds", *means, box=None)
-    for record in records:
-        table.add_row(
-            _number(record) + ("" if record.committed else " failed" if record.task.tries_clients else " abandoned"),
-            f"{record.reported} of {record.selected}",
-            f"{record.samples_share:.0%}",
-            str(record.partial),
-            str(record.dropped),
-            f"{record.bytes_up / 1e6:.2f}",
-            f"{record.bytes_down / 1e6:.2f}",
-            f"{record.wall_s:.1f}",
-            _figures(record.metrics),
-            _figures(record.evaluation),
-        )
-    return table
-
-
-def _figures(means: Mapping[str, float]) -> Text:
-    return Text("  ".join(f"{printable(name)} {value:.4g}" for name, value in sorted(means.items())))
-
-
-def _notes(record: RoundRecord) -> Text | None:
-    """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
-    if record.task.tries_clients:
-        return _canary(record)
-    parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
-    parts += [_counts(record.judged)] if record.judged else []
-    parts += [_uncovered(gap) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
-    exceptions = sorted(
-        (client for client in record.clients if client.fate in _WORST_FIRST),
-        key=lambda client: (_WORST_FIRST.index(client.fate), client.client),
-    )
-    parts += [_exception(client) for client in exceptions[:EXCEPTIONS_SHOWN]]
-    if rest := Counter(client.fate.value for client in exceptions[EXCEPTIONS_SHOWN:]):
-        parts.append("and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items())))
-    if not parts:
-        return None
-    return Text(f"{_name(record)}: " + "; ".join(parts))
-
-
-def _counts(judged: Judged) -> str:
-    """What early stopping goes by, which is not the mean over all samples."""
-    value = "" if judged.value is None else f"counts as {judged.value:.4g}, "
-    return printable(f"{judged.metric}: {value}{judged.why}")
-
-
-def _canary(record: RoundRecord) -> Text:
-    """What was found, client by client, in full: this is what a canary is for."""
-    lines = [f"{_name(record)}: {printable(record.reason)}"]
-    lines += [
-        f"  {printable(one.client)} {_VERDICTS.get(one.fate, one.fate.value)}: {printable(one.reason)}"
-        for one in record.clients
+def _client_table(clients: Sequence[ClientRecord], width: int) -> list[Text]:
+    steps = [f"{one.steps_done} of {one.steps_planned}" if one.steps_planned else "" for one in clients]
+    columns = [
+        Column("client", [Text(printable(one.client)) for one in clients], worth=50, least=16),
+        Column("state", [Text(one.fate.value, _STYLES[one.fate]) for one in clients], worth=40),
+        Column("steps", [Text(cell) for cell in steps], worth=20),
+        Column("samples", [Text(str(one.sample_count)) for one in clients], worth=10),
+        Column("", [Text(printable(one.reason)) for one in clients], worth=30, least=20),
     ]
-    return Text("\n".join(lines))
-
-
-def _away(turned_away: Sequence[TurnedAway]) -> Text:
-    """Those who may not take part, and why: nobody else would tell who waits for them."""
-    lines = [f"{printable(one.client)} turned away: {printable(one.reason)}" for one in turned_away]
-    return Text("\n".join(lines), "magenta")
-
-
-def _uncovered(gap: Gap) -> str:
-    return f"{printable(gap.what)} not covered, {gap.sample_count} samples: {_short(gap.reason)}"
-
-
-def _exception(client: ClientRecord) -> str:
-    return f"{printable(client.client)} {client.fate.value}: {_short(client.reason)}"
-
-
-def _short(reason: str) -> str:
-    words = printable(reason)
-    return words if len(words) <= _REASON_CHARS else words[: _REASON_CHARS - 1] + "…"
-
-
-def _client_table(clients: Sequence[ClientRecord]) -> Table:
-    table = Table("client", "state", "steps", "samples", "", box=None)
-    for client in clients[:CLIENTS_SHOWN]:
-        steps = f"{client.steps_done} of {client.steps_planned}" if client.steps_planned else ""
-        state = Text(client.fate.value, _STYLES[client.fate])
-        table.add_row(
-            Text(printable(client.client)), state, steps, str(client.sample_count), Text(printable(client.reason))
-        )
-    if rest := Counter(client.fate.value for client in clients[CLIENTS_SHOWN:]):
-        table.add_row("…", ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items())))
-    return table
+    return table_lines(columns, width)

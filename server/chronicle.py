@@ -18,6 +18,7 @@ from umbel.server.endings import Known
 from umbel.server.experience import Experience
 from umbel.server.ledger import Book, Member
 from umbel.server.pacing import Pacing
+from umbel.server.roll_call import RollCall
 from umbel.server.services import Services
 from umbel.server.stored import LiveRun, StoredAssignment, StoredRecord, StoredRun, StoredVersion
 from umbel.server.waiting import Bells
@@ -26,11 +27,12 @@ _FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
 
 
 class Chronicle:
-    """One run's. `pacing`: when clients without work should come back."""
+    """One run's. `pacing`: when clients without work should come back; `roll`: who was absent from the newest round."""
 
     def __init__(self, services: Services, live: LiveRun, bells: Bells) -> None:
         limit = services.settings.check_ins_per_s_max
         self.pacing = Pacing(live.name, live.run.salt, services.waiters, services.clock, limit)
+        self.roll = RollCall(services.waiters)
         self._experience = Experience()
         self._last_round_id = 0
         self._run = live.name
@@ -66,6 +68,7 @@ class Chronicle:
         """What is told and signed of the clients of a round that has closed, before its end is decided."""
         closing = live.state
         assert isinstance(closing, Closing)
+        await self.roll.call(live, self._services.clock.now())
         assignments, evidence = await self._services.rounds.witnesses(live.round_id)
         return await asyncio.to_thread(lambda: depose(closing, self.book(closing, assignments), evidence))
 

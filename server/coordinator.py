@@ -10,7 +10,6 @@ from sqlalchemy.exc import IntegrityError
 
 from umbel.aggregation.advance import advance
 from umbel.aggregation.audit import SignedReport
-from umbel.aggregation.errors import WrongLayout
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import (
     AssignmentState,
@@ -29,6 +28,7 @@ from umbel.aggregation.wire import Codec
 from umbel.server import journal
 from umbel.server.blobs import UnknownBlob
 from umbel.server.driver import PROGRESS_BELL, RunDriver
+from umbel.server.fitness import Unfit, unfit
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
@@ -262,10 +262,11 @@ class Coordinator:
         """Wait for work. A client with an open assignment gets that one again, at once."""
         await self._heed_outage()
         driver = await self.driver(visit.message.run)
-        if (refusal := await self._unfit(driver, visit)) is not None:
+        sites = driver.run.file.coverage.sites
+        if (found := await unfit(self.services, driver.layout, sites, visit.client, visit.message)) is not None:
             await visit.admit(None)
-            await self._turn_away(driver, visit.client, refusal)
-            raise refusal
+            await self._turn_away(driver, visit.client, found)
+            raise found.refusal
         retry_after_s = RETRY_AFTER_S
         if driver.open_round(visit.client) is None and not driver.is_over:
             retry_after_s = await self._wait_for_work(driver, visit)
@@ -273,10 +274,10 @@ class Coordinator:
             await visit.admit(None)
         return self._checked_in(driver, visit.client, retry_after_s)
 
-    async def _turn_away(self, driver: RunDriver, client: ClientId, refusal: Exception) -> None:
+    async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> None:
         """Note for the operator who is refused, and why."""
-        now = self.services.clock.now()
-        if await self.services.turned_away.note(driver.name, client, str(refusal), now):
+        now, reason = self.services.clock.now(), str(found.refusal)
+        if await self.services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
             driver.bells.ring((PROGRESS_BELL,))
 
     async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
@@ -426,26 +427,6 @@ class Coordinator:
             task=plan.task,
             share=driver.run.file.share_of(plan.task),
         )
-
-    async def _unfit(self, driver: RunDriver, visit: Visit) -> WrongLayout | Refused | None:
-        """Why this client may not wait in this run, if it may not.
-
-        That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
-        """
-        if visit.message.layout_digest != driver.layout.digest:
-            return WrongLayout(await self._difference(driver.layout, visit.message.layout_digest))
-        if visit.client not in driver.run.file.coverage.sites:
-            return None
-        known = await self.services.registry.client(visit.client)
-        if known is not None and known.is_name_bound:
-            return None
-        detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
-        return Refused("unbound-name", detail)
-
-    async def _difference(self, layout: Layout, digest: str) -> str:
-        other = await self.services.models.layout(digest)
-        words = layout.difference(other) if other else f"its layout digest is {digest[:12]}…, not {layout.digest[:12]}…"
-        return f"this client's model does not fit the run's: {words}; build the model that the run was created with"
 
     async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:
         """What a report is told after its attempt has ended: what it was told before, or what the machine says."""

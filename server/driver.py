@@ -224,6 +224,7 @@ class RunDriver:
         self._woken.clear()
         before, began = self.live, self.services.clock.now()
         await self._adopt_orphans()
+        await self.chronicle.roll.call(self.live, began)
         match self.state:
             case Recruiting() if not self.is_paused:
                 await self._gather(self.state, began)

@@ -159,6 +159,13 @@ class Batch:
     def end(
         self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
     ) -> RoundEnd:
+        end = self._ending(run, state, deposition, history)
+        absent = self._chronicle.roll.absent_from(self.found.round_id)
+        return replace(end, record=replace(end.record, absent=absent))
+
+    def _ending(
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
+    ) -> RoundEnd:
         letters = self._letters[: self._n_decided]
         known = self._chronicle.known(run, deposition, history)
         if isinstance(state, Abandoned):

@@ -25,11 +25,15 @@ class TurnedAwayStore:
         self._db = database
         self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
 
-    async def note(self, run: RunId, client: ClientId, reason: str, now: float) -> bool:
-        """Store a refusal, in place of this client's last one; False if that was stored a moment ago."""
+    async def note(self, run: RunId, client: ClientId, reason: str, now: float, in_place_of: str = "") -> bool:
+        """Store a refusal, in place of this client's last one; False if that was stored a moment ago.
+
+        `in_place_of`: says less of the same refusal, and is not waited for.
+        """
         mine = (_AWAY.c.run == run, _AWAY.c.client == client)
         is_same = (_AWAY.c.reason == reason) & (_AWAY.c.at > now - _SAME_AGAIN_S)
-        fresh = select(_AWAY.c.at).where(*mine, or_(is_same, _AWAY.c.at > now - _OTHER_AGAIN_S))
+        is_other = (_AWAY.c.reason != in_place_of) & (_AWAY.c.at > now - _OTHER_AGAIN_S)
+        fresh = select(_AWAY.c.at).where(*mine, or_(is_same, is_other))
         async with self._db.reading() as tx:
             if (await tx.execute(fresh)).first() is not None:
                 return False

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Executable, bindparam, delete, func, literal_column, select, update
+from sqlalchemy import Executable, bindparam, case, delete, func, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,7 +18,7 @@ from umbel.server.prepared import Prepared
 from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)
-_WAITER = table_of(tables.Waiter)
+_WAITER, _CLIENT = table_of(tables.Waiter), table_of(tables.Client)
 _LEAVE = (
     update(_WAITER)
     .where(
@@ -46,6 +46,19 @@ class Waiting:
     seen_at: float
     until: float
     has_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMember:
+    """A client of a run's fleet: as it last checked in, at `seen_at`; it counted as waiting `until`, and was last heard
+    of at `heard_at`, roughly. Times in Unix seconds.
+    """
+
+    client: ClientId
+    sample_count: int
+    seen_at: float
+    until: float
+    heard_at: float
 
 
 class WaiterStore:
@@ -113,6 +126,21 @@ class WaiterStore:
         query = select(func.count()).select_from(_WAITER).where(_WAITER.c.run == run, _WAITER.c.seen_at > now - _KEPT_S)
         async with self._db.reading() as tx:
             return int((await tx.execute(query)).scalar_one())
+
+    async def fleet(self, run: RunId, now: float, limit: int) -> tuple[FleetMember, ...]:
+        """Who has checked in for a run within a day and was not removed since; `limit` of them at most."""
+        heard_at = case((_CLIENT.c.last_heard_at > _WAITER.c.seen_at, _CLIENT.c.last_heard_at), else_=_WAITER.c.seen_at)
+        query = (
+            select(
+                _WAITER.c.client, _WAITER.c.sample_count, _WAITER.c.seen_at, _WAITER.c.until, heard_at.label("heard")
+            )
+            .join(_CLIENT, _CLIENT.c.id == _WAITER.c.client)
+            .where(_WAITER.c.run == run, _WAITER.c.seen_at > now - _KEPT_S, _CLIENT.c.revoked_at.is_(None))
+            .limit(limit)
+        )
+        async with self._db.reading() as tx:
+            rows = await tx.execute(query)
+            return tuple(FleetMember(ClientId(row[0]), row[1], row[2], row[3], row[4]) for row in rows)
 
     async def sweep(self, now: float) -> None:
         """Drop those that have not been here for a day."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from tests.client.test_view import FINE, ROUND, RUN, told
 from umbel.aggregation.records import ClientRecord, Fate, TurnedAway
 from umbel.aggregation.task import Task
-from umbel.client.view import render_run
+from umbel.client.view import RunPicture
 
 LONG = "window_s of at least 988 needed, not 600: 12.1 s a step x 60 steps + 80 s up at 1.2 MB/s; " + "more " * 40
 CLIENTS = (
@@ -34,7 +34,7 @@ def test_who_was_turned_away_is_named_with_the_reason() -> None:
     console = Console(file=io.StringIO(), width=1000)
     away = (TurnedAway("h4", "its model does not fit", 1.7e9), TurnedAway("h5", "nor\x1b does this", 1.7e9))
     with console.capture() as capture:
-        console.print(render_run(RUN, (), None, away))
+        console.print(RunPicture(RUN, (), None, away))
     first, second = capture.get().splitlines()[-2:]
     assert first == "h4 turned away: its model does not fit"
     assert second.startswith("h5 turned away: nor")

@@ -10,7 +10,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RunView
 from umbel.aggregation.types import ModelRef
 from umbel.client import Operator, console, lifecycle
-from umbel.client.view import render_run
+from umbel.client.view import RunPicture
 
 NAME = "[bold red]demo[/]\x1b]0;owned\x07"
 SHOWN = "[bold red]demo[/]\N{REPLACEMENT CHARACTER}]0;owned\N{REPLACEMENT CHARACTER}"
@@ -40,7 +40,7 @@ def test_a_run_and_its_clients_are_shown_by_their_names_as_they_are() -> None:
     clients = (ClientRecord(NAME, Fate.TRAINING, NAME, 1),)
     page = Console(width=200)
     with page.capture() as capture:
-        page.print(render_run(RUN, (), LiveRound(1, 1, NAME, NAME, 0, 1, None, clients)))
+        page.print(RunPicture(RUN, (), LiveRound(1, 1, NAME, NAME, 0, 1, None, clients)))
     assert capture.get().count(SHOWN) == 5
     assert "\x1b]" not in capture.get()
 

@@ -730,3 +730,39 @@ def test_no_escape_sequence_of_the_coordinator_reaches_a_terminal(tmp_path: Path
 
     end = take_part(tmp_path, Double(AddOne().model), wrap=wrap)
     assert (end.status, end.reason) == ("stopped", "over\ufffd[2J\ufffd")
+
+
+def with_detail(response: httpx.Response, detail: str) -> httpx.Response:
+    return httpx.Response(response.status_code, content=iter([response.read().replace(b"because of", detail.encode())]))
+
+
+def test_a_client_whose_model_is_refused_shows_its_layout_once_and_says_what_differs(tmp_path: Path) -> None:
+    double, shown = Double(AddOne().model), list[str]()
+
+    def refusing(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "POST check-ins":
+                return handler(request)
+            shown.append(json.loads(request.read())["layout"])
+            refusal = problem(422, "wrong-layout")
+            return with_detail(refusal, "tensor 'weight' is float32[2, 4]") if shown[-1] else refusal
+
+        return handle
+
+    with pytest.raises(CoordinatorRefused, match="tensor 'weight'"):
+        take_part(tmp_path, double, wrap=refusing)
+    assert shown == ["", double.layout.to_json()]
+
+
+def test_a_coordinator_that_does_not_take_layouts_still_says_why_the_model_is_refused(tmp_path: Path) -> None:
+    def refusing(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "POST check-ins":
+                return handler(request)
+            has_layout = bool(json.loads(request.read())["layout"])
+            return problem(413, "body-too-large") if has_layout else problem(422, "wrong-layout")
+
+        return handle
+
+    with pytest.raises(CoordinatorRefused, match="because of wrong-layout"):
+        take_part(tmp_path, Double(AddOne().model), wrap=refusing)

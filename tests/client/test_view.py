@@ -9,9 +9,21 @@ from rich.console import Console
 
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import ClientRecord, Fate, Judged, RoundRecord, RunView
+from umbel.aggregation.records import (
+    Absent,
+    AbsentClient,
+    ClientRecord,
+    Fate,
+    Judged,
+    LiveRound,
+    RoundRecord,
+    RunView,
+    TurnedAway,
+)
+from umbel.aggregation.task import Task
 from umbel.aggregation.types import ModelRef
-from umbel.client.view import EXCEPTIONS_SHOWN, render_run
+from umbel.client.view import ENDED_SHOWN, RunPicture
+from umbel.client.view_rounds import EXCEPTIONS_SHOWN
 
 RUN = RunView("ward", RunStatus.RUNNING, "", 1, 5, 1.7e9, ModelRef(1, "a" * 64, 100, "b" * 64))
 FINE = ClientRecord("h1", Fate.ACCEPTED, "the report counts", 30)
@@ -40,7 +52,7 @@ ROUND = RoundRecord(
 def told(records: Sequence[RoundRecord]) -> list[str]:
     console = Console(file=io.StringIO(), width=1000)
     with console.capture() as capture:
-        console.print(render_run(RUN, records, None))
+        console.print(RunPicture(RUN, records, None))
     return [line.strip() for line in capture.get().splitlines()]
 
 
@@ -66,7 +78,7 @@ def test_a_round_that_measured_says_what_early_stopping_goes_by() -> None:
     )
     none = Judged("evaluation.loss", None, 2, "2 clients have measured it, at least 3 must: it does not count")
     assert told([replace(ROUND, judged=judged), replace(ROUND, round=3, judged=none)])[-2:] == [
-        "round 2: evaluation.loss: counts as 0.48, " + judged.why,
+        "round 2: evaluation.loss: counts as 0.4800, " + judged.why,
         "round 3: evaluation.loss: " + none.why,
     ]
 
@@ -102,9 +114,9 @@ def test_a_long_list_of_the_missing_ends_in_counts_and_a_long_reason_is_cut() ->
 
 def test_training_and_the_evaluation_of_the_model_before_are_told_apart() -> None:
     header, row, *_, legend = told([replace(ROUND, evaluation={"loss": 0.5})])[1:]
-    assert header.split("  ")[-1].strip() == "held-out data"
-    assert row.index("loss 0.25") == header.index("training")
-    assert row.index("loss 0.5") == header.index("held-out data")
+    assert header.split("  ")[-1].strip() == "held-out loss"
+    assert row.index("0.2500") == header.index("training loss")
+    assert row.index("0.5000") == header.index("held-out loss")
     assert "the model that entered the round" in legend
 
 
@@ -114,3 +126,50 @@ def test_no_word_of_a_client_reaches_the_terminal_as_a_command(hostile: str) -> 
     text = "\n".join(told([replace(ROUND, clients=(client,), metrics={hostile: 1.0})]))
     assert "\x1b" not in text
     assert hostile.replace("\x1b", "\N{REPLACEMENT CHARACTER}") in text
+
+
+EAST = Absent(1, 114, (AbsentClient("east", 114, 1.7e9),))
+
+
+def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_known_data_is_in() -> None:
+    record = replace(ROUND, selected=2, reported=2, samples_selected=229, samples_in=229, absent=EAST)
+    header, row, note = told([record])[1:]
+    assert row.index("67%") == header.index("of all known")
+    assert note == "round 2: absent: east (114 samples, last heard of 22:13Z); 67% of all known data is in"
+    line = told([replace(record, absent=replace(EAST, clients=9, samples=500))])[-1]
+    assert "east (114 samples, last heard of 22:13Z) and 8 more, 500 samples in all;" in line
+
+
+def test_a_site_that_is_not_covered_has_the_samples_that_are_known_of_it_or_none_are_told() -> None:
+    gap = Gap("site", "east", "was not waiting when the cohort was drawn", 0)
+    assert "site east not covered, 114 samples: was not" in told([replace(ROUND, uncovered=(gap,), absent=EAST)])[-1]
+    assert told([replace(ROUND, uncovered=(gap,))])[-1].startswith("round 2: site east not covered: was not")
+
+
+def test_a_page_tells_of_every_canary_and_how_many_rounds_it_leaves_out() -> None:
+    canary = replace(ROUND, task=Task.CANARY, reason="3 of 3 pass", clients=(replace(FINE, reason="takes 9 s"),))
+    lines = told([canary] + [replace(ROUND, round=number) for number in range(1, ENDED_SHOWN + 10)])
+    assert "h1 passes: takes 9 s" in lines
+    assert lines[-1] == "10 older attempts are not shown here; --json tells all of them"
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 12), (60, 24), (80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("n_clients", [0, 3, 100])
+def test_on_a_screen_the_round_under_way_is_first_and_nothing_is_wrapped_or_cut_off(
+    width: int, height: int, n_clients: int
+) -> None:
+    clients = tuple(ClientRecord(f"hospital-{number:03}", Fate.TRAINING, "busy", 9) for number in range(n_clients))
+    live = LiveRound(40, 1, "training", "1 of 2 reports are in", 0, 2, 41.2, clients, absent=EAST)
+    means = {f"a-metric-of-some-length-{number}": 0.123456 for number in range(4)}
+    ended = [replace(ROUND, round=number, metrics=means, absent=EAST) for number in range(1, 40)]
+    away = tuple(TurnedAway(f"h{number}", "its model does not fit " * 9, 1.7e9) for number in range(20))
+    console = Console(file=io.StringIO(), width=width, height=height)
+    with console.capture() as capture:
+        console.print(RunPicture(RUN, ended, live, away, fits_screen=True))
+    lines = capture.get().splitlines()
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    assert lines[1].startswith("round 40: training, closes in 41 s")
+    assert any(line.startswith("round  reported  data in") for line in lines)
+    assert any(line.startswith("39     1 of 3") for line in lines)
+    assert sum("training  " in line and "busy" in line for line in lines) >= min(n_clients, 1)

@@ -1,0 +1,60 @@
+"""What happens in a run, a line an event: for a log, a file or a pipe, where no picture can be redrawn."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from umbel.aggregation.records import RoundRecord, RunProgress
+from umbel.client.figures import figures
+from umbel.client.printable import printable
+from umbel.client.view_rounds import absent_words, name_of, notes_on
+
+
+class Events:
+    """Tells of each page of news what the one before it did not tell."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+
+    def new_in(self, progress: RunProgress) -> Iterator[str]:
+        """The lines, each with date and time, as of when they are told."""
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        for line in self._lines(progress):
+            yield f"{now} {line}"
+
+    def _lines(self, progress: RunProgress) -> Iterator[str]:
+        for record in progress.ended:
+            yield from _ended(record)
+        for away in progress.turned_away:
+            yield from self._if_new(f"away {away.client}", f"{away.client} turned away: {away.reason}")
+        run, live = progress.run, progress.live
+        state = f"{run.name}: {run.status.value}" + (f", {run.reason}" if run.reason else "")
+        how_far = f", {run.rounds_done} of {run.rounds_planned} rounds are done"
+        if self._is_new("run", state):
+            yield printable(state) + how_far
+        if live is not None and self._is_new("live", f"{name_of(live)}: {live.phase}"):
+            left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
+            asked = f", {len(live.clients)} clients are asked" if live.clients else ""
+            absent = f"; {absent_words(live.absent)}" if live.absent and live.absent.clients else ""
+            yield printable(f"{name_of(live)}: {live.phase}{asked}{left}; {live.why}{absent}")
+
+    def _if_new(self, topic: str, line: str) -> Iterator[str]:
+        if self._is_new(topic, line):
+            yield printable(line)
+
+    def _is_new(self, topic: str, line: str) -> bool:
+        is_new = self._told.get(topic) != line
+        self._told[topic] = line
+        return is_new
+
+
+def _ended(record: RoundRecord) -> Iterator[str]:
+    outcome = "done" if record.committed else "failed" if record.task.tries_clients else "abandoned"
+    counts = f"{record.reported} of {record.selected} clients reported, {record.samples_share:.0%} of their data"
+    means = [
+        f"{where}: {figures(found)}"
+        for where, found in (("training", record.metrics), ("held-out", record.evaluation))
+        if found
+    ]
+    yield f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means])}"
+    if notes := notes_on(record):
+        yield from notes.plain.splitlines()

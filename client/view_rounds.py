@@ -1,0 +1,139 @@
+"""Rounds that ended, as lines: a table of them, and what did not go as planned in each, and why."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from umbel.aggregation.coverage import Gap
+from umbel.aggregation.records import Absent, ClientRecord, Fate, Judged, LiveRound, RoundRecord
+from umbel.client.columns import Column, table_lines
+from umbel.client.figures import figure, time_of_day
+from umbel.client.printable import printable
+
+EXCEPTIONS_SHOWN = 6
+LEGEND = (
+    "training: means over the clients' local training in the round. held-out: on held-out data, of the model that"
+    " entered the round, measured by its clients before they trained; or, in an evaluation, of the newest, by clients"
+    " that did not train it."
+)
+_NAME_CHARS = 40
+_REASON_CHARS = 120
+_WORST_FIRST = (Fate.UNFIT, Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
+_VERDICTS = {Fate.ACCEPTED: "passes", Fate.PARTIAL: "passes"}
+
+
+def name_of(attempt: LiveRound | RoundRecord) -> str:
+    """Which round, what kind where it is not of training, and which attempt where it is not the first."""
+    return f"round {_number(attempt)}"
+
+
+def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
+    """A row a round. Where not all columns fit, how far it came and what it measured stay the longest."""
+
+    def column(head: str, worth: int, cells: Sequence[str]) -> Column:
+        return Column(head, [Text(cell) for cell in cells], worth)
+
+    columns = [
+        Column("round", [Text(_number(one) + _state(one)) for one in records], worth=100, least=12),
+        column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
+        column("data in", 80, [f"{one.samples_share:.0%}" for one in records]),
+        column("partial", 30, [str(one.partial) for one in records]),
+        column("dropped", 40, [str(one.dropped) for one in records]),
+        column("MB up", 20, [f"{one.bytes_up / 1e6:.2f}" for one in records]),
+        column("MB down", 10, [f"{one.bytes_down / 1e6:.2f}" for one in records]),
+        column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
+        *_of_known(records),
+        *_measured("training", 50, [one.metrics for one in records]),
+        *_measured("held-out", 60, [one.evaluation for one in records]),
+    ]
+    return table_lines(columns, width)
+
+
+def notes_on(record: RoundRecord) -> Text | None:
+    """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
+    if record.task.tries_clients:
+        return _canary(record)
+    parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
+    parts += [_counts(record.judged)] if record.judged else []
+    parts += [_uncovered(gap, record.absent) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
+    parts += _exceptions(record)
+    if record.absent is not None and record.absent.clients:
+        parts.append(f"{absent_words(record.absent)}; {record.share_of_known:.0%} of all known data is in")
+    return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
+
+
+def absent_words(absent: Absent) -> str:
+    """Who was not there to be asked; the first few by name."""
+    named = [
+        f"{printable(one.client)} ({one.sample_count} samples, last heard of {time_of_day(one.heard_at)})"
+        for one in absent.named
+    ]
+    more = absent.clients - len(named)
+    return "absent: " + ", ".join(named) + (f" and {more} more, {absent.samples} samples in all" if more else "")
+
+
+def short(reason: str) -> str:
+    """A reason that may be a peer's words, cut."""
+    words = printable(reason)
+    return words if len(words) <= _REASON_CHARS else words[: _REASON_CHARS - 1] + "…"
+
+
+def _number(attempt: LiveRound | RoundRecord) -> str:
+    what = "" if attempt.task.makes_model else f" {attempt.task.value}"
+    return f"{attempt.round}{what}" + ("" if attempt.attempt == 1 else f" (attempt {attempt.attempt})")
+
+
+def _state(record: RoundRecord) -> str:
+    return "" if record.committed else " failed" if record.task.tries_clients else " abandoned"
+
+
+def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
+    """How much of all known data was in, where somebody was not there to be asked."""
+    if not any(one.absent is not None and one.absent.clients for one in records):
+        return []
+    shares = ["" if one.absent is None else f"{one.share_of_known:.0%}" for one in records]
+    return [Column("of all known", [Text(cell) for cell in shares], worth=75)]
+
+
+def _measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
+    """A column for each metric."""
+    names = sorted({name for one in means for name in one})
+    cells = {name: [Text(figure(one[name]) if name in one else "") for one in means] for name in names}
+    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", cells[name], worth) for name in names]
+
+
+def _exceptions(record: RoundRecord) -> list[str]:
+    found = sorted(
+        (client for client in record.clients if client.fate in _WORST_FIRST),
+        key=lambda client: (_WORST_FIRST.index(client.fate), client.client),
+    )
+    rest = Counter(client.fate.value for client in found[EXCEPTIONS_SHOWN:])
+    more = ["and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items()))] if rest else []
+    return [_exception(client) for client in found[:EXCEPTIONS_SHOWN]] + more
+
+
+def _counts(judged: Judged) -> str:
+    """What early stopping goes by, which is not the mean over all samples."""
+    value = "" if judged.value is None else f"counts as {figure(judged.value)}, "
+    return printable(f"{judged.metric}: {value}{judged.why}")
+
+
+def _canary(record: RoundRecord) -> Text:
+    """What was found, client by client, in full: this is what a canary is for."""
+    lines = [f"{name_of(record)}: {printable(record.reason)}"]
+    lines += [
+        f"  {printable(one.client)} {_VERDICTS.get(one.fate, one.fate.value)}: {printable(one.reason)}"
+        for one in record.clients
+    ]
+    return Text("\n".join(lines))
+
+
+def _uncovered(gap: Gap, absent: Absent | None) -> str:
+    """How much data is missing there is left out where nobody knows it."""
+    samples = gap.sample_count or (absent.samples_of(gap.name) if absent and gap.kind == "site" else 0)
+    return f"{printable(gap.what)} not covered{f', {samples} samples' if samples else ''}: {short(gap.reason)}"
+
+
+def _exception(client: ClientRecord) -> str:
+    return f"{printable(client.client)} {client.fate.value}: {short(client.reason)}"

@@ -1,0 +1,63 @@
+"""Whether a client may wait for work in a run; if not, why, in words that its operator can act on."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from umbel.aggregation.errors import LayoutError, WrongLayout
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.messages import CheckIn
+from umbel.aggregation.types import ClientId
+from umbel.server.problems import Refused
+from umbel.server.services import Services
+
+_WORDS_MAX = 300  # the names of tensors are the client's word
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """`refusal`: what to answer. `in_place_of`: what was said of the same before the client had told more of it."""
+
+    refusal: WrongLayout | Refused
+    in_place_of: str = ""
+
+
+async def unfit(
+    services: Services, layout: Layout, sites: Collection[ClientId], client: ClientId, message: CheckIn
+) -> Unfit | None:
+    """Why this client may not wait in a run of this layout, whose coverage names `sites`; None if it may.
+
+    That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
+    """
+    if message.layout_digest != layout.digest:
+        return await _wrong_layout(services, layout, message)
+    if client not in sites:
+        return None
+    known = await services.registry.client(client)
+    if known is not None and known.is_name_bound:
+        return None
+    detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
+    return Unfit(Refused("unbound-name", detail))
+
+
+async def _wrong_layout(services: Services, layout: Layout, message: CheckIn) -> Unfit:
+    digests = f"its layout digest is {message.layout_digest[:12]}…, not {layout.digest[:12]}…"
+    theirs = await services.models.layout(message.layout_digest) or await asyncio.to_thread(_layout_in, message)
+    if theirs is None:
+        return Unfit(WrongLayout(_sentence(digests)))
+    words = layout.difference(theirs)
+    return Unfit(
+        WrongLayout(_sentence(words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}…")), _sentence(digests)
+    )
+
+
+def _sentence(difference: str) -> str:
+    return f"this client's model does not fit the run's: {difference}; build the model that the run was created with"
+
+
+def _layout_in(message: CheckIn) -> Layout | None:
+    """The layout that a client has sent along; None if there is none, or none that can be read."""
+    try:
+        return Layout.from_json(message.layout) if message.layout else None
+    except LayoutError:
+        return None

@@ -1,0 +1,48 @@
+"""A run told to a file: a line an event, none twice."""
+
+from dataclasses import replace
+
+from tests.client.test_view import EAST, FINE, ROUND, RUN
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import LiveRound, RunProgress, TurnedAway
+from umbel.client.events import Events
+
+LIVE = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, (FINE,))
+NEWS = RunProgress(RUN, (), 0, LIVE)
+
+
+def told(events: Events, progress: RunProgress) -> list[str]:
+    return [line.partition(" ")[2] for line in events.new_in(progress)]
+
+
+def test_what_has_not_changed_is_not_told_again() -> None:
+    events = Events()
+    assert told(events, NEWS) == [
+        "ward: running, 1 of 5 rounds are done",
+        "round 3: training, 1 clients are asked, closes in 60 s; 0 of 2 reports are in",
+    ]
+    assert told(events, replace(NEWS, live=replace(LIVE, why="1 of 2 reports are in", closes_in_s=9.0))) == []
+
+
+def test_the_end_of_a_round_tells_what_it_brought_and_who_was_not_there() -> None:
+    ended = replace(ROUND, absent=EAST, samples_selected=30, samples_in=30, samples_share=1.0)
+    assert told(Events(), replace(NEWS, ended=(ended,)))[:2] == [
+        "round 2: done in 3.0 s, 1 of 3 clients reported, 100% of their data; training: loss 0.2500",
+        "round 2: absent: east (114 samples, last heard of 22:13Z); 21% of all known data is in",
+    ]
+
+
+def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reaches_the_log() -> None:
+    events, away = Events(), (TurnedAway("h4", "its\x1b model does not fit", 1.7e9),)
+    told(events, NEWS)
+    paused = replace(NEWS, run=replace(RUN, status=RunStatus.PAUSED, reason="night shift"), turned_away=away)
+    assert told(events, paused) == [
+        "h4 turned away: its\N{REPLACEMENT CHARACTER} model does not fit",
+        "ward: paused, night shift, 1 of 5 rounds are done",
+    ]
+    assert told(events, paused) == []
+
+
+def test_every_line_bears_its_date_and_zone() -> None:
+    first = next(Events().new_in(NEWS)).split()[0]
+    assert len(first) == len("2026-01-31T23:59:59+00:00")
