@@ -62,6 +62,13 @@ class Database:
         return self._engine.dialect
 
     @property
+    def place(self) -> str:
+        """Where the database is, without user and password, for sentences."""
+        url = make_url(self._url)
+        host = url.host or url.query.get("host", "localhost")
+        return f"{host}:{url.port or 5432}/{url.database}"
+
+    @property
     def is_exclusive(self) -> bool:
         """Whether one process alone works on it: SQLite's file is in a directory that a coordinator locks."""
         return self.is_sqlite

@@ -85,6 +85,8 @@ def why_away(error: BaseException) -> str | None:
 def _first_line(error: BaseException | None) -> str:
     """In one line, and without what only programmers read: the number of an error, the names of classes."""
     if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)  # below 0: of a name that is not found
+        return (
+            os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+        )  # below 0: of a name that is not found
     text = re.sub(r"^<class '[^']*'>: ", "", str(error))
     return (text or type(error).__name__).splitlines()[0][:_REASON_CHARS_MAX]
