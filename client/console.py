@@ -134,7 +134,9 @@ def one_sentence_errors() -> Generator[None]:
     """Errors that a person can act on become one sentence and exit status 1; bugs keep their traceback."""
     try:
         yield
-    except (ClientError, ValueError, OSError) as error:
+    except OSError as error:
+        _exit_with(f"{error.filename}: {error.strerror}" if error.filename is not None else str(error), error)
+    except (ClientError, ValueError) as error:
         _exit_with(str(error), error)
 
 
@@ -144,6 +146,8 @@ def _exit_with(sentence: str, error: Exception) -> NoReturn:
 
 
 def _admin_key(path: Path | None) -> str:
+    if path is not None and not path.is_file():
+        raise ValueError(f"there is no admin key file {path}: the coordinator made one in its data directory")
     key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
     if not key.isascii() or not key.isprintable() or not key:
         raise ValueError("no admin key: pass --admin-key-file, or set UMBEL_ADMIN_KEY to what the coordinator made")

@@ -31,6 +31,7 @@ from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.fitness import Unfit, unfit
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
+from umbel.server.outage import DatabaseAway
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.run_now import view_of
 from umbel.server.services import Services
@@ -210,6 +211,8 @@ class Coordinator:
         while True:
             try:
                 await self._look()
+            except DatabaseAway:
+                pass  # told once, for all that asks
             except Exception:
                 _log.exception("cannot see what other replicas do; trying again")
             await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
@@ -226,6 +229,8 @@ class Coordinator:
         for name in {**revisions, **self.drivers}:
             try:
                 await self._look_at(name, revisions.get(name))
+            except DatabaseAway:
+                raise
             except Exception:  # one run's trouble is not the others'
                 _log.exception("run %s: cannot see what other replicas do; trying again", name)
 

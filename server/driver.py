@@ -46,6 +46,7 @@ from umbel.server.endings import model_after
 from umbel.server.folding import SumDropped
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
+from umbel.server.outage import DatabaseAway
 from umbel.server.pacing import Pacing
 from umbel.server.run_now import RunNow
 from umbel.server.services import Services
@@ -55,6 +56,7 @@ from umbel.server.waiting import Bells, WaitingRoom
 _log = logging.getLogger(__name__)
 PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
+_DATABASE_RETRY_S = 1.0
 _GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
 _GATHERING_PAUSE_S_MAX = 1.0  # what comes in meanwhile waits so long at most
 _FEW = 200  # so many are counted in no time
@@ -155,7 +157,8 @@ class RunDriver:
             await asyncio.wait([self._stepper])
         await self._closer.forget()
         await self._closer.settle()
-        await self.flush_downloads()
+        with suppress(DatabaseAway):  # the counts of a second, at most
+            await self.flush_downloads()
 
     def wake(self) -> None:
         """Something has happened that no event tells: look again."""
@@ -212,12 +215,18 @@ class RunDriver:
             try:
                 await self._act()
                 self.now.trouble, retry_s = "", 1.0
+            except DatabaseAway:  # told once, for all that asks
+                self._show_trouble("the database does not answer")
+                await self.services.clock.wait(asyncio.Event(), _DATABASE_RETRY_S)
             except Exception as error:
                 _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
-                self.now.trouble = f"the coordinator is in trouble ({type(error).__name__}, see its log)"
-                self.bells.ring((PROGRESS_BELL,))
+                self._show_trouble(f"the coordinator is in trouble ({type(error).__name__}, see its log)")
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)
+
+    def _show_trouble(self, words: str) -> None:
+        self.now.trouble = words
+        self.bells.ring((PROGRESS_BELL,))
 
     async def _act(self) -> None:
         """Do what is due, then sleep until something may be."""

@@ -7,6 +7,7 @@ harmless by `LineFormat`, whoever logs it; refusals, which any peer can cause, a
 import logging
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from types import TracebackType
 
 from starlette.types import Scope
@@ -74,6 +75,19 @@ class Throttle(logging.Filter):
 
 def started(data: object, n_runs: int) -> None:
     _log.info("started on %s; runs: %d", data, n_runs)
+
+
+def serving(url: str, admin_key: Path) -> None:
+    _log.info("umbel coordinator at %s, admin key in %s", url, admin_key)
+
+
+def signs_with(public_key: str) -> None:
+    _log.info("audit bundles are signed with the key %s", public_key)
+
+
+def admin_key_made(path: Path) -> None:
+    """Warn of it: where a coordinator has run before, its operators' key is no good any more."""
+    _log.warning("made a new admin key, in %s: no other is taken from now on; give it to operators only", path)
 
 
 def listening(host: str) -> None:
