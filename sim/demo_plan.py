@@ -1,9 +1,10 @@
 """What the demo asks of whom: twelve clients in five processes, and the run file that the coordinator gets.
 
 Nine ordinary clients share three processes. One more has a process of its own, which the demo kills in the middle of a
-round and starts again some rounds later. Two hold the smallest shards on slow machines: their data set waits before it
-hands out a sample. While everybody is well the ten fast ones reach the target early and the slow ones are told to stop;
-while the killed one is missing, the target is reached only with a slow one's partial work, at the window's end.
+round and starts again some rounds later; while it is missing, the coordinator is killed too. Two hold the smallest
+shards on slow machines: their data set waits before it hands out a sample. While everybody is well the ten fast ones
+reach the target early and the slow ones are told to stop; while the killed one is missing, the target is reached only
+with a slow one's partial work, at the window's end.
 """
 
 import json
@@ -11,19 +12,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.partition import DirichletSplit
 
 RUN = "demo"
 N_CLIENTS = 12
+NAME_PREFIX = "clinic-"
 BATCH_SIZE = 16
 LOCAL_EPOCHS = 4
 LEARNING_RATE = 0.3
 SPLIT = DirichletSplit(n_clients=N_CLIENTS, alpha=4.0, size_alpha=5.0, min_samples=40)
 
 KILL_IN_TRAINING = 3  # which is in round 3, unless the victim missed one
-ROUNDS_DOWN = 5  # rounds that end between the kill and the restart
+ROUNDS_DOWN = 4  # rounds that end between the kill and the restart
+COORDINATOR_KILLED_AFTER = 2  # rounds that end between the client's kill and the coordinator's
 WINDOW_S = 3.5
 ORDINARY_WAIT_S = 0.0005  # per sample: about 0.2 s for four passes over an ordinary shard
 SLOW_WAIT_S = 0.02  # per sample: about a third of four passes over a small shard fits into the window
@@ -51,7 +54,8 @@ class ClientPlan:
 class DemoPlan:
     """`processes`: the clients by process. `kill_in_training`: in which of the victim's trainings, None for no kill.
 
-    `rounds_down`: how many rounds end before the victim's process is started again.
+    `rounds_down`: how many rounds end before the victim's process is started again; `coordinator_killed_after`: how
+    many before the coordinator is killed in the middle of the next one, None for no kill.
     """
 
     seed: int
@@ -59,6 +63,7 @@ class DemoPlan:
     processes: tuple[tuple[ClientPlan, ...], ...]
     kill_in_training: int | None
     rounds_down: int
+    coordinator_killed_after: int | None
 
     @property
     def clients(self) -> tuple[ClientPlan, ...]:
@@ -84,6 +89,7 @@ def make_plan(seed: int, rounds: int, *, calm: bool) -> DemoPlan:
         processes=tuple(map(tuple, processes)),
         kill_in_training=None if calm else KILL_IN_TRAINING,
         rounds_down=ROUNDS_DOWN,
+        coordinator_killed_after=None if calm else COORDINATOR_KILLED_AFTER,
     )
 
 
@@ -91,7 +97,7 @@ def run_toml(run_file: RunFile) -> str:
     """The run file as its owner would write it."""
     top = {"name": run_file.name, "seed": run_file.seed}
     lines = _toml_lines(top)
-    for name in ("rounds", "training", "aggregation", "coverage"):
+    for name in ("rounds", "training", "aggregation", "coverage", "retention"):
         lines += ["", f"[{name}]", *_toml_lines(asdict(getattr(run_file, name)))]
     for override in run_file.override:
         lines += ["", "[[override]]", *_toml_lines(asdict(override))]
@@ -108,7 +114,7 @@ def _client(number: int, calm: bool) -> ClientPlan:
     if not calm and number > 9:
         role = Role.VICTIM if number == 10 else Role.SLOW
     wait_s = SLOW_WAIT_S if role is Role.SLOW else ORDINARY_WAIT_S
-    return ClientPlan(f"clinic-{number:02}", role, number - 1, wait_s)
+    return ClientPlan(f"{NAME_PREFIX}{number:02}", role, number - 1, wait_s)
 
 
 def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
@@ -117,4 +123,4 @@ def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
     else:
         section = RoundsSection(rounds, target=10, minimum=8, over_selection=1.2, window_s=WINDOW_S)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
-    return RunFile(RUN, section, seed, training)
+    return RunFile(RUN, section, seed, training, retention=RetentionSection(updates="1 round"))
