@@ -24,9 +24,10 @@ from umbel.aggregation.records import RoundRecord
 from umbel.client import Operator
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
-from umbel.sim.demo_data import DemoData, Score, build_model, load_data, score
+from umbel.sim.demo_data import DemoData, Score, load_data, score
 from umbel.sim.demo_kills import VictimClient, VictimCoordinator
-from umbel.sim.demo_plan import RUN, SPLIT, DemoPlan, run_toml
+from umbel.sim.demo_model import build_model
+from umbel.sim.demo_plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
 from umbel.sim.demo_plot import draw_curves
 from umbel.sim.demo_proof import prove
 from umbel.sim.demo_sites import SiteProcesses, write_shards
@@ -35,7 +36,7 @@ from umbel.sim.demo_view import View
 from umbel.sim.processes import Child, start, stopping, wait_until
 
 START_LIMIT_S = 90.0
-SECONDS_PER_ROUND_MAX = 8.0
+SECONDS_PER_ROUND_MAX = 12.0
 PROGRESS_WAIT_S = 0.3
 _BASELINES = TypeAdapter(Baselines)
 
@@ -98,10 +99,8 @@ def _play(stage: Stage) -> None:
         names = [client.name for client in plan.clients]
         tokens = operator.create_tokens(len(names))
         stage.sites.introduce(coordinator.now.url, dict(zip(names, tokens, strict=True)))
-        _create_run(plan, operator)
         wait_until(lambda: stage.sites.all_ready, stage.children, START_LIMIT_S, "the client processes to be ready")
-        board.say_stage(f"enrolling; a round begins with {plan.run_file.rounds.minimum} clients or more")
-        stage.sites.go()
+        _begin(stage, operator)
         _start_baselines(stage)
         key = operator.audit_key()  # told before the run, so that what comes later is held against it
         _follow(stage, operator, coordinator)
@@ -113,13 +112,23 @@ def _play(stage: Stage) -> None:
         time.sleep(0.05)
 
 
+def _begin(stage: Stage, operator: Operator) -> None:
+    """Create the run, its window as this machine needs it, and let it begin once every client has enrolled."""
+    plan, pace = stage.plan, pace_of(stage.sites.rehearsals_s)
+    stage.board.say_stage("every client makes its own key and enrols")
+    if pace > 1:
+        stage.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
+    sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
+    operator.create_run(RUN, run_toml(plan.at_pace(pace).run_file), sha256)
+    operator.pause_run(RUN, "the clients are enrolling")
+    stage.sites.go(pace)
+    n_clients = len(plan.clients)
+    wait_until(lambda: len(operator.clients()) == n_clients, stage.children, START_LIMIT_S, "the clients to enrol")
+    operator.resume_run(RUN)
+
+
 def _is_measured(board: Board) -> bool:
     return board.baselines is not None and bool(board.baselines.alone)
-
-
-def _create_run(plan: DemoPlan, operator: Operator) -> None:
-    sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
-    operator.create_run(RUN, run_toml(plan.run_file), sha256)
 
 
 def _follow(stage: Stage, operator: Operator, coordinator: VictimCoordinator) -> None:

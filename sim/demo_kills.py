@@ -5,6 +5,7 @@ Both die of SIGKILL, which no process can hear, and both start again over the fi
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,58 +42,69 @@ class VictimClient:
             board.note_return(victim.name)
 
 
-class VictimCoordinator:
-    """The coordinator's process, over the files in `data`. `children`: the list of all processes, kept true.
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A round as it stood when the coordinator was killed. `accepted`: whose reports were in."""
 
-    It is killed once, in a round in which the killed client is missing: such a round is open to the window's end, long
-    after enough reports to close it are in.
+    round: int
+    attempt: int
+    accepted: frozenset[str]
+
+    def check(self, record: RoundRecord) -> None:
+        """Raise `ReportLost` unless the round, as it ended, counts every one of them."""
+        if lost := self.accepted - _accepted(record.clients):
+            raise ReportLost(f"round {record.round} lost accepted reports: {', '.join(sorted(lost))} ({record.reason})")
+
+
+def is_the_moment(plan: DemoPlan, board: Board, live: LiveRound) -> bool:
+    """Whether to kill the coordinator now: in a round in which the killed client is missing.
+
+    Such a round is open to its window's end, long after enough reports to close it are in.
     """
+    after = plan.coordinator_killed_after
+    if after is None or board.killed_after is None or board.coordinator_killed_in is not None:
+        return False
+    is_late_enough = len(board.rounds) >= board.killed_after + after
+    return is_late_enough and live.phase == "training" and len(_accepted(live.clients)) >= plan.run_file.rounds.minimum
+
+
+class VictimCoordinator:
+    """The coordinator's process, over the files in `data`, killed once. `children`: the list of all, kept true."""
 
     def __init__(self, data: Path, plan: DemoPlan, board: Board, children: list[Child], start_limit_s: float) -> None:
         self._data, self._plan, self._board, self._children = data, plan, board, children
         self._start_limit_s = start_limit_s
-        self._accepted: frozenset[str] = frozenset()
-        self._round: tuple[int, int] | None = None
+        self._interrupted: Interrupted | None = None
         self.noted_heads: list[str] = []
         self.now = self._start(0)
 
     def tend(self, progress: RunProgress) -> None:
         """Kill it if this is the moment, and start it again at the same address."""
         self.now.child.require_alive()
-        if progress.live is None or not self._is_the_moment(progress.live):
+        live = progress.live
+        if live is None or not is_the_moment(self._plan, self._board, live):
             return
-        live, began = progress.live, time.monotonic()
-        self._accepted, self._round = _accepted(live.clients), (live.round, live.attempt)
+        began = time.monotonic()
+        self._interrupted = Interrupted(live.round, live.attempt, _accepted(live.clients))
         self.noted_heads.append(progress.run.audit_head)
         self._children.remove(self.now.child)
         self.now.child.kill()
-        self._board.note_coordinator_kill(live.round, len(self._accepted))
+        self._board.note_coordinator_kill(live.round, len(self._interrupted.accepted))
         self.now = self._start(urlsplit(self.now.url).port or 0)
         self._board.note_coordinator_return(time.monotonic() - began)
 
     def check(self, record: RoundRecord) -> None:
-        """Raise `ReportLost` unless the interrupted round counts every report that was accepted before the kill."""
-        if (record.round, record.attempt) != self._round:
+        """Raise `ReportLost` if this is the interrupted round, and a report that was accepted does not count."""
+        was = self._interrupted
+        if was is None or (record.round, record.attempt) != (was.round, was.attempt):
             return
-        if lost := self._accepted - _accepted(record.clients):
-            raise ReportLost(f"round {record.round} lost accepted reports: {', '.join(sorted(lost))} ({record.reason})")
-        self._board.tell(f"all {len(self._accepted)} reports that it had accepted count in round {record.round}")
+        was.check(record)
+        self._board.tell(f"all {len(was.accepted)} reports that it had accepted count in round {record.round}")
 
     def _start(self, port: int) -> CoordinatorProcess:
         started = start_coordinator(self._data, self._start_limit_s, port=port)
         self._children.append(started.child)
         return started
-
-    def _is_the_moment(self, live: LiveRound) -> bool:
-        board, after = self._board, self._plan.coordinator_killed_after
-        if after is None or board.coordinator_killed_in is not None or board.killed_after is None:
-            return False
-        is_late_enough = len(board.rounds) >= board.killed_after + after
-        return is_late_enough and live.phase == "training" and len(_accepted(live.clients)) >= self._minimum
-
-    @property
-    def _minimum(self) -> int:
-        return self._plan.run_file.rounds.minimum
 
 
 def _accepted(clients: Iterable[ClientRecord]) -> frozenset[str]:

@@ -8,9 +8,10 @@ with a slow one's partial work, at the window's end.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from statistics import median
 
 from umbel.aggregation.runfile import RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.types import TrainingPlan
@@ -27,7 +28,10 @@ SPLIT = DirichletSplit(n_clients=N_CLIENTS, alpha=4.0, size_alpha=5.0, min_sampl
 KILL_IN_TRAINING = 3  # which is in round 3, unless the victim missed one
 ROUNDS_DOWN = 4  # rounds that end between the kill and the restart
 COORDINATOR_KILLED_AFTER = 2  # rounds that end between the client's kill and the coordinator's
-WINDOW_S = 3.5
+WINDOW_S = 3.5  # on a machine where the rehearsal takes no longer than this:
+REHEARSAL_S = 0.7  # on two quiet cores: 0.5 to 0.8 s
+PACE_MAX = 3.0
+MINIMUM = 6
 ORDINARY_WAIT_S = 0.0005  # per sample: about 0.2 s for four passes over an ordinary shard
 SLOW_WAIT_S = 0.02  # per sample: about a third of four passes over a small shard fits into the window
 
@@ -78,6 +82,19 @@ class DemoPlan:
         """Passes over its data that a client makes if it takes part in every round: the baselines' budget."""
         return self.run_file.rounds.count * LOCAL_EPOCHS
 
+    def at_pace(self, pace: float) -> "DemoPlan":
+        """The same with a window so many times as long."""
+        rounds = self.run_file.rounds
+        return replace(self, run_file=replace(self.run_file, rounds=replace(rounds, window_s=rounds.window_s * pace)))
+
+
+def pace_of(rehearsals_s: Sequence[float]) -> float:
+    """How much longer the window is to be than on a quiet machine, from what each process took for its rehearsal.
+
+    A window of fixed length would abandon rounds on a laptop that is busy with other things.
+    """
+    return min(max(round(median(rehearsals_s) / REHEARSAL_S, 1), 1.0), PACE_MAX)
+
 
 def make_plan(seed: int, rounds: int, *, calm: bool) -> DemoPlan:
     """`calm`: no kill and nobody slow, and every round waits for all twelve: the same seed, the same final model."""
@@ -121,6 +138,6 @@ def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
     if calm:
         section = RoundsSection(rounds, N_CLIENTS, N_CLIENTS, over_selection=1.0, window_s=60.0)
     else:
-        section = RoundsSection(rounds, target=10, minimum=8, over_selection=1.2, window_s=WINDOW_S)
+        section = RoundsSection(rounds, target=10, minimum=MINIMUM, over_selection=1.2, window_s=WINDOW_S)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
     return RunFile(RUN, section, seed, training, retention=RetentionSection(updates="1 round"))
