@@ -55,6 +55,7 @@ class Board:
     killed_after: int | None = None
     is_restarting: bool = False
     coordinator_killed_in: int | None = None
+    is_coordinator_down: bool = False
     proof: Proof | None = None
     started: float = field(default_factory=time.monotonic)
 
@@ -100,11 +101,11 @@ class Board:
         self.tell(f"with it, {target} fast ones fill the target; the slow are told to stop")
 
     def note_coordinator_kill(self, number: int, n_reports: int) -> None:
-        self.coordinator_killed_in = number
-        self.live = None
+        self.coordinator_killed_in, self.is_coordinator_down = number, True
         self.say_stage(f"the coordinator is killed (SIGKILL) in round {number}, {n_reports} reports in")
 
     def note_coordinator_return(self, seconds: float) -> None:
+        self.is_coordinator_down = False
         self.say_stage(f"the coordinator is back over the same files after {seconds:.1f} s")
 
     def note_proof(self, proof: Proof) -> None:

@@ -90,7 +90,7 @@ def _header(board: Board) -> Panel:
 
 def _phase(board: Board) -> Text:
     live = board.live
-    if live is None:
+    if live is None or board.is_coordinator_down:
         return Text(board.stage, style="italic", no_wrap=True, overflow="ellipsis")
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(live.phase, style="bold")

@@ -122,9 +122,12 @@ def test_a_killed_coordinator_is_the_stage_until_it_is_back() -> None:
     board = new_board(told)
     board.live = live_round(PLAN, 5, "training")
     board.note_coordinator_kill(5, 9)
-    assert "the coordinator is killed (SIGKILL) in round 5, 9 reports in" in drawn(board, width=80)
+    while_down = drawn(board, width=80)
+    assert "the coordinator is killed (SIGKILL) in round 5, 9 reports in" in while_down
+    assert "7 of 28 steps" in while_down, "who has reported in this round is still to be seen"
     board.note_coordinator_return(4.1)
-    assert "back over the same files after 4.1 s" in drawn(board, width=80)
+    assert "window closes" in drawn(board, width=80)
+    assert told[-1] == "the coordinator is back over the same files after 4.1 s"
     assert board.coordinator_killed_in == 5
 
 
