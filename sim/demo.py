@@ -38,6 +38,7 @@ from umbel.sim.processes import Child, start, stopping, wait_until
 START_LIMIT_S = 90.0
 SECONDS_PER_ROUND_MAX = 12.0
 PROGRESS_WAIT_S = 0.3
+PATIENCE_S = 10.0  # with connections that a killed coordinator left behind
 _BASELINES = TypeAdapter(Baselines)
 
 
@@ -136,7 +137,7 @@ def _follow(stage: Stage, operator: Operator, coordinator: VictimCoordinator) ->
     judge = _Judge(operator, stage.work / "model.safetensors", stage.data)
     victim = VictimClient(stage.plan, stage.sites, stage.board)
     with (stage.out / "rounds.jsonl").open("w") as file:
-        for progress in operator.follow(RUN, PROGRESS_WAIT_S, START_LIMIT_S):
+        for progress in operator.follow(RUN, PROGRESS_WAIT_S, PATIENCE_S):
             stage.board.live = progress.live
             for record in progress.ended:
                 ended = DemoRound(record, judge.score(record))

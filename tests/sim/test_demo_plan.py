@@ -7,7 +7,16 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.runfile import RunFile
 from umbel.sim.commands import demo
-from umbel.sim.demo_plan import KILL_IN_TRAINING, PACE_MAX, WINDOW_S, Role, make_plan, pace_of, run_toml
+from umbel.sim.demo_plan import (
+    COORDINATOR_KILLED_AFTER,
+    KILL_IN_TRAINING,
+    PACE_MAX,
+    WINDOW_S,
+    Role,
+    make_plan,
+    pace_of,
+    run_toml,
+)
 
 
 @pytest.mark.parametrize("calm", [True, False])
@@ -47,6 +56,7 @@ def test_the_last_round_can_be_made_again() -> None:
     assert make_plan(0, 24, calm=True).run_file.retention.updates == "1 round"
 
 
-def test_the_help_tells_from_how_many_rounds_on_a_client_is_killed() -> None:
-    # It is killed in a certain training of its own, and may miss a round before.
+def test_the_help_tells_from_how_many_rounds_on_something_is_killed() -> None:
+    # The client is killed in a certain training of its own, and may miss a round before.
     assert f"From --rounds {KILL_IN_TRAINING + 1} on" in (demo.__doc__ or "")
+    assert f"--rounds {KILL_IN_TRAINING + COORDINATOR_KILLED_AFTER + 1} on, the coordinator" in (demo.__doc__ or "")
