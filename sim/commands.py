@@ -29,20 +29,24 @@ def demo(
     """A coordinator and twelve clients in five processes train one model on real data, on this machine.
 
     Two clients are slow. From --rounds 4 on, one of the others is killed in the middle of a round, and the slow ones'
-    partial work fills its place; some five rounds later it comes back (12 rounds are enough to see it).
+    partial work fills its place; some five rounds later it comes back (12 rounds are enough to see it). Meanwhile, from
+    --rounds 6 on, the coordinator is killed in the middle of a round as well, and goes on over the same files. At the
+    end the audit chain is verified, and the last round is made again from what is stored.
     """
     from dataclasses import asdict
 
     from rich.console import Console
 
+    from umbel.aggregation.audit import AuditFailed
     from umbel.client import ClientError
     from umbel.sim.demo import DemoFailed, run_demo
+    from umbel.sim.demo_kills import ReportLost
     from umbel.sim.demo_plan import make_plan
     from umbel.sim.demo_summary import table
     from umbel.sim.processes import ChildDied
 
     console = Console(stderr=json)
-    with _ends_with_a_sentence(DemoFailed, ChildDied, ClientError, TimeoutError, OSError):
+    with _ends_with_a_sentence(DemoFailed, ReportLost, AuditFailed, ChildDied, ClientError, TimeoutError, OSError):
         summary = run_demo(make_plan(seed, rounds, calm=calm), out, console, keep=keep)
     if json:
         _print_json(asdict(summary))

@@ -1,7 +1,8 @@
 """`umbel demo`: the whole system on one machine, with real processes, real HTTP and real data.
 
 This file is the order of events. What each part is: `demo_plan` (who is asked what), `demo_data`, `demo_sites` (the
-client processes), `demo_board` and `demo_view` (what is shown), `demo_baselines`, `demo_plot`, `demo_summary`.
+client processes), `demo_kills`, `demo_board` and `demo_view` (what is shown), `demo_baselines`, `demo_proof`,
+`demo_plot`, `demo_tally` and `demo_summary`.
 """
 
 import contextlib
@@ -23,17 +24,21 @@ from umbel.aggregation.records import RoundRecord
 from umbel.client import Operator
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
-from umbel.sim.demo_data import DemoData, Score, build_model, load_data, score
-from umbel.sim.demo_plan import RUN, SPLIT, DemoPlan, run_toml
+from umbel.sim.demo_data import DemoData, Score, load_data, score
+from umbel.sim.demo_kills import VictimClient, VictimCoordinator
+from umbel.sim.demo_model import build_model
+from umbel.sim.demo_plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
 from umbel.sim.demo_plot import draw_curves
+from umbel.sim.demo_proof import prove
 from umbel.sim.demo_sites import SiteProcesses, write_shards
 from umbel.sim.demo_summary import DemoSummary, round_line, summarize
 from umbel.sim.demo_view import View
-from umbel.sim.processes import Child, CoordinatorProcess, start, start_coordinator, stopping, wait_until
+from umbel.sim.processes import Child, start, stopping, wait_until
 
 START_LIMIT_S = 90.0
-SECONDS_PER_ROUND_MAX = 8.0
+SECONDS_PER_ROUND_MAX = 12.0
 PROGRESS_WAIT_S = 0.3
+PATIENCE_S = 10.0  # with connections that a killed coordinator left behind
 _BASELINES = TypeAdapter(Baselines)
 
 
@@ -64,7 +69,10 @@ class Stage:
 
 
 def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> DemoSummary:
-    """Run it all; `out` gets `rounds.jsonl` and `curves.png`. Raises `DemoFailed`, `ChildDied`, `ClientError`."""
+    """Run it all; `out` gets `rounds.jsonl` and `curves.png`.
+
+    Raises `DemoFailed`, `ReportLost`, `AuditFailed`, `ChildDied`, `ClientError`.
+    """
     torch.set_num_threads(1)  # the clients need the cores
     out.mkdir(parents=True, exist_ok=True)
     data = load_data(SPLIT, plan.seed)
@@ -76,10 +84,8 @@ def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> Demo
             limit_s = START_LIMIT_S + plan.run_file.rounds.count * SECONDS_PER_ROUND_MAX
             stage = Stage(plan, data, out, work, board, children, sites, board.started + limit_s)
             _play(stage)
-        assert board.baselines is not None
-    baselines = board.baselines
-    draw_curves(out / "curves.png", plan, board.rounds, baselines, data.class_counts)
-    return summarize(plan, board.rounds, baselines, board.elapsed_s)
+    draw_curves(out / "curves.png", board, data.class_counts)
+    return summarize(board, board.elapsed_s)
 
 
 def _play(stage: Stage) -> None:
@@ -89,64 +95,62 @@ def _play(stage: Stage) -> None:
     board.say_stage(f"starting a coordinator and {len(plan.clients)} clients in {n_processes} processes")
     write_shards(plan, stage.data, stage.work / "sites")
     stage.sites.start_all()
-    coordinator = start_coordinator(stage.work / "coordinator", START_LIMIT_S)
-    stage.children.append(coordinator.child)
-    with Operator(coordinator.url, coordinator.admin_key) as operator:
+    coordinator = VictimCoordinator(stage.work / "coordinator", plan, board, stage.children, START_LIMIT_S)
+    with Operator(coordinator.now.url, coordinator.now.admin_key) as operator:
         names = [client.name for client in plan.clients]
         tokens = operator.create_tokens(len(names))
-        stage.sites.introduce(coordinator.url, dict(zip(names, tokens, strict=True)))
-        _create_run(plan, operator)
+        stage.sites.introduce(coordinator.now.url, dict(zip(names, tokens, strict=True)))
         wait_until(lambda: stage.sites.all_ready, stage.children, START_LIMIT_S, "the client processes to be ready")
-        board.say_stage(f"enrolling; a round begins with {plan.run_file.rounds.minimum} clients or more")
-        stage.sites.go()
+        _begin(stage, operator)
         _start_baselines(stage)
+        key = operator.audit_key()  # told before the run, so that what comes later is held against it
         _follow(stage, operator, coordinator)
+        board.say_stage("checking the coordinator's signed account of every round")
+        board.note_proof(prove(operator, RUN, key, coordinator.noted_heads))
     board.say_stage("training the same model on pooled data, and for each client alone")
     while not _is_measured(board):
         stage.check()
         time.sleep(0.05)
 
 
+def _begin(stage: Stage, operator: Operator) -> None:
+    """Create the run, its window as this machine needs it, and let it begin once every client has enrolled."""
+    plan, pace = stage.plan, pace_of(stage.sites.rehearsals_s)
+    stage.board.say_stage("every client makes its own key and enrols")
+    if pace > 1:
+        stage.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
+    sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
+    operator.create_run(RUN, run_toml(plan.at_pace(pace).run_file), sha256)
+    operator.pause_run(RUN, "the clients are enrolling")
+    stage.sites.go(pace)
+    n_clients = len(plan.clients)
+    wait_until(lambda: len(operator.clients()) == n_clients, stage.children, START_LIMIT_S, "the clients to enrol")
+    operator.resume_run(RUN)
+
+
 def _is_measured(board: Board) -> bool:
     return board.baselines is not None and bool(board.baselines.alone)
 
 
-def _create_run(plan: DemoPlan, operator: Operator) -> None:
-    sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
-    operator.create_run(RUN, run_toml(plan.run_file), sha256)
-
-
-def _follow(stage: Stage, operator: Operator, coordinator: CoordinatorProcess) -> None:
-    """Watch the run until it is over; score each model, and bring the killed client back when its time has come."""
+def _follow(stage: Stage, operator: Operator, coordinator: VictimCoordinator) -> None:
+    """Watch the run until it is over: score each model, and see to the killing and coming back."""
     judge = _Judge(operator, stage.work / "model.safetensors", stage.data)
+    victim = VictimClient(stage.plan, stage.sites, stage.board)
     with (stage.out / "rounds.jsonl").open("w") as file:
-        for progress in operator.follow(RUN, PROGRESS_WAIT_S):
+        for progress in operator.follow(RUN, PROGRESS_WAIT_S, PATIENCE_S):
             stage.board.live = progress.live
             for record in progress.ended:
                 ended = DemoRound(record, judge.score(record))
                 file.write(round_line(ended) + "\n")
                 stage.board.add(ended)
-            _tend_victim(stage)
-            coordinator.child.require_alive()
+                coordinator.check(record)
+            victim.tend()
+            coordinator.tend(progress)
             stage.check()
     stage.board.live = None
     end = operator.run(RUN)
     if end.status is not RunStatus.FINISHED:
         raise DemoFailed(f"the run ended as {end.status.value}: {end.reason}")
-
-
-def _tend_victim(stage: Stage) -> None:
-    """Tell of the kill, start the process again some rounds later, and tell of its return."""
-    victim, sites, board = stage.plan.victim, stage.sites, stage.board
-    if victim is None or not sites.was_killed:
-        return
-    if board.killed_after is None:
-        board.note_kill(victim.name)
-    elif not board.is_restarting and len(board.rounds) >= board.killed_after + stage.plan.rounds_down:
-        board.note_restart(victim.name)
-        sites.restart_victim()
-    elif sites.has_returned and victim.name in board.down:
-        board.note_return(victim.name)
 
 
 class _Judge:

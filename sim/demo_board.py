@@ -5,13 +5,16 @@ it did itself (killed and restarted a process).
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_data import Score
-from umbel.sim.demo_plan import ClientPlan, DemoPlan, Role
+from umbel.sim.demo_plan import NAME_PREFIX, ClientPlan, DemoPlan, Role
+from umbel.sim.demo_proof import Proof
+
+NAMED_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class ClientLine:
 class Board:
     """`stage`: what the demo does now, in words. `down`: clients whose process is not there, and why.
     `baselines`: as far as they are known. `killed_after`: how many rounds had ended when the victim was killed.
-    `tell` is called with each event worth reading.
+    `coordinator_killed_in`: the round. `proof`: once the run is over and audited. `tell` is called with each event
+    worth reading.
     """
 
     plan: DemoPlan
@@ -50,6 +54,9 @@ class Board:
     baselines: Baselines | None = None
     killed_after: int | None = None
     is_restarting: bool = False
+    coordinator_killed_in: int | None = None
+    is_coordinator_down: bool = False
+    proof: Proof | None = None
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -91,7 +98,20 @@ class Board:
         del self.down[name]
         self.tell(f"{name} is back, with the same key and without enrolling again")
         target = self.plan.run_file.rounds.target
-        self.tell(f"with it, {target} fast ones fill the target: a round closes there and leaves the slow out")
+        self.tell(f"with it, {target} fast ones fill the target; the slow are told to stop")
+
+    def note_coordinator_kill(self, number: int, n_reports: int) -> None:
+        self.coordinator_killed_in, self.is_coordinator_down = number, True
+        self.say_stage(f"the coordinator is killed (SIGKILL) in round {number}, {n_reports} reports in")
+
+    def note_coordinator_return(self, seconds: float) -> None:
+        self.is_coordinator_down = False
+        self.say_stage(f"the coordinator is back over the same files after {seconds:.1f} s")
+
+    def note_proof(self, proof: Proof) -> None:
+        self.proof = proof
+        for line in proof_lines(proof.bundles, proof.round):
+            self.tell(line)
 
     def lines(self) -> list[ClientLine]:
         """One line per client, from the round under way or else from the last one."""
@@ -125,25 +145,35 @@ STATES = {
 _KINDS = {Role.ORDINARY: "", Role.VICTIM: "will be killed", Role.SLOW: "slow machine"}
 
 
+def proof_lines(n_bundles: int, number: int) -> tuple[str, str]:
+    """What was proven, in words."""
+    return (
+        f"chain of {n_bundles} bundles verified, with the clients' own signatures",
+        f"round {number} made again from what is stored: same hash",
+    )
+
+
 def sentence(ended: DemoRound, n_rounds: int) -> str:
-    """A round in one line: what came of it, who did not simply report, and the accuracy."""
+    """A round in one short line: what came of it, who did not simply report (by number), and the accuracy."""
     record = ended.record
     if not record.committed:
         return f"round {record.round}: attempt {record.attempt} abandoned: {record.reason}"
-    parts = [f"{record.reported} of {record.selected} reported"]
-    for fate in (Fate.PARTIAL, Fate.LOST, Fate.DECLINED, Fate.RELEASED):
-        if names := [_short(client) for client in record.clients if client.fate is fate]:
-            parts.append(f"{STATES[fate]}: {', '.join(names)}")
-    accuracy = f"  {ended.score.accuracy:.1%}" if ended.score else ""
-    return f"round {record.round:2}/{n_rounds}  {record.wall_s:.1f} s{accuracy}  {'; '.join(parts)}"
+    parts = [f"{record.reported} of {record.selected} in"]
+    for word, fate in _REMARKS:
+        if clients := [client for client in record.clients if client.fate is fate]:
+            parts.append(f"{word} {_who(clients)}")
+    accuracy = f" {ended.score.accuracy:6.1%}" if ended.score else ""
+    return f"round {record.round:2}/{n_rounds} {record.wall_s:4.1f} s{accuracy}  {', '.join(parts)}"
 
 
-def _short(client: ClientRecord) -> str:
-    return (
-        f"{client.client} ({client.steps_done}/{client.steps_planned})"
-        if client.fate is Fate.PARTIAL
-        else client.client
-    )
+_REMARKS = (("partial", Fate.PARTIAL), ("lost", Fate.LOST), ("declined", Fate.DECLINED), ("stopped", Fate.RELEASED))
+
+
+def _who(clients: Sequence[ClientRecord]) -> str:
+    """Some by the number in their names, many by how many they are."""
+    if len(clients) > NAMED_MAX:
+        return f"{len(clients)} clients"
+    return "+".join(client.client.removeprefix(NAME_PREFIX) for client in clients)
 
 
 def _note(record: ClientRecord) -> str:

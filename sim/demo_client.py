@@ -1,8 +1,8 @@
 """One client process of the demo: a few clinics, each a thread with its own key, state directory and shard.
 
 `python -m umbel.sim.demo_client`, spoken to in JSON lines. Standard input: the list of sites, then, once everybody is
-ready, `go`; at its end the process ends, so that no orphan outlives the demo. Standard output: `ready`, one line
-whenever a client begins to train, one when a client is done.
+ready, the pace as a number, and they go; at its end the process ends, so that no orphan outlives the demo. Standard
+output: `ready` and how long a rehearsal took, one line whenever a client begins to train, one when a client is done.
 """
 
 import json
@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from umbel.client import LocalPlan, TorchClient, TrainResult, run_client
-from umbel.sim.demo_data import DigitNet
+from umbel.sim.demo_model import DigitNet
 from umbel.sim.tether import when_the_starter_is_gone
 
 _OUTPUT = threading.Lock()
 SHARD_FILE = "shard.safetensors"
+BATCH_SIZE = 16
+REHEARSAL_STEPS = 84  # three clients, four passes over some 110 samples, in batches of 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +45,28 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class SiteEvent:
-    """One line of standard output. `n_trainings`: how often this client has begun to train since it started."""
+    """One line of standard output. `n_trainings`: how often this client has begun to train since it started.
+
+    `rehearsal_s`: with `ready`, what `rehearse` took.
+    """
 
     event: str
     client: str = ""
     n_trainings: int = 0
+    rehearsal_s: float = 0.0
 
 
 class SlowDataset(Dataset[tuple[Tensor, Tensor]]):
     """A shard that waits before it hands out a sample: it stands for a slow machine, and is the only make-believe."""
 
     def __init__(self, images: Tensor, labels: Tensor, wait_s: float) -> None:
-        self._images, self._labels, self._wait_s = images, labels, wait_s
+        self._images, self._labels, self.wait_s = images, labels, wait_s
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(self._wait_s)
+        time.sleep(self.wait_s)
         return self._images[index], self._labels[index]
 
 
@@ -69,9 +75,13 @@ class Clinic(TorchClient):
 
     def __init__(self, site: Site) -> None:
         shard = load_file(Path(site.directory) / SHARD_FILE)
-        dataset = SlowDataset(shard["images"], shard["labels"], site.wait_s)
-        super().__init__(DigitNet(), nn.CrossEntropyLoss(), dataset, device="cpu")
+        self._data = SlowDataset(shard["images"], shard["labels"], site.wait_s)
+        super().__init__(DigitNet(), nn.CrossEntropyLoss(), self._data, device="cpu")
         self._name, self._n_trainings = site.name, 0
+
+    def slow_down(self, pace: float) -> None:
+        """Wait so many times as long for each sample."""
+        self._data.wait_s *= pace
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         self._n_trainings += 1
@@ -85,19 +95,28 @@ def main() -> None:
     torch.set_num_threads(1)
     sites = TypeAdapter(list[Site]).validate_json(_read_line())
     clinics = [Clinic(site) for site in sites]
-    warm_up()
-    _say(SiteEvent("ready"))
-    _read_line()
+    train_on_nothing(1)  # torch loads much of itself at the first step, a second or two
+    _say(SiteEvent("ready", rehearsal_s=rehearse()))
+    pace = float(_read_line())
+    for clinic in clinics:
+        clinic.slow_down(pace)
     when_the_starter_is_gone(lambda: os._exit(1))
     if not _take_part(sites, clinics):
         sys.exit(1)
 
 
-def warm_up() -> None:
-    """One step on a throw-away model: torch loads much of itself at the first one, a second or two."""
-    samples = TensorDataset(torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64))
+def rehearse() -> float:
+    """Seconds for about as many steps as a process takes in a round, while the other processes do the same."""
+    began = time.monotonic()
+    train_on_nothing(REHEARSAL_STEPS)
+    return time.monotonic() - began
+
+
+def train_on_nothing(n_steps: int) -> None:
+    """Steps on a throw-away model."""
+    samples = TensorDataset(torch.zeros(BATCH_SIZE, 8, 8), torch.zeros(BATCH_SIZE, dtype=torch.int64))
     client = TorchClient(DigitNet(), nn.CrossEntropyLoss(), samples, device="cpu")
-    client.train(client.model, LocalPlan(steps=1))
+    client.train(client.model, LocalPlan(steps=n_steps, batch_size=BATCH_SIZE))
 
 
 def _take_part(sites: Sequence[Site], clinics: Sequence[Clinic]) -> bool:

@@ -1,4 +1,4 @@
-"""The demo's data and model: 1,797 handwritten digits that scikit-learn carries, and a small convolutional network.
+"""The demo's data, 1,797 handwritten digits that scikit-learn carries, and how well a model reads them.
 
 The test set is held out before anything is split, stratified by class; no client ever sees it.
 """
@@ -15,7 +15,6 @@ from umbel.aggregation.types import derive_seed
 from umbel.sim.partition import DirichletSplit, Indices, class_counts, dirichlet_partition
 
 TEST_SHARE = 0.25
-N_CLASSES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +73,6 @@ def load_data(split: DirichletSplit, seed: int) -> DemoData:
         test=whole.take(np.sort(test_index)),
         class_counts=class_counts(train.labels.numpy(), shards),
     )
-
-
-class DigitNet(nn.Module):
-    """One 3x3 convolution of 32 channels, pooling, and two linear layers: 33,802 weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 32, kernel_size=3, padding=1)
-        self.hidden = nn.Linear(32 * 4 * 4, 64)
-        self.out = nn.Linear(64, N_CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(n, 8, 8) pixels -> (n, 10) logits."""
-        centred = (images.unsqueeze(1) - 0.305) / 0.376  # the data set's mean and standard deviation
-        features = nn.functional.max_pool2d(nn.functional.relu(self.conv(centred)), 2)
-        logits: Tensor = self.out(nn.functional.relu(self.hidden(features.flatten(1))))
-        return logits
-
-
-def build_model(seed: int) -> DigitNet:
-    """The model every client and every baseline starts from. Leaves torch's global generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "model") % (1 << 63))
-        return DigitNet()
 
 
 def score(model: nn.Module, samples: Samples) -> Score:

@@ -1,30 +1,37 @@
 """What the demo asks of whom: twelve clients in five processes, and the run file that the coordinator gets.
 
 Nine ordinary clients share three processes. One more has a process of its own, which the demo kills in the middle of a
-round and starts again some rounds later. Two hold the smallest shards on slow machines: their data set waits before it
-hands out a sample. While everybody is well the ten fast ones reach the target early and the slow ones are told to stop;
-while the killed one is missing, the target is reached only with a slow one's partial work, at the window's end.
+round and starts again some rounds later; while it is missing, the coordinator is killed too. Two hold the smallest
+shards on slow machines: their data set waits before it hands out a sample. While everybody is well the ten fast ones
+reach the target early and the slow ones are told to stop; while the killed one is missing, the target is reached only
+with a slow one's partial work, at the window's end.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from statistics import median
 
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.partition import DirichletSplit
 
 RUN = "demo"
 N_CLIENTS = 12
+NAME_PREFIX = "clinic-"
 BATCH_SIZE = 16
 LOCAL_EPOCHS = 4
 LEARNING_RATE = 0.3
 SPLIT = DirichletSplit(n_clients=N_CLIENTS, alpha=4.0, size_alpha=5.0, min_samples=40)
 
 KILL_IN_TRAINING = 3  # which is in round 3, unless the victim missed one
-ROUNDS_DOWN = 5  # rounds that end between the kill and the restart
-WINDOW_S = 3.5
+ROUNDS_DOWN = 4  # rounds that end between the kill and the restart
+COORDINATOR_KILLED_AFTER = 2  # rounds that end between the client's kill and the coordinator's
+WINDOW_S = 3.5  # on a machine where the rehearsal takes no longer than this:
+REHEARSAL_S = 0.7  # on two quiet cores: 0.5 to 0.8 s
+PACE_MAX = 3.0
+MINIMUM = 6
 ORDINARY_WAIT_S = 0.0005  # per sample: about 0.2 s for four passes over an ordinary shard
 SLOW_WAIT_S = 0.02  # per sample: about a third of four passes over a small shard fits into the window
 
@@ -51,7 +58,8 @@ class ClientPlan:
 class DemoPlan:
     """`processes`: the clients by process. `kill_in_training`: in which of the victim's trainings, None for no kill.
 
-    `rounds_down`: how many rounds end before the victim's process is started again.
+    `rounds_down`: how many rounds end before the victim's process is started again; `coordinator_killed_after`: how
+    many before the coordinator is killed in the middle of the next one, None for no kill.
     """
 
     seed: int
@@ -59,6 +67,7 @@ class DemoPlan:
     processes: tuple[tuple[ClientPlan, ...], ...]
     kill_in_training: int | None
     rounds_down: int
+    coordinator_killed_after: int | None
 
     @property
     def clients(self) -> tuple[ClientPlan, ...]:
@@ -73,6 +82,19 @@ class DemoPlan:
         """Passes over its data that a client makes if it takes part in every round: the baselines' budget."""
         return self.run_file.rounds.count * LOCAL_EPOCHS
 
+    def at_pace(self, pace: float) -> "DemoPlan":
+        """The same with a window so many times as long."""
+        rounds = self.run_file.rounds
+        return replace(self, run_file=replace(self.run_file, rounds=replace(rounds, window_s=rounds.window_s * pace)))
+
+
+def pace_of(rehearsals_s: Sequence[float]) -> float:
+    """How much longer the window is to be than on a quiet machine, from what each process took for its rehearsal.
+
+    A window of fixed length would abandon rounds on a laptop that is busy with other things.
+    """
+    return min(max(round(median(rehearsals_s) / REHEARSAL_S, 1), 1.0), PACE_MAX)
+
 
 def make_plan(seed: int, rounds: int, *, calm: bool) -> DemoPlan:
     """`calm`: no kill and nobody slow, and every round waits for all twelve: the same seed, the same final model."""
@@ -84,6 +106,7 @@ def make_plan(seed: int, rounds: int, *, calm: bool) -> DemoPlan:
         processes=tuple(map(tuple, processes)),
         kill_in_training=None if calm else KILL_IN_TRAINING,
         rounds_down=ROUNDS_DOWN,
+        coordinator_killed_after=None if calm else COORDINATOR_KILLED_AFTER,
     )
 
 
@@ -91,7 +114,7 @@ def run_toml(run_file: RunFile) -> str:
     """The run file as its owner would write it."""
     top = {"name": run_file.name, "seed": run_file.seed}
     lines = _toml_lines(top)
-    for name in ("rounds", "training", "aggregation", "coverage"):
+    for name in ("rounds", "training", "aggregation", "coverage", "retention"):
         lines += ["", f"[{name}]", *_toml_lines(asdict(getattr(run_file, name)))]
     for override in run_file.override:
         lines += ["", "[[override]]", *_toml_lines(asdict(override))]
@@ -108,13 +131,13 @@ def _client(number: int, calm: bool) -> ClientPlan:
     if not calm and number > 9:
         role = Role.VICTIM if number == 10 else Role.SLOW
     wait_s = SLOW_WAIT_S if role is Role.SLOW else ORDINARY_WAIT_S
-    return ClientPlan(f"clinic-{number:02}", role, number - 1, wait_s)
+    return ClientPlan(f"{NAME_PREFIX}{number:02}", role, number - 1, wait_s)
 
 
 def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
     if calm:
         section = RoundsSection(rounds, N_CLIENTS, N_CLIENTS, over_selection=1.0, window_s=60.0)
     else:
-        section = RoundsSection(rounds, target=10, minimum=8, over_selection=1.2, window_s=WINDOW_S)
+        section = RoundsSection(rounds, target=10, minimum=MINIMUM, over_selection=1.2, window_s=WINDOW_S)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
-    return RunFile(RUN, section, seed, training)
+    return RunFile(RUN, section, seed, training, retention=RetentionSection(updates="1 round"))

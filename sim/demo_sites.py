@@ -37,9 +37,9 @@ class SiteProcesses:
         self._children = children
         self._current: dict[tuple[ClientPlan, ...], Child] = {}
         self._specs: dict[tuple[ClientPlan, ...], str] = {}
-        self._ready: set[str] = set()
+        self._rehearsals_s: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._may_go = False
+        self._pace: float | None = None
         self.was_killed = False
         self.has_returned = False
 
@@ -59,7 +59,12 @@ class SiteProcesses:
 
     @property
     def all_ready(self) -> bool:
-        return len(self._ready) == len(self._plan.processes)
+        return len(self._rehearsals_s) == len(self._plan.processes)
+
+    @property
+    def rehearsals_s(self) -> list[float]:
+        """How long each process took for a round's steps, all of them being at it."""
+        return list(self._rehearsals_s.values())
 
     @property
     def running(self) -> Sequence[Child]:
@@ -67,12 +72,12 @@ class SiteProcesses:
         with self._lock:
             return [child for child in self._current.values() if child in self._children]
 
-    def go(self) -> None:
-        """Let them take part, all at once."""
+    def go(self, pace: float) -> None:
+        """Let them take part, all at once. `pace`: so many times as long a slow data set waits."""
         with self._lock:
-            self._may_go = True
+            self._pace = pace
         for child in self._current.values():
-            _tell(child, "go\n")
+            _tell(child, f"{pace}\n")
 
     def restart_victim(self) -> None:
         """Start the killed process again, with the same state directory."""
@@ -93,18 +98,18 @@ class SiteProcesses:
         for line in child.stdout:
             event = _EVENT.validate_json(line)
             if event.event == "ready":
-                self._note_ready(child)
+                self._note_ready(child, event.rehearsal_s)
             elif event.event == "training" and self._is_the_moment(event):
                 self._kill(child)
                 return
 
-    def _note_ready(self, child: Child) -> None:
+    def _note_ready(self, child: Child, rehearsal_s: float) -> None:
         with self._lock:
-            self._ready.add(child.name)
-            returns = self._may_go
-            self.has_returned = self.has_returned or returns
-        if returns:
-            _tell(child, "go\n")
+            self._rehearsals_s.setdefault(child.name, rehearsal_s)
+            pace = self._pace
+            self.has_returned = self.has_returned or pace is not None
+        if pace is not None:
+            _tell(child, f"{pace}\n")
 
     def _is_the_moment(self, event: SiteEvent) -> bool:
         victim = self._plan.victim

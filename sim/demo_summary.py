@@ -10,19 +10,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from umbel.aggregation.records import Fate
-from umbel.sim.demo_baselines import Baselines
-from umbel.sim.demo_board import DemoRound
-from umbel.sim.demo_plan import DemoPlan
+from umbel.sim.demo_board import Board, DemoRound, proof_lines
+from umbel.sim.demo_tally import tally
 from umbel.sim.demo_view import si_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSummary:
-    """Accuracies are shares of the held-out test set, 0 to 1; counts and bytes are sums over all rounds.
+    """Accuracies are shares of the held-out test set, 0 to 1; counts and bytes are sums over all attempts (`Tally`).
 
-    `dropped`: asked, but no report in time; `lost`: those of them that fell silent. `attempts`: rounds that ended,
-    abandoned ones included. `wall_s`: the whole demo, its start-up included.
+    `attempts`: rounds that ended, abandoned ones included; `selected` = `reported` + `in_vain` + `dropped`. `wall_s`:
+    the whole demo, its start-up included. `chain`: how many audit bundles were verified; `replayed`: the hash that the
+    last round came to when it was made again.
     """
 
     accuracy: float
@@ -37,6 +36,7 @@ class DemoSummary:
     selected: int
     reported: int
     partial: int
+    in_vain: int
     dropped: int
     lost: int
     bytes_up: int
@@ -44,34 +44,44 @@ class DemoSummary:
     wall_s: float
     seed: int
     model_sha256: str
+    coordinator_kills: int
+    chain: int
+    replayed: str
 
 
-def summarize(plan: DemoPlan, rounds: list[DemoRound], baselines: Baselines, wall_s: float) -> DemoSummary:
-    """Raises `ValueError` if no round was committed."""
-    last = next((ended for ended in reversed(rounds) if ended.score is not None), None)
+def summarize(board: Board, wall_s: float) -> DemoSummary:
+    """Raises `ValueError` if no round was committed, or what the demo ends with is not there yet."""
+    last = next((ended for ended in reversed(board.rounds) if ended.score is not None), None)
+    baselines, proof = board.baselines, board.proof
     if last is None or last.score is None or last.record.model_sha256 is None:
         raise ValueError("no round was committed, so there is nothing to sum up")
-    records = [ended.record for ended in rounds]
+    if baselines is None or proof is None:
+        raise ValueError("the baselines or the proof are missing")
+    counts = tally(ended.record for ended in board.rounds)
     return DemoSummary(
         accuracy=last.score.accuracy,
         pooled_accuracy=baselines.pooled,
         local_accuracy_mean=baselines.alone_mean,
         local_accuracy_min=min(baselines.alone),
         local_accuracy_max=max(baselines.alone),
-        rounds=sum(record.committed for record in records),
-        attempts=len(records),
-        clients=len(plan.clients),
-        client_processes=len(plan.processes),
-        selected=sum(record.selected for record in records),
-        reported=sum(record.reported for record in records),
-        partial=sum(record.partial for record in records),
-        dropped=sum(record.dropped for record in records),
-        lost=sum(client.fate is Fate.LOST for record in records for client in record.clients),
-        bytes_up=sum(record.bytes_up for record in records),
-        bytes_down=sum(record.bytes_down for record in records),
+        rounds=counts.rounds,
+        attempts=counts.rounds + counts.abandoned,
+        clients=len(board.plan.clients),
+        client_processes=len(board.plan.processes),
+        selected=counts.asked,
+        reported=counts.reported,
+        partial=counts.partial,
+        in_vain=counts.in_vain,
+        dropped=counts.dropped,
+        lost=counts.lost,
+        bytes_up=counts.bytes_up,
+        bytes_down=counts.bytes_down,
         wall_s=wall_s,
-        seed=plan.seed,
+        seed=board.plan.seed,
         model_sha256=last.record.model_sha256,
+        coordinator_kills=int(board.coordinator_killed_in is not None),
+        chain=proof.bundles,
+        replayed=proof.model_sha256,
     )
 
 
@@ -103,17 +113,22 @@ def table(summary: DemoSummary, out: Path) -> RenderableType:
 
 
 def _facts(summary: DemoSummary) -> Table:
-    facts = Table.grid(padding=(0, 2))
+    facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim")
     facts.add_column()
     again = summary.attempts - summary.rounds
     facts.add_row("  rounds", f"{summary.rounds}" + (f", and {again} abandoned attempts" if again else ""))
     facts.add_row("  clients", f"{summary.clients} in {summary.client_processes} processes, over HTTP on loopback")
-    facts.add_row(
-        "  asked", f"{summary.selected} times; {summary.reported} reported, {summary.partial} of them in part"
-    )
-    facts.add_row("  not used", f"{summary.dropped}: told to stop, too late, or lost ({summary.lost})")
+    facts.add_row("  asked", f"{summary.selected} times")
+    facts.add_row("    counted", f"{summary.reported} reports, {summary.partial} of them of partial work")
+    facts.add_row("    no report", f"{summary.dropped}: told to stop or too late, {summary.lost} of them lost")
+    if again:
+        facts.add_row("    in vain", f"{summary.in_vain} reports of the abandoned attempts")
     facts.add_row("  on the wire", f"{si_bytes(summary.bytes_down)} down, {si_bytes(summary.bytes_up)} up")
+    if summary.coordinator_kills:
+        facts.add_row("  coordinator", "killed once in mid-round; no report that it had accepted was lost")
+    for label, line in zip(("  audit", "  replay"), proof_lines(summary.chain, summary.rounds), strict=True):
+        facts.add_row(label, line, style="green")
     facts.add_row("  took", f"{summary.wall_s:.0f} s")
     facts.add_row("  model", summary.model_sha256)
     return facts

@@ -1,5 +1,6 @@
 """The demo in a terminal: one picture that `rich.live.Live` redraws, made from the board alone."""
 
+import textwrap
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -9,11 +10,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from umbel.aggregation.records import RoundRecord
 from umbel.sim.demo_board import Board, ClientLine
+from umbel.sim.demo_tally import tally
 
 EVENTS_MAX = 16
 _EVENTLESS_LINES = 21  # header, clients and all frames
+_COLUMNS = 80  # of plain lines
 _WIDE = 96  # columns; in fewer, what can be spared is left out
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
@@ -28,7 +30,7 @@ _STYLES = {
 
 
 class View:
-    """Something Rich can draw at any time. With a `console`, each event is also printed there as a line."""
+    """Something Rich can draw at any time. With a `console`, each event is also printed there."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.board: Board | None = None
@@ -39,8 +41,9 @@ class View:
         """An event worth reading has happened."""
         self._events.append(event)
         if self._console is not None and self.board is not None:
-            line = f"{self.board.elapsed_s:5.1f} s  {event}"
-            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+            at = f"{self.board.elapsed_s:5.1f} s  "
+            lines = textwrap.fill(event, _COLUMNS, initial_indent=at, subsequent_indent=" " * len(at))
+            self._console.print(lines, soft_wrap=True, markup=False, highlight=False)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The picture, for the terminal as it is at this moment: people change its size."""
@@ -87,7 +90,7 @@ def _header(board: Board) -> Panel:
 
 def _phase(board: Board) -> Text:
     live = board.live
-    if live is None:
+    if live is None or board.is_coordinator_down:
         return Text(board.stage, style="italic", no_wrap=True, overflow="ellipsis")
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(live.phase, style="bold")
@@ -130,19 +133,15 @@ def _totals(board: Board) -> Panel:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim")
     grid.add_column(justify="right")
-    records = [ended.record for ended in board.rounds]
-    grid.add_row("asked", str(_sum(records, "selected")))
-    grid.add_row("reported", Text(str(_sum(records, "reported")), style="green"))
-    grid.add_row("  of it partial", Text(str(_sum(records, "partial")), style="yellow"))
-    grid.add_row("stopped or lost", Text(str(_sum(records, "dropped")), style="red"))
-    grid.add_row("rounds repeated", str(sum(not record.committed for record in records)))
-    grid.add_row("models down", si_bytes(_sum(records, "bytes_down")))
-    grid.add_row("updates up", si_bytes(_sum(records, "bytes_up")))
+    counts = tally(ended.record for ended in board.rounds)
+    grid.add_row("asked", str(counts.asked))
+    grid.add_row("counted", Text(str(counts.reported), style="green"))
+    grid.add_row("  of it partial", Text(str(counts.partial), style="yellow"))
+    grid.add_row("stopped or lost", Text(str(counts.dropped), style="red"))
+    grid.add_row("abandoned", str(counts.abandoned))
+    grid.add_row("models down", si_bytes(counts.bytes_down))
+    grid.add_row("updates up", si_bytes(counts.bytes_up))
     return Panel(grid, title="all rounds", title_align="left", border_style="dim")
-
-
-def _sum(records: Sequence[RoundRecord], name: str) -> int:
-    return sum(int(getattr(record, name)) for record in records)
 
 
 def _events(events: Sequence[str], n_lines: int) -> Panel:

@@ -106,13 +106,14 @@ class CoordinatorProcess:
         return self.child.process.pid
 
 
-def start_coordinator(data: Path, timeout_s: float = 60.0) -> CoordinatorProcess:
-    """`umbel serve` on a free port of the loopback interface, with SQLite and local files in `data`; waits for it."""
+def start_coordinator(data: Path, timeout_s: float = 60.0, *, port: int = 0) -> CoordinatorProcess:
+    """`umbel serve` on loopback, with SQLite and local files in `data`; waits for it. `port` 0: a free one."""
     data.mkdir(parents=True, exist_ok=True)
-    argv = ["-m", "umbel.sim.tether", "umbel", "serve", "--data", str(data), "--port", "0"]
+    endpoint, admin_key = data / "endpoint", data / "admin.key"
+    endpoint.unlink(missing_ok=True)  # of a coordinator that was killed here
+    argv = ["-m", "umbel.sim.tether", "umbel", "serve", "--data", str(data), "--port", str(port)]
     child = start("the coordinator", argv, data / "coordinator.log")
     try:
-        endpoint, admin_key = data / "endpoint", data / "admin.key"
         wait_until(lambda: _has_text(endpoint) and _has_text(admin_key), [child], timeout_s, "the coordinator to start")
         return CoordinatorProcess(child, endpoint.read_text().strip(), admin_key.read_text().strip())
     except BaseException:

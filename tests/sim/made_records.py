@@ -1,5 +1,7 @@
 """Hand-made records of a demo: what the coordinator would say of each of its situations."""
 
+from dataclasses import replace
+
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.sim.demo_board import DemoRound
 from umbel.sim.demo_data import Score
@@ -36,13 +38,15 @@ def clients_of_round(plan: DemoPlan, number: int) -> tuple[ClientRecord, ...]:
     return tuple(client(name, fate, "the target of 10 reports is in") for name, fate in asked)
 
 
-def ended_round(plan: DemoPlan, number: int, *, committed: bool = True) -> DemoRound:
+def ended_round(plan: DemoPlan, number: int, *, committed: bool = True, attempt: int = 1) -> DemoRound:
     clients = clients_of_round(plan, number)
     reported = [c for c in clients if c.fate in (Fate.ACCEPTED, Fate.PARTIAL)]
+    if not committed:  # such records call those released that had reported
+        clients = tuple(replace(c, fate=Fate.RELEASED) if c in reported else c for c in clients)
     record = RoundRecord(
         run="demo",
         round=number,
-        attempt=1,
+        attempt=attempt,
         committed=committed,
         reason="the target of 10 reports is in",
         model_version=number,

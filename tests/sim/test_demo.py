@@ -14,7 +14,7 @@ import pytest
 
 PROMISED = (
     "accuracy pooled_accuracy local_accuracy_mean rounds clients selected reported partial dropped bytes_up bytes_down "
-    "wall_s model_sha256"
+    "wall_s model_sha256 coordinator_kills chain replayed"
 )
 
 
@@ -39,6 +39,9 @@ def test_a_federation_with_a_kill_and_slow_clients_comes_close_to_pooled_trainin
     assert fates[::-1][[name for name, _ in fates[::-1]].index("clinic-10")][1] != "lost", "it never came back"
     assert (summary["rounds"], summary["clients"]) == (24, 12)
     assert rounds[-1]["model_sha256"] == summary["model_sha256"]
+    assert summary["coordinator_kills"] == 1
+    assert summary["chain"] == len(rounds) + 1, "the run's creation, and each attempt"
+    assert summary["replayed"] == summary["model_sha256"]
     assert (tmp_path / "curves.png").stat().st_size > 50_000
 
 
@@ -47,6 +50,7 @@ def test_two_calm_demos_with_the_same_seed_give_the_same_model(tmp_path: Path) -
     first, second = (run_demo(tmp_path / name, "--calm", "--rounds", "5", "--seed", "3") for name in ("a", "b"))
     assert first["model_sha256"] == second["model_sha256"]
     assert (first["reported"], first["partial"], first["dropped"]) == (60, 0, 0)
+    assert (first["coordinator_kills"], first["chain"], first["replayed"]) == (0, 6, first["model_sha256"])
 
 
 @pytest.mark.slow
@@ -57,7 +61,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "enrolling" in line:
+            if "enrols" in line:
                 break
         children = psutil.Process(demo.pid).children(recursive=True)
         assert len(children) >= 6

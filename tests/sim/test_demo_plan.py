@@ -7,7 +7,16 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.runfile import RunFile
 from umbel.sim.commands import demo
-from umbel.sim.demo_plan import KILL_IN_TRAINING, Role, make_plan, run_toml
+from umbel.sim.demo_plan import (
+    COORDINATOR_KILLED_AFTER,
+    KILL_IN_TRAINING,
+    PACE_MAX,
+    WINDOW_S,
+    Role,
+    make_plan,
+    pace_of,
+    run_toml,
+)
 
 
 @pytest.mark.parametrize("calm", [True, False])
@@ -37,6 +46,17 @@ def test_a_calm_demo_kills_and_slows_nobody_and_waits_for_all() -> None:
     assert plan.run_file.rounds.target == plan.run_file.rounds.minimum == len(plan.clients)
 
 
-def test_the_help_tells_from_how_many_rounds_on_a_client_is_killed() -> None:
-    # It is killed in a certain training of its own, and may miss a round before.
+@pytest.mark.parametrize(("rehearsals_s", "pace"), [([0.3, 0.5, 9.0], 1.0), ([1.4] * 5, 2.0), ([60.0] * 5, PACE_MAX)])
+def test_the_window_is_as_long_as_this_machine_needs_within_bounds(rehearsals_s: list[float], pace: float) -> None:
+    assert pace_of(rehearsals_s) == pace
+    assert make_plan(0, 24, calm=False).at_pace(pace).run_file.rounds.window_s == pytest.approx(WINDOW_S * pace)
+
+
+def test_the_last_round_can_be_made_again() -> None:
+    assert make_plan(0, 24, calm=True).run_file.retention.updates == "1 round"
+
+
+def test_the_help_tells_from_how_many_rounds_on_something_is_killed() -> None:
+    # The client is killed in a certain training of its own, and may miss a round before.
     assert f"From --rounds {KILL_IN_TRAINING + 1} on" in (demo.__doc__ or "")
+    assert f"--rounds {KILL_IN_TRAINING + COORDINATOR_KILLED_AFTER + 1} on, the coordinator" in (demo.__doc__ or "")

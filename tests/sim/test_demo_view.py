@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -9,8 +10,9 @@ from rich.console import Console
 from tests.sim.made_records import ended_round, live_round
 from umbel.aggregation.records import Fate
 from umbel.sim.demo_baselines import Baselines
-from umbel.sim.demo_board import STATES, Board
+from umbel.sim.demo_board import STATES, Board, DemoRound
 from umbel.sim.demo_plan import make_plan
+from umbel.sim.demo_proof import Proof
 from umbel.sim.demo_view import View, si_bytes, sparkline
 
 PLAN = make_plan(0, 24, calm=False)
@@ -82,14 +84,23 @@ def test_a_killed_client_is_shown_as_lost_until_it_is_back() -> None:
     assert "starting again" in drawn(board)
     board.note_return("clinic-10")
     assert [text.split()[0] for text in told[:3]] == ["clinic-10"] * 3
-    assert "leaves the slow out" in told[3]
+    assert "the slow are told to stop" in told[3]
     assert not board.down
 
 
 def test_a_round_is_told_in_one_line_that_names_whoever_did_not_simply_report() -> None:
     told: list[str] = []
     new_board(told).add(ended_round(PLAN, 3))
-    assert "partial: clinic-11 (7/28); lost: clinic-10; told to stop: clinic-12" in told[0]
+    assert told[0].endswith("10 of 12 in, partial 11, lost 10, stopped 12")
+
+
+def test_many_who_did_not_report_are_told_by_their_number_within_the_line() -> None:
+    told: list[str] = []
+    ended = ended_round(PLAN, 24)
+    clients = tuple(replace(client, fate=Fate.LOST) for client in ended.record.clients)
+    new_board(told).add(DemoRound(replace(ended.record, clients=clients), ended.score))
+    assert told[0].endswith("lost 12 clients")
+    assert len(told[0]) <= 71
 
 
 def test_an_abandoned_attempt_is_told_with_its_reason() -> None:
@@ -106,13 +117,43 @@ def test_the_baselines_appear_as_they_become_known() -> None:
     assert "60.0%" in drawn(board)
 
 
+def test_a_killed_coordinator_is_the_stage_until_it_is_back() -> None:
+    told: list[str] = []
+    board = new_board(told)
+    board.live = live_round(PLAN, 5, "training")
+    board.note_coordinator_kill(5, 9)
+    while_down = drawn(board, width=80)
+    assert "the coordinator is killed (SIGKILL) in round 5, 9 reports in" in while_down
+    assert "7 of 28 steps" in while_down, "who has reported in this round is still to be seen"
+    board.note_coordinator_return(4.1)
+    assert "window closes" in drawn(board, width=80)
+    assert told[-1] == "the coordinator is back over the same files after 4.1 s"
+    assert board.coordinator_killed_in == 5
+
+
+def test_without_a_terminal_no_line_is_longer_than_eighty_columns() -> None:
+    file = io.StringIO()
+    view = View(Console(file=file, width=200))
+    view.board = board = Board(PLAN, {}, view.tell)
+    for number in range(1, 12):
+        board.add(ended_round(PLAN, number))
+    board.add(ended_round(PLAN, 12, committed=False))
+    board.note_kill("clinic-10")
+    board.note_coordinator_kill(5, 9)
+    board.note_proof(Proof(123, 120, "0" * 64))
+    board.note_return("clinic-10")
+    board.tell("word " * 40)
+    assert max(map(len, file.getvalue().splitlines())) <= 80
+    assert file.getvalue().splitlines()[-1].startswith(" " * 9 + "word")
+
+
 def test_without_a_terminal_each_event_is_one_line() -> None:
     file = io.StringIO()
     view = View(Console(file=file, width=40))
     view.board = Board(PLAN, {}, view.tell)
     view.board.add(ended_round(PLAN, 3))
     assert len(file.getvalue().splitlines()) == 1
-    assert "clinic-10" in file.getvalue()
+    assert "lost 10" in file.getvalue()
 
 
 def test_every_fate_has_a_word() -> None:

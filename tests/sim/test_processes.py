@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from umbel.sim.processes import ChildDied, start, stopping, wait_until
+from umbel.client import Operator
+from umbel.sim.processes import ChildDied, start, start_coordinator, stopping, wait_until
 
 SLEEPER = """
 import sys, time
@@ -52,6 +54,21 @@ def test_children_are_stopped_even_if_they_ignore_the_request(tmp_path: Path) ->
         child.stdout.readline()
         child.stop(grace_s=0.2)
     assert child.process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_starts_again_over_its_files_at_its_address(tmp_path: Path) -> None:
+    with stopping([]) as children:
+        first = start_coordinator(tmp_path)
+        children.append(first.child)
+        with Operator(first.url, first.admin_key) as operator:
+            audit_key = operator.audit_key()
+            first.child.kill()
+            again = start_coordinator(tmp_path, port=urlsplit(first.url).port or 0)
+            children.append(again.child)
+            assert (again.url, again.admin_key) == (first.url, first.admin_key)
+            assert operator.audit_key() == audit_key
+        assert again.pid != first.pid
 
 
 def test_a_child_ends_when_its_starter_is_killed(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""What the demo ends with beside a score: the coordinator's signed account checked, and the last round made again.
+
+The same code as `umbel run audit` and `umbel run replay`: any operator can do this to any run that keeps updates.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from umbel.aggregation.audit import key_bytes
+from umbel.client import Operator, audit
+from umbel.client.replay import Source, replay
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """`bundles`: of the audit chain, all verified. `round`: the last one, which came to `model_sha256` again."""
+
+    bundles: int
+    round: int
+    model_sha256: str
+
+
+def prove(operator: Operator, run: str, key: str, heads: Iterable[str]) -> Proof:
+    """Verify a run's chain and make its last round again.
+
+    `key`: the audit key as it was told before the run; `heads`: noted on the way, the chain must hold them. Raises
+    `AuditFailed` for what does not fit.
+    """
+    newest = operator.run(run).audit_head
+    auditor, lines = audit.verify(audit.download(operator, run), [key_bytes(key)])
+    for head in (*heads, newest):
+        auditor.require_head(head)
+    number = max(auditor.rounds)
+    bundle, ended = auditor.rounds[number]
+    assert auditor.created is not None, "the chain begins with the run's creation"
+    made = replay(Source(operator, run, bundle), ended, auditor.created.layout, lambda _said: None)
+    return Proof(len(lines), number, made.sha256)
