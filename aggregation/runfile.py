@@ -162,7 +162,8 @@ class EvaluationSection:
 class CanarySection:
     """A try of round 1 on `clients` with a `share` of its local steps: the run begins if `minimum` of them pass.
 
-    `clients`: None for three, or all that round 1 asks; a `RunFile` fills that in. `minimum`: None for more than half, so that one site that is broken, or lies, does not hold up the others.
+    `clients`: None for three, or all that round 1 asks; a `RunFile` fills that in.
+    `minimum`: None for more than half, so that one site that is broken, or lies, does not hold up the others.
     `window_s`: None for that of round 1. `on_failure`: what follows if too few pass; a run that was paused tries it on
     other clients when it is resumed.
     """
@@ -399,7 +400,10 @@ class RunFile:
         )
 
     def _check_canary(self) -> None:
-        """Fill in how many a canary asks. Raise `ValueError` for one that cannot be planned, or that waits for more clients than round 1 asks."""
+        """Fill in how many a canary asks.
+
+        Raise `ValueError` for one that cannot be planned, or that waits for more clients than round 1 asks.
+        """
         if self.canary is None:
             return
         n_asked = self.round_plan(1, 1).n_wanted

@@ -16,8 +16,8 @@ _log = logging.getLogger(__name__)
 REPEAT_S = 60.0
 _APART_S = 5.0  # a database that comes and goes tells of itself no more often
 _REASON_CHARS_MAX = 200
-# SQLSTATEs that begin so: no connection, not let in, no such database, no room (for a connection, on the disk), and that
-# the server shuts down, has crashed, or starts up.
+# SQLSTATEs that begin so: no connection, not let in, no such database, no room (for a connection, on the disk), and
+# that the server shuts down, has crashed, or starts up.
 _STATES = ("08", "28", "3D", "53", "57P")
 
 
