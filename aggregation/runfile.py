@@ -90,6 +90,7 @@ from umbel.aggregation.types import (
 ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
 SHARE_MIN = 1e-6
+_CANARY_CLIENTS = 3
 SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
 
@@ -161,12 +162,13 @@ class EvaluationSection:
 class CanarySection:
     """A try of round 1 on `clients` with a `share` of its local steps: the run begins if `minimum` of them pass.
 
+    `clients`: None for three, or all that round 1 asks; a `RunFile` fills that in.
     `minimum`: None for more than half, so that one site that is broken, or lies, does not hold up the others.
     `window_s`: None for that of round 1. `on_failure`: what follows if too few pass; a run that was paused tries it on
     other clients when it is resumed.
     """
 
-    clients: int = 3
+    clients: int | None = None
     minimum: int | None = None
     share: float = 0.01
     window_s: float | None = None
@@ -174,17 +176,24 @@ class CanarySection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        require_within(self.clients, "clients", 1, TARGET_MAX)
-        if not 1 <= self.n_least <= self.clients:
-            raise ValueError(f"minimum must lie between 1 and clients = {self.clients}, not {self.minimum}")
+        if self.clients is not None:
+            require_within(self.clients, "clients", 1, TARGET_MAX)
+            if not 1 <= self.n_least <= self.n_asked:
+                raise ValueError(f"minimum must lie between 1 and clients = {self.clients}, not {self.minimum}")
         require_within(self.share, "share", SHARE_MIN, 1.0)
         if self.window_s is not None:
             require_window(self.window_s)
 
     @property
+    def n_asked(self) -> int:
+        """How many are asked."""
+        assert self.clients is not None, "the run file has filled it in"
+        return self.clients
+
+    @property
     def n_least(self) -> int:
         """How many must pass."""
-        return self.clients // 2 + 1 if self.minimum is None else self.minimum
+        return self.n_asked // 2 + 1 if self.minimum is None else self.minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +387,7 @@ class RunFile:
             run=RunId(self.name),
             number=1,
             attempt=attempt,
-            target=section.clients,
+            target=section.n_asked,
             minimum=section.n_least,
             over_selection=1.0,
             window_s=window_s,
@@ -386,16 +395,21 @@ class RunFile:
             sample_count_max=self.aggregation.sample_count_max,
             max_abs=self.aggregation.max_abs,
             seed=self.seed,
-            coverage=CoverageFloor(sites=self.coverage.sites[: section.clients]),
+            coverage=CoverageFloor(sites=self.coverage.sites[: section.n_asked]),
             task=Task.CANARY,
         )
 
     def _check_canary(self) -> None:
-        """Raise `ValueError` for a canary that cannot be planned, or that waits for more clients than round 1 asks."""
+        """Fill in how many a canary asks.
+
+        Raise `ValueError` for one that cannot be planned, or that waits for more clients than round 1 asks.
+        """
         if self.canary is None:
             return
         n_asked = self.round_plan(1, 1).n_wanted
-        if self.canary.clients > n_asked:
+        if self.canary.clients is None:
+            object.__setattr__(self, "canary", replace(self.canary, clients=min(_CANARY_CLIENTS, n_asked)))
+        elif self.canary.clients > n_asked:
             raise ValueError(f"the canary asks {self.canary.clients} clients, round 1 only {n_asked}; ask fewer")
         self.canary_plan(1)
 

@@ -98,7 +98,9 @@ def open_blobs(settings: Settings) -> BlobStore:
         from umbel.server.s3_blobs import S3Blobs
         from umbel.server.scratch import Scratch
     except ModuleNotFoundError as error:
-        raise BlobsUnavailable(f"{error.name} is missing; install it with: pip install 'umbel[s3]'") from error
+        raise BlobsUnavailable(
+            f"{error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[server,s3]'"
+        ) from error
     cache = ModelCache(settings.data / "cache", settings.model_cache_bytes_max)
     return S3Blobs(Bucket(settings), Scratch(settings.data / "making"), cache)
 

@@ -57,6 +57,7 @@ async def device_of(request: Request, state: Annotated[State, Depends(state_of)]
 
 async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
     state.admin_key.check(request.headers.get("authorization"))
+    request.state.is_operator = True  # for the log, if what follows is refused
     vouch_for(request.scope)
 
 

@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate, RoundRecord
+from umbel.aggregation.task import Task
 from umbel.aggregation.types import RoundPlan
 
 _log = logging.getLogger(__name__)
@@ -132,34 +133,58 @@ def run_over(run: str, status: RunStatus, reason: str) -> None:
     _log.info("run %s %s: %s", run, status.value, _shortened(reason))
 
 
+def ordered(run: str, order: str, scope: Scope) -> None:
+    """An operator's order was followed. `order`: in words, with its reason."""
+    _log.info("run %s: an operator at %s ordered: %s", run, _peer(scope), _shortened(order))
+
+
 def round_opened(plan: RoundPlan, n_asked: int) -> None:
-    _log.info("run %s round %d attempt %d opened: %d asked", plan.run, plan.number, plan.attempt, n_asked)
+    _log.info("%s opened: %d asked", _attempt(plan.run, plan.task, plan.number, plan.attempt), n_asked)
 
 
 def round_ended(record: RoundRecord) -> None:
-    """An attempt is over. Of an abandoned one there is no model."""
+    """An attempt is over. Of an abandoned one there is no model, and only training makes one."""
     lost = [client.client for client in record.clients if client.fate is Fate.LOST]
+    made = record.model_sha256[:12] if record.model_sha256 and record.task.makes_model else "none"
     _log.info(
-        "run %s round %d attempt %d %s after %.1f s: %d of %d reported, %d in part; lost: %s; model %s (%s)",
-        record.run,
-        record.round,
-        record.attempt,
-        "committed" if record.committed else "abandoned",
+        "%s %s after %.1f s: %d of %d reported, %d in part; lost: %s; %s(%s)",
+        _attempt(record.run, record.task, record.round, record.attempt),
+        _ending(record),
         record.wall_s,
         record.reported,
         record.selected,
         record.partial,
         _names(lost),
-        record.model_sha256[:12] if record.model_sha256 else "none",
+        f"model {made} " if record.task.makes_model else "",
         _shortened(record.reason),
     )
 
 
 def refused(scope: Scope, kind: str, detail: str) -> None:
-    """A request was refused. The client is named only if its signature was verified."""
-    client = scope.get("state", {}).get("client", "nobody verified")
+    """A request was refused. Who sent it is named only if its signature, or the admin key, was verified."""
     where = f"{scope['method'][:20]} {_shortened(scope['path'])}"
-    _refusals.warning("refused %s from %s: %s: %s", where, client, kind, _shortened(detail))
+    _refusals.warning("refused %s from %s at %s: %s: %s", where, _sender(scope), _peer(scope), kind, _shortened(detail))
+
+
+def _sender(scope: Scope) -> str:
+    known = scope.get("state", {})
+    return "an operator" if known.get("is_operator") else str(known.get("client", "nobody verified"))
+
+
+def _peer(scope: Scope) -> str:
+    """The address that a request came from: behind a proxy, the proxy's."""
+    return str((scope.get("client") or ("an unknown address",))[0])
+
+
+def _attempt(run: str, task: Task, number: int, attempt: int) -> str:
+    what = f"round {number}" if task.makes_model else f"{task.value} of round {number},"
+    return f"run {run} {what} attempt {attempt}"
+
+
+def _ending(record: RoundRecord) -> str:
+    if not record.committed:
+        return "abandoned"
+    return "committed" if record.task.makes_model else "done"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -22,6 +22,10 @@ class Stop:
     now: float
     reason: str
 
+    @property
+    def words(self) -> str:
+        return f"stop ({self.reason})"
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
@@ -31,12 +35,20 @@ class Pause:
     reason: str
     at_once: bool
 
+    @property
+    def words(self) -> str:
+        return f"pause{' at once' if self.at_once else ''} ({self.reason})"
+
 
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Let a paused run go on."""
 
     now: float
+
+    @property
+    def words(self) -> str:
+        return "resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,10 @@ class Rollback:
     now: float
     to: int | Literal["best"]
     reason: str
+
+    @property
+    def words(self) -> str:
+        return f"rollback to {self.to if self.to == 'best' else f'version {self.to}'} ({self.reason})"
 
 
 Order: TypeAlias = Stop | Pause | Resume | Rollback

@@ -16,7 +16,9 @@ _log = logging.getLogger(__name__)
 REPEAT_S = 60.0
 _APART_S = 5.0  # a database that comes and goes tells of itself no more often
 _REASON_CHARS_MAX = 200
-_OPERATOR_HAS_ENDED_IT = "57P"  # SQLSTATEs 57P01 to 57P05: it shuts down, has crashed, starts up
+# SQLSTATEs that begin so: no connection, not let in, no such database, no room (for a connection, on the disk), and
+# that the server shuts down, has crashed, or starts up.
+_STATES = ("08", "28", "3D", "53", "57P")
 
 
 class DatabaseAway(Exception):
@@ -68,13 +70,13 @@ class Outage:
 def why_away(error: BaseException) -> str | None:
     """Why the database does not answer, if that is what this error of a transaction says.
 
-    What the driver raises before there is a connection comes as it is (a wrong password among it), all else in
-    SQLAlchemy's `DBAPIError`. A command that takes too long is a `TimeoutError`, which is an `OSError`.
+    What the driver says comes in SQLAlchemy's `DBAPIError`; before there is a connection, from some versions, as it is.
+    A command that takes too long is a `TimeoutError`, which is an `OSError`.
     """
     match error:
         case DBAPIError():
             state: str = getattr(error.orig, "sqlstate", None) or ""
-            is_away = error.connection_invalidated or state.startswith(_OPERATOR_HAS_ENDED_IT)
+            is_away = error.connection_invalidated or state.startswith(_STATES)
             return _first_line(error.orig) if is_away else None
         case OSError() | NoConnectionLeft():
             return _first_line(error)

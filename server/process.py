@@ -99,7 +99,9 @@ async def _require_database(settings: Settings) -> None:
     try:
         database = Database(settings.database)
     except ModuleNotFoundError as error:
-        raise CannotStart(f"PostgreSQL needs {error.name}: pip install {error.name}") from error
+        raise CannotStart(
+            f"PostgreSQL needs {error.name}; in a clone of umbel: pip install -c constraints.txt '.[server,postgres]'"
+        ) from error
     try:
         await require_agreement(database, SystemClock())
     except DatabaseAway as error:

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from umbel.aggregation.messages import REASON_CHARS_MAX
 from umbel.aggregation.records import RunView, VersionRecord
 from umbel.aggregation.types import RunId
+from umbel.server import journal
 from umbel.server.http import ADMIN, Operator, State, StateDep, body_of, parse_json, problems
 from umbel.server.orders import Order, Pause, Resume, Rollback, Stop
 from umbel.server.run_now import view_of
@@ -67,21 +68,21 @@ _STOP, _PAUSE, _ROLLBACK = TypeAdapter(StopOrder), TypeAdapter(PauseOrder), Type
 async def post_stop(request: Request, state: StateDep, name: str) -> RunView:
     """End a run now. A round that has closed still commits; an open one is abandoned and its clients released."""
     order = parse_json(await request.body() or b"{}", _STOP)
-    return await _obeyed(state, name, Stop(state.services.clock.now(), order.reason))
+    return await _obeyed(request, state, name, Stop(state.services.clock.now(), order.reason))
 
 
 @router.post("/runs/{name}/pause", openapi_extra=body_of(_PAUSE), responses=problems("unknown-run", "run-over"))
 async def post_pause(request: Request, state: StateDep, name: str) -> RunView:
     """Begin no further round until the run is resumed; its clients stay. The same again changes nothing."""
     order = parse_json(await request.body() or b"{}", _PAUSE)
-    return await _obeyed(state, name, Pause(state.services.clock.now(), order.reason, order.now))
+    return await _obeyed(request, state, name, Pause(state.services.clock.now(), order.reason, order.now))
 
 
 @router.post("/runs/{name}/resume", responses=problems("unknown-run", "run-over"))
 async def post_resume(request: Request, state: StateDep, name: str) -> RunView:
     """Let a paused run go on. The same again changes nothing."""
     await request.body()
-    return await _obeyed(state, name, Resume(state.services.clock.now()))
+    return await _obeyed(request, state, name, Resume(state.services.clock.now()))
 
 
 @router.post(
@@ -92,7 +93,7 @@ async def post_resume(request: Request, state: StateDep, name: str) -> RunView:
 async def post_rollback(request: Request, state: StateDep, name: str) -> RunView:
     """Go on from an older version: it becomes the newest, under a new number; what is under way is abandoned."""
     order = parse_json(await request.body(), _ROLLBACK)
-    return await _obeyed(state, name, Rollback(state.services.clock.now(), order.to, order.reason))
+    return await _obeyed(request, state, name, Rollback(state.services.clock.now(), order.to, order.reason))
 
 
 @router.get("/runs/{name}/versions", responses=problems("unknown-run"))
@@ -107,7 +108,8 @@ async def get_versions(
     return await state.services.versions.versions(driver.name, after, limit)
 
 
-async def _obeyed(state: State, name: str, order: Order) -> RunView:
+async def _obeyed(request: Request, state: State, name: str, order: Order) -> RunView:
     driver = await state.coordinator.driver(RunId(name))
     await driver.obey(order)
+    journal.ordered(name, order.words, request.scope)
     return view_of(driver.live)

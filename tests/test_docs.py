@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import typer
+from click import UsageError
 from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
@@ -88,6 +90,34 @@ def test_every_command_and_option_that_is_named_exists(page: Path, cli: TyperGro
         known = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
         for option in (word for word in words if re.fullmatch(r"--[a-z-]+", word)):
             assert option in known, f"{page.name}: {line!r} uses {option}, which {command.name} does not have"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_shell_block_is_complete(
+    page: Path, cli: TyperGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what the page has exported so far: nobody who types it is told that an option is missing."""
+    for name in ("UMBEL_SERVER", "UMBEL_ADMIN_KEY", "UMBEL_ADMIN_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+        for words in (shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()):
+            if words[:1] == ["export"]:
+                for name, _, value in (word.partition("=") for word in words[1:]):
+                    monkeypatch.setenv(name, value)
+            elif "umbel" in words:
+                _require_complete(cli, [word for word in words[words.index("umbel") + 1 :] if word != "&"])
+
+
+def _require_complete(cli: TyperGroup, words: list[str]) -> None:
+    command: Any = cli
+    while isinstance(command, TyperGroup):
+        command = command.commands[words.pop(0)]
+    try:
+        context = command.make_context(command.name, list(words))
+    except UsageError as error:
+        pytest.fail(f"umbel ... {command.name} {shlex.join(words)}: {error.format_message()}")
+    if "admin_key_file" in context.params:
+        assert context.params["admin_key_file"], f"umbel ... {command.name}: no admin key"
 
 
 def test_the_wire_page_lists_exactly_the_problems_that_exist() -> None:

@@ -64,7 +64,8 @@ def run_or_explain(command: Callable[[], object]) -> None:
         extra = _extra_that_brings(error)
         if extra is None:
             raise
-        typer.echo(f"umbel: this command needs {error.name!r}; install it with: pip install 'umbel[{extra}]'", err=True)
+        how = f"in a clone of umbel: pip install -c constraints.txt '.[{extra}]'"
+        typer.echo(f"umbel: this command needs {error.name!r}; {how}", err=True)
         sys.exit(2)
 
 

@@ -311,6 +311,10 @@ def test_a_run_begins_with_its_canary_if_it_has_one() -> None:
 def test_an_empty_section_is_a_canary() -> None:
     file = FILES.validate_python(tomllib.loads('name = "demo"\nrounds = { count = 1, target = 3 }\n[canary]\n'))
     assert file.canary == CanarySection(3, None, 0.01, None, "pause")
+    small = FILES.validate_python(
+        {"name": "x", "rounds": {"count": 1, "target": 2, "over_selection": 1.0}, "canary": {}}
+    )
+    assert small.canary == CanarySection(2), "no more than round 1 asks"
     assert [CanarySection(n).n_least for n in range(1, 6)] == [1, 2, 2, 3, 3], "more than half"
 
 

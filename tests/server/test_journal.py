@@ -4,13 +4,16 @@ import asyncio
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.server_device import Device, house, problem, run_file, small_state
-from umbel.server.journal import LineFormat, Throttle, listening
+from tests.server_device import Device, House, house, problem, run_file, small_state, update_of
+from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.task import Task
+from umbel.server.journal import LineFormat, Throttle, listening, round_opened
 
 
 def record(message: str, created: float = 0.0, name: str = "umbel.server.journal.refusals") -> logging.LogRecord:
@@ -45,7 +48,7 @@ def test_a_round_from_the_first_enrolment_to_the_end_can_be_read(
         r"run demo round 1 attempt 1 opened: 1 asked",
         rf"run demo round 1 attempt 1 committed after .* s: 1 of 1 reported, .* lost: none; model {model[:12]} ",
         r"run demo finished: all 1 rounds are committed",
-        r"refused PUT /v1/assignments/demo.9.9.north/report from north: unknown-assignment: .*",
+        r"refused PUT /v1/assignments/demo.9.9.north/report from north at 127.0.0.1: unknown-assignment: .*",
         r"client north removed",
         r"shut down",
     ):
@@ -68,6 +71,58 @@ def test_a_stopped_run_and_its_abandoned_round_can_be_read(tmp_path: Path, caplo
     asyncio.run(scenario())
     assert re.search(r"round 1 attempt 1 abandoned .* 0 of 1 reported.* model none \(.*enough", caplog.text)
     assert "run demo stopped: enough" in caplog.text
+    assert "run demo: an operator at 127.0.0.1 ordered: stop (enough)" in caplog.text
+
+
+def test_orders_are_told_with_their_reason_and_refusals_of_an_operator_as_such(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def order(it: House, verb: str, **body: object) -> None:
+        await it.http.post(f"/v1/admin/runs/demo/{verb}", content=json.dumps(body).encode(), headers=it.admin)
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(count=2, target=1), small_state())
+            [device] = await it.devices(1)
+            await device.take_part(layout, torch.zeros(layout.n_values))
+            await it.ended(1)
+            await order(it, "pause", reason="night shift", now=True)
+            await order(it, "rollback", to=7)
+            await order(it, "rollback", to=0, reason="worse")
+            await order(it, "resume")
+
+    asyncio.run(scenario())
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition("ordered: ")[2] for line in said if "ordered: " in line] == [
+        "pause at once (night shift)",
+        "rollback to version 0 (worse)",
+        "resume",
+    ]
+    assert any("/rollback from an operator at 127.0.0.1: unknown-version: " in line for line in said)
+
+
+def test_a_canary_and_an_evaluation_are_told_from_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    round_opened(replace(RunFile("demo", RoundsSection(1, 2)).first_plan(), task=Task.EVALUATION), 2)
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=1) + "[canary]\n", small_state())
+            [device] = await it.devices(1)
+            assignment = await device.work(layout)
+            probe = {"steps_full": 4, "step_s": 0.1, "download_bytes_per_s": 1e6, "upload_bytes_per_s": 1e6}
+            update = update_of(layout, torch.zeros(layout.n_values))
+            await device.upload(assignment["id"], update)
+            answer = await device.report(assignment["id"], update, probe=probe)
+            assert answer.status_code == 200, answer.text
+            await it.ended(1)
+
+    asyncio.run(scenario())
+    assert "run demo evaluation of round 1, attempt 1 opened: 2 asked" in caplog.text
+    assert "run demo canary of round 1, attempt 1 opened: 1 asked" in caplog.text
+    assert re.search(r"run demo canary of round 1, attempt 1 done after .*; lost: none; \(", caplog.text)
 
 
 def test_who_is_refused_unverified_is_not_named_and_what_was_sent_is_not_told(
@@ -81,11 +136,11 @@ def test_who_is_refused_unverified_is_not_named_and_what_was_sent_is_not_told(
             assert problem(await it.http.post("/v1/check-ins", content=b"x" * 70_000)) == "body-too-large"
 
     asyncio.run(scenario())
-    lines = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
+    lines = [line.getMessage() for line in caplog.records if line.name.endswith(".refusals")]
     assert [line.split(": ")[:2] for line in lines] == [
-        ["refused GET /v1/admin/runs from nobody verified", "admin-key-refused"],
-        ["refused POST /v1/enrolments from nobody verified", "unknown-token"],
-        ["refused POST /v1/check-ins from nobody verified", "body-too-large"],
+        ["refused GET /v1/admin/runs from nobody verified at 127.0.0.1", "admin-key-refused"],
+        ["refused POST /v1/enrolments from nobody verified at 127.0.0.1", "unknown-token"],
+        ["refused POST /v1/check-ins from nobody verified at 127.0.0.1", "body-too-large"],
     ]
     assert "guessed" not in caplog.text
 

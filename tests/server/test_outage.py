@@ -130,6 +130,23 @@ def test_many_transactions_that_fail_are_one_line_and_so_is_the_return(
     assert back.endswith("; 51 transactions failed")
 
 
+def test_a_database_that_lets_nobody_in_is_away(server: Cluster) -> None:
+    async def why(url: str) -> str:
+        database = Database(url)
+        with pytest.raises(DatabaseAway) as told:
+            async with database.reading():
+                pass
+        await database.close()
+        return str(told.value)
+
+    async def scenario() -> None:
+        url = server.new_database()
+        assert await why(url.replace(f"{server.user}@", "stranger@")) == 'role "stranger" does not exist'
+        assert "does not exist" in await why(url.replace("/umbel_", "/no_"))
+
+    asyncio.run(scenario())
+
+
 def test_what_a_transaction_does_wrong_is_no_outage(server: Cluster) -> None:
     async def scenario() -> None:
         database = Database(server.new_database())
