@@ -134,7 +134,9 @@ def one_sentence_errors() -> Generator[None]:
     """Errors that a person can act on become one sentence and exit status 1; bugs keep their traceback."""
     try:
         yield
-    except (ClientError, ValueError, OSError) as error:
+    except OSError as error:
+        _exit_with(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), error)
+    except (ClientError, ValueError) as error:
         _exit_with(str(error), error)
 
 

@@ -44,10 +44,17 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
         column("MB down", 10, [f"{one.bytes_down / 1e6:.2f}" for one in records]),
         column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
         *_of_known(records),
-        *_measured("training", 50, [one.metrics for one in records]),
-        *_measured("held-out", 60, [one.evaluation for one in records]),
+        *measured("training", 50, [one.metrics for one in records]),
+        *measured("held-out", 60, [one.evaluation for one in records]),
     ]
     return table_lines(columns, width)
+
+
+def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
+    """A column for each metric."""
+    names = sorted({name for one in means for name in one})
+    cells = {name: [Text(figure(one[name]) if name in one else "") for one in means] for name in names}
+    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", cells[name], worth) for name in names]
 
 
 def notes_on(record: RoundRecord) -> Text | None:
@@ -94,13 +101,6 @@ def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
         return []
     shares = ["" if one.absent is None else f"{one.share_of_known:.0%}" for one in records]
     return [Column("of all known", [Text(cell) for cell in shares], worth=75)]
-
-
-def _measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
-    """A column for each metric."""
-    names = sorted({name for one in means for name in one})
-    cells = {name: [Text(figure(one[name]) if name in one else "") for one in means] for name in names}
-    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", cells[name], worth) for name in names]
 
 
 def _exceptions(record: RoundRecord) -> list[str]:

@@ -107,6 +107,10 @@ def run(*arguments: str, key: str = "secret") -> Result:
         (lambda: run("list", "--server", "127.0.0.1:9"), "must look like https://host"),
         (lambda: run("list", "--server", "http://u:p@127.0.0.1"), "user name"),
         (lambda: run("list", "--server", "http://127.0.0.1:9", key=""), "no admin key"),
+        (
+            lambda: run("list", "--server", "http://127.0.0.1:9", "--admin-key-file", "absent.key"),
+            "umbel: absent.key: No such file or directory",
+        ),
         (lambda: run("show", "No Slug", "--server", "http://127.0.0.1:9"), "name must be"),
         (lambda: run("create", "absent.toml", "--model", "x", "--server", "http://127.0.0.1:9"), "absent.toml"),
         (
