@@ -51,6 +51,7 @@ from umbel.aggregation.round import (
     Fold,
     Gathered,
     Invite,
+    Outage,
     Recruiting,
     Release,
     Reported,
@@ -122,7 +123,7 @@ def _recruit(state: Recruiting, event: Event) -> Step:
             return training, (Invite(tuple(choice.cohort)),)
         case Stopped(now, reason):
             return _abandon_unopened(state, now, reason)
-        case Resumed(now):
+        case Resumed(now=now) | Outage(now=now):
             return replace(state, since=max(now, state.since)), ()
         case Reported(client=client):
             return state, (_uninvited(client),)
@@ -169,6 +170,9 @@ def _train(state: Training, event: Event) -> Step:
             return _settle(state, now)
         case Stopped(now, reason):
             return _abandon(state, now, reason)
+        case Outage(since, now):
+            away_s = max(0.0, now - max(since, state.opened_at, state.back_at))
+            return replace(state, away_s=state.away_s + away_s, back_at=max(now, state.back_at)), ()
         case Gathered() | Applied() | Resumed() | Spoiled():
             return state, ()
         case _:
@@ -200,7 +204,7 @@ def _settle(state: Training, now: float) -> Step:
         return _settle_enough(state, now, is_over=is_over)
     shortfall = f"{n_clients} of at least {plan.minimum} reports"
     if is_over:
-        return _abandon(state, now, f"the window of {plan.window_s:g} s is over with {shortfall}")
+        return _abandon(state, now, f"{_window(state)} is over with {shortfall}")
     if state.n_open == 0:
         return _abandon(state, now, f"everyone who is left has declined, with {shortfall}")
     return state, ()
@@ -226,6 +230,12 @@ def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
     return _shut(state, now, Outcome.SURPLUS if has_target and not is_over else Outcome.LATE, reason, uncovered)
 
 
+def _window(state: Training) -> str:
+    """The window, in words."""
+    away = f", beside {state.away_s:.0f} s in which no coordinator could take reports," if state.away_s else ""
+    return f"the window of {state.plan.window_s:g} s{away}"
+
+
 def _gaps(state: Training) -> tuple[Gap, ...]:
     return gaps(Roll(state.plan, state.cohort, state.accepted, state.declined))
 
@@ -242,6 +252,7 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
         opened_at=state.opened_at,
         closed_at=max(now, state.opened_at),
         passed_over=state.passed_over,
+        away_s=state.away_s,
     )
     return closing, (*_release(state, reason), Commit())
 
@@ -256,6 +267,7 @@ def _abandon(state: Training, now: float, reason: str) -> Step:
         opened_at=state.opened_at,
         closed_at=max(now, state.opened_at),
         passed_over=state.passed_over,
+        away_s=state.away_s,
     )
     return abandoned, (*_release(state, reason), Discard(reason))
 
@@ -276,9 +288,10 @@ def _close(state: Closing, event: Event) -> Step:
                 opened_at=state.opened_at,
                 closed_at=max(now, state.closed_at),
                 passed_over=state.passed_over,
+                away_s=state.away_s,
             )
             return spoiled, (Discard(reason),)
-        case Gathered() | Tick() | Declined() | Stopped() | Resumed():
+        case Gathered() | Tick() | Declined() | Stopped() | Resumed() | Outage():
             return state, ()
         case _:
             assert_never(event)

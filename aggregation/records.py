@@ -112,6 +112,7 @@ class RoundRecord:
     canary makes none either; `committed`: whether enough clients passed, whose `reason`s say what was measured.
     `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
     then the new version, a copy of that one. `judged`: where it measured the metric by which the run may end early.
+    `away_s`: seconds of `open_s` in which no coordinator could take reports, which the window did not count.
     `absent`: who was not there to be asked; None where that is not known, as of large fleets, which are sent away.
     """
 
@@ -149,6 +150,7 @@ class RoundRecord:
     task: Task = Task.TRAINING
     rolled_back_to: int | None = None
     judged: Judged | None = None
+    away_s: float = 0.0
     absent: Absent | None = None
 
     @property

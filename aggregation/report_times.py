@@ -63,9 +63,10 @@ class Observation:
 def observed(record: RoundRecord) -> tuple[Observation, ...]:
     """What an ended attempt at training shows: a report is one, whether or not its round came to anything.
 
-    Rounds that make no model ask for other work, which takes other times: they show nothing.
+    Rounds that make no model ask for other work, which takes other times: they show nothing. Neither do those in which
+    no coordinator was there for a while: how long clients would have taken is not known.
     """
-    if not record.task.makes_model:
+    if not record.task.makes_model or record.away_s:
         return ()
     return tuple(_observe(record, client) for client in record.clients)
 

@@ -44,7 +44,11 @@ class Recruiting:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The window is open. A client is in at most one of `accepted` and `declined`."""
+    """The window is open. A client is in at most one of `accepted` and `declined`.
+
+    `away_s`: for so long, since it opened, nobody could take reports (`Outage`), which the window does not count;
+    `back_at`: when that was over last.
+    """
 
     plan: RoundPlan
     cohort: Mapping[ClientId, Member]
@@ -52,11 +56,13 @@ class Training:
     accepted: Mapping[ClientId, Accepted] = field(default_factory=dict[ClientId, Accepted])
     declined: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
     passed_over: PassedOver = field(default_factory=PassedOver)
+    away_s: float = 0.0
+    back_at: float = 0.0
     phase: Literal["training"] = "training"
 
     @property
     def closes_at(self) -> float:
-        return self.opened_at + self.plan.window_s
+        return self.opened_at + self.plan.window_s + self.away_s
 
     @property
     def n_reported(self) -> int:
@@ -82,6 +88,7 @@ class Closing:
     opened_at: float
     closed_at: float
     passed_over: PassedOver = field(default_factory=PassedOver)
+    away_s: float = 0.0
     phase: Literal["closing"] = "closing"
 
     @property
@@ -119,6 +126,7 @@ class Abandoned:
     opened_at: float
     closed_at: float
     passed_over: PassedOver = field(default_factory=PassedOver)
+    away_s: float = 0.0
     phase: Literal["abandoned"] = "abandoned"
 
 
@@ -184,6 +192,17 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """From `since` to `now` nobody could take reports: no coordinator was at work, or none had its database.
+
+    Told again, or by several coordinators, it counts once.
+    """
+
+    since: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Spoiled:
     """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range."""
 
@@ -191,7 +210,7 @@ class Spoiled:
     reason: str
 
 
-Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped | Resumed | Spoiled
+Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped | Resumed | Outage | Spoiled
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ def one_sentence_errors() -> Generator[None]:
     try:
         yield
     except OSError as error:
-        _exit_with(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), error)
+        _exit_with(f"{error.filename}: {error.strerror}" if error.filename is not None else str(error), error)
     except (ClientError, ValueError) as error:
         _exit_with(str(error), error)
 
@@ -146,6 +146,8 @@ def _exit_with(sentence: str, error: Exception) -> NoReturn:
 
 
 def _admin_key(path: Path | None) -> str:
+    if path is not None and not path.is_file():
+        raise ValueError(f"there is no admin key file {path}: the coordinator made one in its data directory")
     key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
     if not key.isascii() or not key.isprintable() or not key:
         raise ValueError("no admin key: pass --admin-key-file, or set UMBEL_ADMIN_KEY to what the coordinator made")

@@ -16,7 +16,11 @@ Server = Annotated[
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option("--admin-key-file", help="File that holds the admin key; else the variable UMBEL_ADMIN_KEY is read."),
+    typer.Option(
+        "--admin-key-file",
+        envvar="UMBEL_ADMIN_KEY_FILE",
+        help="File that holds the admin key; else the variable UMBEL_ADMIN_KEY is read.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]

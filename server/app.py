@@ -31,6 +31,7 @@ from umbel.server.http import ANY, State
 from umbel.server.http import problems as declared
 from umbel.server.limits import BodyLimits, caps_of
 from umbel.server.model_store import ModelStore
+from umbel.server.outage import DatabaseAway
 from umbel.server.registry import Registry
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
@@ -39,6 +40,7 @@ from umbel.server.services import Services
 from umbel.server.settings import Settings
 from umbel.server.turned_away import TurnedAwayStore
 from umbel.server.upload_store import UploadStore
+from umbel.server.uptime import Uptime
 from umbel.server.version_store import VersionStore
 from umbel.server.waiter_store import WaiterStore
 from umbel.server.waiting import Heard
@@ -103,8 +105,9 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
             with suppress(asyncio.CancelledError):
                 await house
             await state.coordinator.close()
-            await services.registry.close()
-            await services.replicas.close()
+            for close in (services.registry.close, services.replicas.close):
+                with suppress(DatabaseAway):  # none of it was promised to anybody
+                    await close()
     finally:
         worker.shutdown()
         checker.shutdown()
@@ -127,6 +130,7 @@ def _services(
         settings=settings,
         clock=clock,
         replicas=replicas,
+        uptime=Uptime(database, clock),
         registry=Registry(database, waiters),
         models=ModelStore(database),
         rounds=RoundStore(database, replicas.id, trail, scribe),

@@ -19,6 +19,7 @@ from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
+from umbel.server import journal
 from umbel.server.admission import Signed
 from umbel.server.door import vouch_for
 from umbel.server.enrolments import Enrolling
@@ -76,6 +77,7 @@ class AdminKey:
         """
         if not path.exists():
             write_private_once(path, secrets.token_urlsafe(32) + "\n")
+            journal.admin_key_made(path)
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
             raise UnfitAdminKey(
                 f"others may have read {path} (mode {mode:o}); remove it for a new key, or chmod 600 it"

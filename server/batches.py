@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
+from umbel.server.outage import DatabaseAway
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -52,7 +54,7 @@ class Batches(Generic[T, R]):
         try:
             results = await self._work([item for item, _ in batch])
         except Exception as error:
-            if len(batch) > 1:
+            if len(batch) > 1 and not isinstance(error, DatabaseAway):  # which is no item's fault
                 middle = len(batch) // 2
                 await self._settle(batch[:middle])
                 await self._settle(batch[middle:])

@@ -21,6 +21,7 @@ from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.endings import Made, Measured
 from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import ModelFiles, next_model
+from umbel.server.outage import DatabaseAway
 from umbel.server.replicas import closing_job
 from umbel.server.services import Services
 from umbel.server.shelf import hold
@@ -181,7 +182,7 @@ class Closer:
     async def _retry(self, live: LiveRun, error: Exception) -> None:
         """After a fold that failed the sum is undefined: make it again from what is stored, but not for ever."""
         await self._drop()
-        if isinstance(error, SQLAlchemyError):
+        if isinstance(error, SQLAlchemyError | DatabaseAway):
             return  # the updates are well; it is the database that is not
         self._n_failed += 1
         is_store = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | DamagedSum)

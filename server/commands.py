@@ -1,10 +1,14 @@
 """`umbel serve`: the coordinator as a process. Heavy imports wait until it is asked for."""
 
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class LogLevel(StrEnum):
@@ -17,13 +21,17 @@ class LogLevel(StrEnum):
 
 
 def serve(
-    data: Annotated[Path | None, typer.Option(help="Directory for database, models and admin key.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(show_default="umbel-data", help="Directory for database, models and admin key.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(show_default="127.0.0.1", help="Address to listen on.")] = None,
+    port: Annotated[
+        int | None, typer.Option(show_default="8750", help="Port to listen on; 0 picks a free one.")
+    ] = None,
     blobs: Annotated[
         str | None,
         typer.Option(
-            help="s3://bucket/prefix, or a directory, for models and updates; by default, in the data directory."
+            show_default="in the data directory", help="s3://bucket/prefix, or a directory, for models and updates."
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
@@ -33,7 +41,13 @@ def serve(
     ] = False,
     log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="How much to log.")] = LogLevel.INFO,
 ) -> None:
-    """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file."""
+    """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file.
+
+    Without a flag: database_url (PostgreSQL instead of SQLite), admin_key_file, audit_key_file, json_bytes_max,
+    chunk_bytes_max, incoming_bytes_max, model_bytes_max, check_ins_per_s_max, download_links, model_cache_bytes_max,
+    s3_endpoint, s3_public_endpoint, s3_region, s3_access_key_id, s3_secret_access_key, s3_allow_http. What they are,
+    and their defaults: docs/operating.md, Settings.
+    """
     import tomllib
 
     from pydantic import ValidationError
@@ -42,17 +56,35 @@ def serve(
     from umbel.server.auth import UnfitAdminKey
     from umbel.server.clock_check import ClockApart
     from umbel.server.deployment import UnfitDeployment
-    from umbel.server.problems import first_error
-    from umbel.server.process import DataInUse, run
+    from umbel.server.process import CannotStart, run
     from umbel.server.settings import load_settings
 
     try:
         settings = load_settings(config, {"data": data, "host": host, "port": port, "blobs": blobs})
-        run(settings, log_level, announce=typer.echo, adopt=adopt)
+        run(settings, log_level, adopt=adopt)
     except ValidationError as error:
-        raise typer.BadParameter(first_error(error)) from error
+        raise typer.BadParameter(_what_is_wrong(error)) from error
     except tomllib.TOMLDecodeError as error:
         raise typer.BadParameter(f"{config} is no TOML: {error}") from error
-    except (ClockApart, DataInUse, UnfitAdminKey, UnfitAuditKey, UnfitDeployment, OSError) as error:
-        typer.echo(f"umbel serve: {error}", err=True)
+    except (CannotStart, ClockApart, UnfitAdminKey, UnfitAuditKey, UnfitDeployment, OSError) as error:
+        typer.echo(f"umbel serve: {_sentence(error)}", err=True)
         raise typer.Exit(1) from error
+
+
+def _what_is_wrong(error: "ValidationError") -> str:
+    from umbel.server.problems import first_error
+    from umbel.server.settings import Settings
+
+    found = error.errors()[0]
+    if found["type"] != "extra_forbidden":
+        return first_error(error)
+    key = str(found["loc"][0])
+    close = get_close_matches(key, Settings.model_fields, n=1)
+    return f"unknown setting {key!r} ({f'did you mean {close[0]!r}?' if close else 'docs/operating.md lists them'})"
+
+
+def _sentence(error: Exception) -> str:
+    """The system's own errors name a number and quote a path: say what and where."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

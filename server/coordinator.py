@@ -31,6 +31,7 @@ from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.fitness import Unfit, unfit
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
+from umbel.server.outage import DatabaseAway
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.run_now import view_of
 from umbel.server.services import Services
@@ -94,6 +95,7 @@ class Coordinator:
         self.is_closing = False
         self._over: dict[RunId, RunView] = {}
         self._opening = asyncio.Lock()
+        self._heeding = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
 
     # --- runs ---------------------------------------------------------------------------------------------------------
@@ -103,6 +105,8 @@ class Coordinator:
         for name in await self.services.rounds.revisions():
             if driver := await self._open(name):
                 await self._let_go_if_idle(driver)
+        await self._heed_outage()
+        await self.services.uptime.sign()
         self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
 
     async def close(self) -> None:
@@ -207,11 +211,16 @@ class Coordinator:
         while True:
             try:
                 await self._look()
+            except DatabaseAway:
+                pass  # told once, for all that asks
             except Exception:
                 _log.exception("cannot see what other replicas do; trying again")
             await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
 
     async def _look(self) -> None:
+        await self._heed_outage()
+        if not all(driver.is_over for driver in self.drivers.values()):
+            await self.services.uptime.sign()
         revisions: Mapping[RunId, int] = {}
         if not self.services.replicas.is_alone:
             for client in await self.services.registry.refresh(self.services.clock.now()):
@@ -220,8 +229,25 @@ class Coordinator:
         for name in {**revisions, **self.drivers}:
             try:
                 await self._look_at(name, revisions.get(name))
+            except DatabaseAway:
+                raise
             except Exception:  # one run's trouble is not the others'
                 _log.exception("run %s: cannot see what other replicas do; trying again", name)
+
+    async def _heed_outage(self) -> None:
+        """Where nobody could take reports for a while, no round's window counts that."""
+        if await self.services.uptime.outage() is None:
+            return
+        async with self._heeding:
+            if (outage := await self.services.uptime.outage()) is None:
+                return  # another request saw to it
+            journal.was_away(outage.now - outage.since)
+            for driver in [one for one in self.drivers.values() if not one.is_over]:
+                try:
+                    await driver.was_away(outage)
+                except Exception:  # its next step begins with it
+                    _log.exception("run %s: cannot see to its window", driver.name)
+            await self.services.uptime.sign()
 
     async def _look_at(self, name: RunId, revision: int | None) -> None:
         driver = None if name in self._over else self.drivers.get(name) or await self._open(name)
@@ -239,6 +265,7 @@ class Coordinator:
 
     async def check_in(self, visit: Visit) -> CheckedIn:
         """Wait for work. A client with an open assignment gets that one again, at once."""
+        await self._heed_outage()
         driver = await self.driver(visit.message.run)
         sites = driver.run.file.coverage.sites
         if (found := await unfit(self.services, driver.layout, sites, visit.client, visit.message)) is not None:
@@ -306,6 +333,7 @@ class Coordinator:
     async def place(self, client: ClientId, assignment: AssignmentId) -> Place:
         """Where an assignment belongs. Raises `Refused` unless it is this client's."""
         self.services.registry.refuse_revoked(client)
+        await self._heed_outage()
         driver = self.drivers.get(RunId(assignment.partition(".")[0]))
         if driver and driver.knows(client, assignment):
             return Place(driver, client, assignment)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from sqlalchemy.engine import Dialect, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+
+from umbel.server.outage import Outage
 
 _log = logging.getLogger(__name__)
 _SLOW_S = 1.0
@@ -36,7 +38,10 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class Database:
-    """Named, short transactions. No network or file I/O belongs inside one."""
+    """Named, short transactions, which raise `DatabaseAway` where PostgreSQL does not answer.
+
+    No network or file I/O belongs inside one.
+    """
 
     def __init__(self, url: str) -> None:
         self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
@@ -46,6 +51,7 @@ class Database:
         # Several statements that read see one state of the database. SQLite's transactions do so by themselves.
         self._reader = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level=_SNAPSHOT)
         self._one_writer = asyncio.Lock() if self.is_sqlite else None
+        self._outage = nullcontext() if self.is_sqlite else Outage()  # a file is there, or something is wrong with it
         if self._one_writer:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
@@ -56,6 +62,13 @@ class Database:
         return self._engine.dialect
 
     @property
+    def place(self) -> str:
+        """Where the database is, without user and password, for sentences."""
+        url = make_url(self._url)
+        host = url.host or url.query.get("host", "localhost")
+        return f"{host}:{url.port or 5432}/{url.database}"
+
+    @property
     def is_exclusive(self) -> bool:
         """Whether one process alone works on it: SQLite's file is in a directory that a coordinator locks."""
         return self.is_sqlite
@@ -63,6 +76,10 @@ class Database:
     async def migrate(self) -> None:
         """Bring the schema up to date. Takes as long as it takes: the time limits of other transactions do not hold."""
         engine = self._engine if self.is_sqlite else create_async_engine(self._url, poolclass=NullPool)
+        with self._outage:
+            await self._migrate(engine)
+
+    async def _migrate(self, engine: AsyncEngine) -> None:
         async with engine.connect() as connection:
             if not self.is_sqlite:
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
@@ -75,15 +92,17 @@ class Database:
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction that only reads, one state of the database."""
-        async with self._reader.connect() as connection:
-            yield connection
+        with self._outage:
+            async with self._reader.connect() as connection:
+                yield connection
 
     @asynccontextmanager
     async def writing(self, name: str) -> AsyncGenerator[AsyncConnection]:
         """A transaction that is committed at the end of the block, or rolled back when it raises."""
         started = time.perf_counter()
-        async with self._turn(), self._writer.begin() as connection:
-            yield connection
+        with self._outage:
+            async with self._turn(), self._writer.begin() as connection:
+                yield connection
         if (took_s := time.perf_counter() - started) > _SLOW_S:
             _log.warning("transaction %s took %.1f s", name, took_s)
 

@@ -30,6 +30,7 @@ from umbel.aggregation.round import (
     Fold,
     Gathered,
     Invite,
+    Outage,
     Recruiting,
     Release,
     RoundState,
@@ -45,6 +46,7 @@ from umbel.server.endings import model_after
 from umbel.server.folding import SumDropped
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
+from umbel.server.outage import DatabaseAway
 from umbel.server.pacing import Pacing
 from umbel.server.run_now import RunNow
 from umbel.server.services import Services
@@ -54,6 +56,7 @@ from umbel.server.waiting import Bells, WaitingRoom
 _log = logging.getLogger(__name__)
 PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
+_DATABASE_RETRY_S = 1.0
 _GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
 _GATHERING_PAUSE_S_MAX = 1.0  # what comes in meanwhile waits so long at most
 _FEW = 200  # so many are counted in no time
@@ -81,6 +84,7 @@ class RunDriver:
         self._downloads: Counter[AssignmentId] = Counter()
         self._flushing = asyncio.Lock()
         self._n_gathered = 0
+        self._outage: Outage | None = None  # not told to the run yet
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -153,7 +157,8 @@ class RunDriver:
             await asyncio.wait([self._stepper])
         await self._closer.forget()
         await self._closer.settle()
-        await self.flush_downloads()
+        with suppress(DatabaseAway):  # the counts of a second, at most
+            await self.flush_downloads()
 
     def wake(self) -> None:
         """Something has happened that no event tells: look again."""
@@ -185,6 +190,11 @@ class RunDriver:
         self.wake()
         self.bells.ring_all()
 
+    async def was_away(self, outage: Outage) -> None:
+        """Nobody could take reports for a while: the window does not count it."""
+        self._outage = outage
+        await self.submit(Letter())
+
     def note_download(self, client: ClientId, n_bytes: int) -> None:
         """Count bytes that a client of the cohort has fetched; they are stored before long."""
         if isinstance(self.state, Training) and client in self.state.cohort:
@@ -205,12 +215,18 @@ class RunDriver:
             try:
                 await self._act()
                 self.now.trouble, retry_s = "", 1.0
+            except DatabaseAway:  # told once, for all that asks
+                self._show_trouble("the database does not answer")
+                await self.services.clock.wait(asyncio.Event(), _DATABASE_RETRY_S)
             except Exception as error:
                 _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
-                self.now.trouble = f"the coordinator is in trouble ({type(error).__name__}, see its log)"
-                self.bells.ring((PROGRESS_BELL,))
+                self._show_trouble(f"the coordinator is in trouble ({type(error).__name__}, see its log)")
                 await self.services.clock.wait(asyncio.Event(), retry_s)
                 retry_s = min(2 * retry_s, _RETRY_S_MAX)
+
+    def _show_trouble(self, words: str) -> None:
+        self.now.trouble = words
+        self.bells.ring((PROGRESS_BELL,))
 
     async def _act(self) -> None:
         """Do what is due, then sleep until something may be."""
@@ -288,8 +304,12 @@ class RunDriver:
 
     async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
         """One transaction, then its commands; the letters that are left for the next."""
+        outage = self._outage or await self.services.uptime.outage()
+        if outage is not None:
+            letters = [Letter(outage), *letters]  # before a deadline or a report is judged by the old window
         transition, before = Batch(letters, self.live, self.chronicle), self.live
         after, ended = await self.services.rounds.step(before, transition)
+        self._outage = None
         self.live = transition.shown(after)
         await self._noticed(before, transition.found)
         await self._carry_out(transition, ended)

@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from umbel.aggregation.errors import ProtocolViolation
 from umbel.server.limits import BodyLimits, Cap, cap_at
-from umbel.server.problems import Refused, answer_to, unexpected
+from umbel.server.outage import DatabaseAway
+from umbel.server.problems import Refused, answer_to, no_database, unexpected
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -53,6 +54,8 @@ class _Direct:
             response = await self._handler(request)
         except (Refused, ProtocolViolation, ClientDisconnect) as error:
             response = answer_to(request, error)
+        except DatabaseAway as error:
+            response = await no_database(request, error)
         except Exception as error:
             response = await unexpected(request, error)
         await response(scope, receive, send)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from umbel.server.outage import DatabaseAway
 from umbel.server.services import Services
 from umbel.server.shelf import sweep_models
 
@@ -46,6 +47,8 @@ async def _repeat(what: str, pause_s: float, sweep: Callable[[], Awaitable[None]
     while True:
         try:
             await sweep()
+        except DatabaseAway:
+            pass  # told once, for all that asks
         except Exception:
             _log.exception("%s could not be swept; trying again in %.0f s", what, pause_s)
         await asyncio.sleep(pause_s)

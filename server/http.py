@@ -109,7 +109,7 @@ def header_field(name: str, pattern: str, is_required: bool = True) -> dict[str,
 def problems(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entries of the problem documents that a route may answer with."""
     by_status: dict[int, list[str]] = {}
-    for kind in ("internal-error", *kinds):
+    for kind in ("internal-error", "database-unavailable", *kinds):
         by_status.setdefault(KINDS[kind].status, []).append(kind)
     schema = TypeAdapter(Problem).json_schema()
     return {

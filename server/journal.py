@@ -7,6 +7,7 @@ harmless by `LineFormat`, whoever logs it; refusals, which any peer can cause, a
 import logging
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from types import TracebackType
 
 from starlette.types import Scope
@@ -76,6 +77,19 @@ def started(data: object, n_runs: int) -> None:
     _log.info("started on %s; runs: %d", data, n_runs)
 
 
+def serving(url: str, admin_key: Path) -> None:
+    _log.info("umbel coordinator at %s, admin key in %s", url, admin_key)
+
+
+def signs_with(public_key: str) -> None:
+    _log.info("audit bundles are signed with the key %s", public_key)
+
+
+def admin_key_made(path: Path) -> None:
+    """Warn of it: where a coordinator has run before, its operators' key is no good any more."""
+    _log.warning("made a new admin key, in %s: no other is taken from now on; give it to operators only", path)
+
+
 def listening(host: str) -> None:
     """Warn of a socket that others can reach: what is said on it can be read on the way."""
     if not ip_address(host.partition("%")[0]).is_loopback:
@@ -84,6 +98,10 @@ def listening(host: str) -> None:
 
 def stopped() -> None:
     _log.info("shut down: all that was answered is stored")
+
+
+def was_away(away_s: float) -> None:
+    _log.warning("no coordinator could take reports for %.0f s: the windows of open rounds do not count them", away_s)
 
 
 def tokens_made(count: int, ttl_s: float, bound: str) -> None:

@@ -117,6 +117,7 @@ def round_record(
         model_bytes=end.model_bytes,
         task=state.plan.task,
         rolled_back_to=end.rolled_back_to,
+        away_s=state.away_s,
     )
 
 

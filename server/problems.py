@@ -22,10 +22,12 @@ from umbel.aggregation.errors import ProtocolViolation, StaleSignature
 from umbel.aggregation.messages import Problem
 from umbel.server import journal
 from umbel.server.blobs import BlobsUnavailable
+from umbel.server.outage import DatabaseAway
 
 _log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 _STORAGE_RETRY_S = 5
+_DATABASE_RETRY_S = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ KINDS: Mapping[str, Kind] = {
     "method-not-allowed": Kind(405, "This address does not take this method"),
     "shutting-down": Kind(503, "The coordinator is shutting down"),
     "storage-unavailable": Kind(503, "The store of models and updates does not answer"),
+    "database-unavailable": Kind(503, "The database does not answer"),
     "internal-error": Kind(500, "The coordinator failed"),
 }
 
@@ -135,6 +138,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _refused)
     app.add_exception_handler(BlobsUnavailable, _no_storage)
+    app.add_exception_handler(DatabaseAway, no_database)
     app.add_exception_handler(Exception, unexpected)
 
 
@@ -177,6 +181,12 @@ async def _no_storage(request: Request, error: Exception) -> Response:
     _log.error("no storage for %s %s: %s", request.method, request.url.path, error)
     detail = "the store of models and updates does not answer; try again"
     return problem_response("storage-unavailable", detail, {"Retry-After": str(_STORAGE_RETRY_S)})
+
+
+async def no_database(request: Request, error: Exception) -> Response:
+    """The answer while the database is away, of which the log tells already."""
+    detail = "the coordinator's database does not answer; try again"
+    return problem_response("database-unavailable", detail, {"Retry-After": str(_DATABASE_RETRY_S)})
 
 
 async def unexpected(request: Request, error: Exception) -> Response:

@@ -5,14 +5,15 @@ a few seconds to finish; everything that was answered is stored already.
 """
 
 import asyncio
+import errno
 import fcntl
 import gc
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,30 +34,78 @@ from umbel.server.deployment import Deployment, Named
 from umbel.server.door import Door
 from umbel.server.files import private_directory, write_private
 from umbel.server.http import State
+from umbel.server.outage import DatabaseAway
 from umbel.server.settings import Settings
 
 GRACE_S = 5
 _KEEP_ALIVE_S = 75
 
 
-class DataInUse(Exception):
-    """Another coordinator works on this data directory."""
+class CannotStart(Exception):
+    """Something that others have is not to be had: a port, the data directory, a database. One sentence."""
 
 
-def run(settings: Settings, log_level: str, announce: Callable[[str], object], *, adopt: bool = False) -> None:
-    """Serve until told to stop. `announce` is told, in words, where; `adopt`: see `Deployment`.
+def run(settings: Settings, log_level: str, *, adopt: bool = False) -> None:
+    """Serve until told to stop. `adopt`: see `Deployment`.
 
-    Raises `DataInUse`, `UnfitAdminKey`, `UnfitAuditKey`, `UnfitDeployment`, `ClockApart` and `OSError`.
+    What others have, the port and a database that is a server, is asked for before anything is made. Raises
+    `CannotStart`, `UnfitAdminKey`, `UnfitAuditKey`, `UnfitDeployment`, `ClockApart`, `BlobsUnavailable` and `OSError`.
     """
     journal.begin(log_level)
     os.umask(0o077)  # models, updates and the database are nobody else's to read
-    private_directory(settings.data)
-    with _locked(settings.data):
-        admin_key = AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in a traceback
-        audit_key = AuditKey.load(settings.audit_key_path)
-        asyncio.run(_require_fitness(settings, audit_key, admin_key, adopt))
-        announce(f"audit bundles are signed with the key {audit_key.public}")
-        _Server(settings, log_level, announce).run()
+    with closing(_listener(settings.host, settings.port)) as listener:
+        asyncio.run(_require_database(settings))
+        private_directory(settings.data)
+        with _locked(settings.data):
+            admin_key = AdminKey.load(settings.admin_key_path)  # refused here in a sentence, not in a traceback
+            audit_key = AuditKey.load(settings.audit_key_path)
+            asyncio.run(_require_fitness(settings, audit_key, admin_key, adopt))
+            journal.signs_with(audit_key.public)
+            _Server(settings, log_level).run([listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that has the port and does not listen yet: whoever connects now is refused, instead of left waiting."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise CannotStart(f"there is no address {host} ({error.strerror}); choose another --host") from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last one's connections may linger
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise CannotStart(_no_port(host, port, error)) from error
+    return listener
+
+
+def _no_port(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"port {port} of {host} is taken; stop what listens there, or choose another --port"
+        case errno.EADDRNOTAVAIL:
+            return f"this machine has no address {host}; choose another --host"
+        case errno.EACCES:
+            return f"only root may listen on port {port}; choose a --port from 1024 on"
+        case _:
+            return f"cannot listen on port {port} of {host} ({error.strerror}); choose another --port or --host"
+
+
+async def _require_database(settings: Settings) -> None:
+    """See that the database answers, and that its clock is ours. SQLite's is a file, and made later."""
+    if settings.database_url is None:
+        return
+    try:
+        database = Database(settings.database)
+    except ModuleNotFoundError as error:
+        raise CannotStart(f"PostgreSQL needs {error.name}: pip install {error.name}") from error
+    try:
+        await require_agreement(database, SystemClock())
+    except DatabaseAway as error:
+        raise CannotStart(f"no database at {database.place}: {error}; check database_url") from error
+    finally:
+        await database.close()
 
 
 async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: AdminKey, adopt: bool) -> None:
@@ -68,7 +117,6 @@ async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: A
     await asyncio.to_thread(blobs.prepare)
     database = Database(settings.database)
     try:
-        await _reach(database)
         await database.migrate()
         named = Named(
             blobs=settings.blobs or str(settings.blob_directory),
@@ -80,27 +128,16 @@ async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: A
         await database.close()
 
 
-async def _reach(database: Database) -> None:
-    """See that the database answers, and that its clock is ours."""
-    try:
-        await require_agreement(database, SystemClock())
-    except OSError as error:
-        raise OSError(f"the database does not answer ({error}); check database_url, and that it is up") from error
-
-
 class _Server(uvicorn.Server):
     """uvicorn, that says where it listens and answers held-open requests when it is told to stop."""
 
-    def __init__(self, settings: Settings, log_level: str, announce: Callable[[str], object]) -> None:
+    def __init__(self, settings: Settings, log_level: str) -> None:
         self._settings = settings
-        self._announce = announce
         self._app = create_app(settings)
         door = Door.of_this_process()
         super().__init__(
             uvicorn.Config(
                 self._app,
-                host=settings.host,
-                port=settings.port,
                 log_level=log_level.lower(),
                 loop="uvloop",
                 ws="none",
@@ -115,14 +152,17 @@ class _Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process has begun to listen since
+            raise CannotStart(_no_port(self._settings.host, self._settings.port, error)) from error
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             journal.listening(host)
             url = usable_url(host, port)
             write_private(self._settings.endpoint_path, url + "\n")
             threading.Thread(target=_warm_up, name="umbel-warm-up").start()
-            self._announce(f"umbel coordinator at {url}, admin key in {self._settings.admin_key_path}")
+            journal.serving(url, self._settings.admin_key_path)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop in good order; a second Ctrl-C stops at once. Unlike uvicorn's own, ends with exit status 0."""
@@ -157,5 +197,5 @@ def _locked(data: Path) -> Generator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataInUse(f"another coordinator works on {data}; stop it first, or take another --data") from error
+            raise CannotStart(f"another coordinator works on {data}; stop it first, or take another --data") from error
         yield

@@ -21,6 +21,7 @@ from umbel.server import tables
 from umbel.server.clock import Clock
 from umbel.server.clock_check import ClockWatch, ahead_s, database_now
 from umbel.server.database import Database
+from umbel.server.outage import DatabaseAway
 from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)
@@ -122,6 +123,8 @@ class Replicas:
             try:
                 await self._beat()
                 await self._look()
+            except DatabaseAway:
+                pass  # told once, for all that asks
             except Exception:
                 _log.exception("no heartbeat could be stored; trying again")
             await asyncio.sleep(BEAT_S)

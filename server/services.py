@@ -13,6 +13,7 @@ from umbel.server.round_store import RoundStore
 from umbel.server.settings import Settings
 from umbel.server.turned_away import TurnedAwayStore
 from umbel.server.upload_store import UploadStore
+from umbel.server.uptime import Uptime
 from umbel.server.version_store import VersionStore
 from umbel.server.waiter_store import WaiterStore
 from umbel.server.waiting import Heard
@@ -28,6 +29,7 @@ class Services:
     settings: Settings
     clock: Clock
     replicas: Replicas
+    uptime: Uptime
     registry: Registry
     models: ModelStore
     rounds: RoundStore

@@ -276,6 +276,14 @@ class Replica(Base):
     started_at: Mapped[float]
 
 
+class SignOfLife(Base):
+    """One row: when a coordinator was at work on this database last, in Unix seconds."""
+
+    __tablename__ = "signs_of_life"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+
+
 class Lease(Base):
     """A job that one replica does, for as long as it lives."""
 

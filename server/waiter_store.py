@@ -14,6 +14,7 @@ from umbel.aggregation.weighting import Candidate
 from umbel.server import tables
 from umbel.server.batches import Batches
 from umbel.server.database import Database
+from umbel.server.outage import DatabaseAway
 from umbel.server.prepared import Prepared
 from umbel.server.tables import table_of
 
@@ -87,7 +88,8 @@ class WaiterStore:
 
     def _noted(self, task: "asyncio.Task[None]") -> None:
         self._noting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, DatabaseAway):
             _log.warning("a client that left is listed as waiting a little longer: %s", error)
 
     async def _put(self, waiters: Sequence[Waiting]) -> Sequence[None]:

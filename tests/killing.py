@@ -135,7 +135,7 @@ def _serve(settings: dict[str, Any], death: Death | None) -> None:
     log = os.open(data / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
-    run(Settings(**settings), "info", announce=print)
+    run(Settings(**settings), "info")
 
 
 def _arm(death: Death) -> None:

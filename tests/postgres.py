@@ -29,14 +29,22 @@ def binaries() -> Path | None:
 class Cluster:
     """A running server that listens on a Unix socket only."""
 
-    def __init__(self, directory: Path, user: str, control: list[str]) -> None:
+    def __init__(self, directory: Path, user: str, control: list[str], options: list[str]) -> None:
         self.directory = directory
         self.user = user
         self._control = control
+        self._options = options
+
+    def start(self) -> None:
+        _run([*self._control, *self._options, "start"])
+
+    def stop(self, mode: str = "immediate") -> None:
+        """`immediate`: as a crash does."""
+        _run([*self._control, "-m", mode, "stop"])
 
     def restart(self) -> None:
         """Hang up on every client, as a server does that fails over, and come back."""
-        _run([*self._control, "-m", "fast", "restart"])
+        _run([*self._control, *self._options, "-m", "fast", "restart"])
 
     def new_database(self) -> str:
         """An empty database; its SQLAlchemy URL."""
@@ -68,12 +76,12 @@ def cluster() -> Generator[Cluster]:
         # No fsync: what dies in tests is a process, never the machine.
         options = f"-k {directory} -c listen_addresses='' -c max_connections=100 -c fsync=off"
         control = [*prefix, str(folder / "pg_ctl"), "-D", str(data), "-w"]
-        start = [*control, "-l", str(directory / "log"), "-o", options]
-        _run([*start, "start"])
+        server = Cluster(directory, user, control, ["-l", str(directory / "log"), "-o", options])
+        server.start()
         try:
-            yield Cluster(directory, user, start)
+            yield server
         finally:
-            _run([*control, "-m", "immediate", "stop"])
+            server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import assert_never
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -29,6 +30,7 @@ from umbel.aggregation.round import (
     Fold,
     Gathered,
     Invite,
+    Outage,
     Recruiting,
     Release,
     Reported,
@@ -163,6 +165,20 @@ class RoundLaws(RuleBasedStateMachine):
         self.send(Resumed(self.now))
         assert self.state == before or isinstance(before, Recruiting), "a round that is open takes its own time"
 
+    @rule(down_s=st.floats(0, 100), up_s=st.floats(0, 10))
+    def nobody_is_there_for_a_while(self, down_s: float, up_s: float) -> None:
+        """Its reports' time is left as it was, however often the outage is told."""
+        before, since = self.state, self.now
+        self.now += down_s
+        for _ in range(2):
+            self.send(Outage(since, self.now))
+        if isinstance(before, Training):
+            assert isinstance(self.state, Training)
+            assert self.state.closes_at - self.now == pytest.approx(before.closes_at - since, abs=1e-6)
+        else:
+            assert self.state == before or isinstance(before, Recruiting)
+        self.now += up_s
+
     @rule()
     def apply(self) -> None:
         self.send(Applied(self.now, "f" * 64))
@@ -242,7 +258,7 @@ class RoundLaws(RuleBasedStateMachine):
         n_reported = sum(before.cohort[client].draws for client in self.counted)
         heard = {*self.counted, *(c for c in before.declined), *([event.client] if isinstance(event, Declined) else [])}
         all_heard = set(before.cohort) <= heard
-        is_over = event.now >= before.opened_at + self.plan.window_s
+        is_over = event.now >= before.closes_at
         is_strict, known = self.plan.coverage.strict, self.gaps_when_it_ended(before, event)
         if isinstance(self.state, Closing):
             assert len(self.counted) >= self.n_least

@@ -23,6 +23,7 @@ from umbel.aggregation.round import (
     Fold,
     Gathered,
     Invite,
+    Outage,
     Recruiting,
     Release,
     Reported,
@@ -174,6 +175,24 @@ def test_a_report_at_the_end_of_the_window_is_late_even_if_no_tick_came_first() 
     )
     assert commands[2:4] == [Release((B, C), "the window of 60 s is over with 1 reports"), Commit()]
     assert Fold(B, 10) not in commands
+
+
+def test_the_window_does_not_count_the_time_in_which_nobody_could_take_reports() -> None:
+    state, _ = after(training(), Reported(101, A, work()), Outage(110, 150), Outage(90, 152), Outage(150, 151))
+    assert isinstance(state, Training)
+    assert (state.closes_at, state.away_s) == (202, 42), "each moment is counted once"
+    state, _ = after(state, Outage(0, 90), Tick(201.9), Reported(201.9, B, work()), Tick(202))
+    assert isinstance(state, Closing)
+    assert set(state.accepted) == {A, B}
+    assert state.away_s == 42
+
+
+def test_what_was_open_when_nobody_was_there_counts_from_its_opening() -> None:
+    state, _ = after(training(replace(PLAN, minimum=2)), Outage(20, 130), Tick(189))
+    assert isinstance(state, Training)
+    state, _ = after(state, Tick(190))
+    assert isinstance(state, Abandoned)
+    assert "the window of 60 s, beside 30 s in which no coordinator could take reports, is over" in state.reason
 
 
 def test_a_late_report_that_finds_too_few_others_is_abandoned_with_the_round() -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.server_device import House, Json, house, run_file, small_state
+from tests.server_device import House, Json, house, run_file, small_state, update_of
 from umbel.aggregation.layout import Layout
 from umbel.server import letters, run_rows
 
@@ -65,16 +66,18 @@ def test_bytes_that_are_being_stored_while_a_round_closes_are_told_of_it(tmp_pat
             rounds, driver = it.state.services.rounds, it.state.coordinator.drivers["demo"]
             store = rounds.add_downloads
 
-            async def store_slowly(*counted: object) -> None:
-                await asyncio.sleep(0.5)
-                await store(*counted)
+            async def store_slowly(run: str, counted: Mapping[str, int]) -> None:
+                await asyncio.sleep(0.5 if counted else 0.0)
+                await store(run, counted)
 
             rounds.add_downloads = store_slowly
             model = await device.send("GET", f"/v1/models/{assignment['model']['sha256']}")
             storing = asyncio.create_task(driver.flush_downloads())
-            await device.take_part(LAYOUT, torch.ones(LAYOUT.n_values))
+            update = update_of(LAYOUT, torch.ones(LAYOUT.n_values))
+            await device.upload(assignment["id"], update)
+            await device.report(assignment["id"], update)
             [record] = await it.ended(1)
             await storing
-            assert record["bytes_down"] == 2 * len(model.content)
+            assert record["bytes_down"] == len(model.content)
 
     asyncio.run(scenario())

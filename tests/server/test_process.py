@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.server_device import House, problem, run_file, small_state
+from umbel.server.auth import AdminKey
 from umbel.server.door import FILES_WANTED
 from umbel.server.process import usable_url
 from umbel.server.settings import Settings
@@ -95,8 +96,63 @@ def test_what_is_stored_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_a_database_that_is_not_there_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMBEL_DATABASE_URL", f"postgresql+asyncpg://nobody@/none?host={tmp_path}")
-    assert "umbel serve: the database does not answer" in refused_start(tmp_path / "data")
+    monkeypatch.setenv("UMBEL_DATABASE_URL", "postgresql+asyncpg://nobody:secret@127.0.0.1:1/none")
+    told = refused_start(tmp_path / "data")
+    assert "umbel serve: no database at 127.0.0.1:1/none: Connection refused; check database_url" in told
+    assert "secret" not in told
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = [sys.executable, "-c", SERVE, "--data", str(tmp_path / "data"), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"umbel serve: port {port} of 127.0.0.1 is taken; stop what listens there, or choose another --port\n"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "has no address 192.0.2.1"), ("no.invalid", "no address no")])
+def test_an_address_that_is_not_ours_is_told_in_a_sentence(host: str, why: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVE, "--data", str(tmp_path / "data"), "--port", "0", "--host", host]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    assert done.returncode == 1
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_driver_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "asyncpg.py").write_text("raise ModuleNotFoundError(\"No module named 'asyncpg'\", name='asyncpg')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("UMBEL_DATABASE_URL", "postgresql+asyncpg://nobody@127.0.0.1:1/none")
+    assert "umbel serve: PostgreSQL needs asyncpg: pip install asyncpg\n" in refused_start(tmp_path / "data")
+
+
+def test_an_unknown_setting_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    config = tmp_path / "umbel.toml"
+    config.write_text("prot = 1\n")
+    command = [sys.executable, "-c", SERVE, "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    assert done.returncode == 2
+    assert "unknown setting 'prot' (did you mean 'port'?)" in done.stderr
+
+
+def test_the_help_names_every_setting_and_the_defaults_of_those_with_flags() -> None:
+    done = subprocess.run([sys.executable, "-c", SERVE, "--help"], capture_output=True, text=True, check=True)
+    for name in Settings.model_fields:
+        assert name in done.stdout
+    for name in ("data", "host", "port"):
+        assert f"[default: ({Settings.model_fields[name].default})]" in done.stdout
+
+
+def test_a_new_admin_key_is_a_warning_and_an_old_one_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        AdminKey.load(tmp_path / "admin.key")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"made a new admin key, in {tmp_path / 'admin.key'}" in caplog.text
 
 
 @pytest.mark.parametrize(("key", "mode", "why"), [("", 0o600, "0 characters"), ("k" * 43, 0o644, "chmod 600")])

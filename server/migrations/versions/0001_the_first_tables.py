@@ -73,6 +73,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
+        "signs_of_life",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
         "tokens",
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),

@@ -1,0 +1,53 @@
+"""Since when no coordinator could take reports: what a round's window does not count.
+
+While they work, coordinators leave a sign of life in the database, every second. A gap between two says that all of
+them were down, or cut off from the database; a machine that slept, or a clock that was set, leaves one too.
+"""
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from umbel.aggregation.round import Outage
+from umbel.server import tables
+from umbel.server.clock import Clock
+from umbel.server.database import Database
+from umbel.server.tables import table_of
+
+SIGN_S = 1.0
+OUTAGE_S = 3.0
+"""A shorter gap is none: a busy disk, a failover to another replica."""
+_SIGN, _ID = table_of(tables.SignOfLife), 1
+
+
+class Uptime:
+    """The signs of life."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._db = database
+        self._clock = clock
+        self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
+        self._last = float("-inf")  # as far as this coordinator knows
+
+    async def outage(self) -> Outage | None:
+        """The time in which nobody could take reports, if no coordinator has signed since."""
+        now = self._clock.now()
+        if now - self._last <= OUTAGE_S:
+            return None
+        async with self._db.reading() as tx:
+            last = (await tx.execute(select(_SIGN.c.at))).scalar_one_or_none()
+        if last is None:
+            return None
+        self._last = max(self._last, last)
+        return Outage(last, now) if now - last > OUTAGE_S else None
+
+    async def sign(self) -> None:
+        """Leave a sign of life, unless the last one is fresh. To be called when all runs were told of an outage."""
+        now = self._clock.now()
+        if now - self._last < SIGN_S:
+            return
+        statement = self._insert(_SIGN).values(id=_ID, at=now)
+        latest = func.max if self._db.is_sqlite else func.greatest
+        later = {"at": latest(_SIGN.c.at, statement.excluded.at)}
+        async with self._db.writing("sign_of_life") as tx:
+            await tx.execute(statement.on_conflict_do_update(index_elements=["id"], set_=later))
+        self._last = now

@@ -1,0 +1,81 @@
+"""Nobody is there to take reports for a while: an open round's window does not count that time."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.server_device import Device, Json, LateClock, house, run_file, small_state, update_of
+from umbel.aggregation.layout import Layout
+from umbel.server.uptime import OUTAGE_S
+
+pytestmark = pytest.mark.usefixtures("any_database")
+WINDOW_S = 20.0
+AWAY_S = 100.0  # longer than the window; a signature may be 300 s old
+FILE = run_file(target=2, minimum=2, window_s=WINDOW_S)
+
+
+async def report(device: Device, layout: Layout, assignment: Json) -> str:
+    update = update_of(layout, torch.full((layout.n_values,), 0.5))
+    assert (await device.upload(assignment["id"], update)).status_code in (201, 409)
+    return str((await device.report(assignment["id"], update)).json()["outcome"])
+
+
+def test_a_round_outlives_a_coordinator_that_was_down_for_longer_than_its_window(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            layout = await it.begin(FILE, small_state())
+            devices = await it.devices(2)
+            assignments = await asyncio.gather(*(device.work(layout) for device in devices))
+            assert await report(devices[0], layout, assignments[0]) == "accepted"
+        clock.late_s += AWAY_S
+        async with house(tmp_path, clock) as it:
+            devices[1].http = it.http
+            status = (await devices[1].send("GET", f"/v1/assignments/{assignments[1]['id']}")).json()
+            assert status["state"] == "open"
+            assert WINDOW_S - 10 < status["window_s"] <= WINDOW_S
+            assert await report(devices[1], layout, assignments[1]) == "accepted"
+            [record] = await it.ended(1)
+            assert record["committed"]
+            assert record["reported"] == 2
+            assert AWAY_S - 1 < record["away_s"] < AWAY_S + 10
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_that_was_cut_off_itself_sees_it_before_it_refuses_anybody(tmp_path: Path) -> None:
+    """A machine that slept, a process that was stopped, a database that was away: its clock has gone on."""
+
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            layout = await it.begin(FILE, small_state())
+            devices = await it.devices(2)
+            assignments = await asyncio.gather(*(device.work(layout) for device in devices))
+            clock.late_s += AWAY_S
+            for device, assignment in zip(devices, assignments, strict=True):
+                assert await report(device, layout, assignment) == "accepted"
+            [record] = await it.ended(1)
+            assert record["committed"]
+
+    asyncio.run(scenario())
+
+
+def test_a_short_gap_is_no_outage_and_the_window_closes_when_it_should(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            layout = await it.begin(run_file(target=2, minimum=1, window_s=5.0), small_state())
+            devices = await it.devices(2)
+            assignments = await asyncio.gather(*(device.work(layout) for device in devices))
+            assert await report(devices[0], layout, assignments[0]) == "accepted"
+            for _ in range(4):
+                clock.late_s += OUTAGE_S - 1.5
+                await asyncio.sleep(1.2)  # a sign of life comes between
+            [record] = await it.ended(1)
+            assert record["committed"]
+            assert record["away_s"] == 0
+
+    asyncio.run(scenario())
