@@ -109,7 +109,7 @@ def run(*arguments: str, key: str = "secret") -> Result:
         (lambda: run("list", "--server", "http://127.0.0.1:9", key=""), "no admin key"),
         (
             lambda: run("list", "--server", "http://127.0.0.1:9", "--admin-key-file", "absent.key"),
-            "umbel: absent.key: No such file or directory",
+            "there is no admin key file absent.key",
         ),
         (lambda: run("show", "No Slug", "--server", "http://127.0.0.1:9"), "name must be"),
         (lambda: run("create", "absent.toml", "--model", "x", "--server", "http://127.0.0.1:9"), "absent.toml"),
