@@ -168,7 +168,8 @@ class VersionRecord:
     for version 0 and for a rollback's copy of version `rolled_back_to`. `parent_sha256`: of the version before it.
     `evaluation`: means over held-out samples, of this very version, where it was measured. `judged`: its value by the
     metric of early stopping, where enough clients measured it. `deleted_at`: since when it cannot be had any more, in
-    Unix seconds as `created_at`; `reason`: how it came to be, in words.
+    Unix seconds as `created_at`; `reason`: how it came to be, in words. `is_best`: of all of them, by the run file's
+    `[stop]`, as far as they were measured.
     """
 
     version: int
@@ -184,6 +185,7 @@ class VersionRecord:
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     judged: float | None = None
     deleted_at: float | None = None
+    is_best: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from umbel.client.audit_commands import audit_run, replay_run, verify_file
-from umbel.client.flags import AsJson, KeyFile, RunName, Server
+from umbel.client.flags import AsJson, KeyFile, RunName, Server, Yes
 
 App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
 
@@ -109,6 +109,7 @@ def stop_run(
     run: RunName,
     server: Server,
     reason: Annotated[str, typer.Option("--reason", help="Why; clients are told.")] = "stopped by the operator",
+    yes: Yes = False,
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +117,7 @@ def stop_run(
     from umbel.client import console, lifecycle
 
     with console.operator_at(server, admin_key_file) as operator:
-        lifecycle.stop_run(operator, run, reason, as_json)
+        lifecycle.stop_run(operator, run, reason, yes, as_json)
 
 
 @run_app.command("pause")
@@ -199,7 +200,7 @@ def list_clients(server: Server, admin_key_file: KeyFile = None, as_json: AsJson
 def remove_client(
     client: ClientName,
     server: Server,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     admin_key_file: KeyFile = None,
 ) -> None:
     """Refuse a client from now on. This cannot be undone: its name stays taken, so it returns only under a new one."""

@@ -61,8 +61,8 @@ def _not_enrolled(store: Store) -> str:
     known = " and ".join(f"{enrolled.client!r} with {enrolled.server}" for enrolled in elsewhere)
     return (
         f"this state directory is enrolled as {known}, not with {store.server_url}; "
-        f"if that is the same coordinator, pass --server {elsewhere[0].server}, "
-        "else pass a one-time token of this one (--token)"
+        f"if that is the same coordinator, keep that address in the list, --server {elsewhere[0].server},"
+        f"{store.server_url}, whether it answers or not; else pass a one-time token of this one (--token)"
     )
 
 

@@ -24,3 +24,4 @@ KeyFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation, as in a script.")]

@@ -1,21 +1,22 @@
 """What the command line does with a run that is there: pause, resume, stop, roll back; versions, and one as a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 import umbel
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import VersionRecord
 from umbel.client.admin import Operator
+from umbel.client.columns import Column, table_lines
+from umbel.client.figures import moment
 from umbel.client.output import print_json, screen, tell_run
 from umbel.client.printable import printable
+from umbel.client.view_rounds import measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,11 @@ class Exported:
     umbel: str
 
 
-def stop_run(operator: Operator, run: str, reason: str, as_json: bool) -> None:
+def stop_run(operator: Operator, run: str, reason: str, yes: bool, as_json: bool) -> None:
     view = operator.run(run)
+    if not (view.status.is_over or yes):
+        done = f"{view.rounds_done} of {view.rounds_planned} rounds are done"
+        typer.confirm(f"Stop {run} for good, where {done}? `umbel run pause` can be undone", abort=True, err=True)
     if view.status.is_over and not as_json:
         typer.echo(f"{run} is over already, nothing was stopped", err=True)
     tell_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
@@ -62,15 +66,19 @@ def list_versions(operator: Operator, run: str, as_json: bool) -> None:
     if as_json:
         print_json(versions)
         return
-    means = ("training", "held-out data")
-    table = Table("version", "sha256", "MB", "from", "samples", *means, "made", "", box=None)
-    for one in versions:
-        made = _time(one.created_at)
-        state = "" if one.deleted_at is None else f"deleted {_time(one.deleted_at)}"
-        facts = (str(one.version), one.sha256[:12], f"{one.size_bytes / 1e6:.2f}", _origin(one), str(one.sample_count))
-        cells = (*facts, _figures(one.metrics), _figures(one.evaluation), made, state)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    screen().print(table)
+    columns = [
+        _column("version", 100, [str(one.version) for one in versions]),
+        _column("sha256", 60, [printable(one.sha256[:12]) for one in versions]),
+        _column("MB", 30, [f"{one.size_bytes / 1e6:.2f}" for one in versions]),
+        _column("from", 80, [_origin(one) for one in versions]),
+        _column("samples", 40, [str(one.sample_count) for one in versions]),
+        *measured("training", 50, [one.metrics for one in versions]),
+        *measured("held-out", 70, [one.evaluation for one in versions]),
+        _column("made", 20, [moment(one.created_at) for one in versions]),
+        _column("state", 90, [_state(one) for one in versions]),
+    ]
+    console = screen()
+    console.print(Text("\n").join(table_lines(columns, console.width)))
 
 
 def export_model(operator: Operator, run: str, version: int | None, out: Path, as_json: bool) -> None:
@@ -106,9 +114,10 @@ def _origin(version: VersionRecord) -> str:
     return "the start" if version.round is None else f"round {version.round}"
 
 
-def _figures(means: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in sorted(means.items()))
+def _state(version: VersionRecord) -> str:
+    best = ["best"] if version.is_best else []
+    return ", ".join(best + ([] if version.deleted_at is None else [f"deleted {moment(version.deleted_at)}"]))
 
 
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+def _column(head: str, worth: int, cells: Sequence[str]) -> Column:
+    return Column(head, [Text(cell) for cell in cells], worth)

@@ -55,7 +55,8 @@ def _attribute(module_name: str, attribute: str) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # it is there, but imports something that is not
-        raise AppError(f"no module {module_name!r} here; run this in the folder of {module_name}.py") from error
+        file = f"{module_name.replace('.', '/')}.py"
+        raise AppError(f"no module {module_name!r} here; run this in the folder that holds {file}") from error
     if not hasattr(module, attribute):
         raise AppError(f"module {module_name!r} has no {attribute!r}; name a Client or a function that returns one")
     return getattr(module, attribute)

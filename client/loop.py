@@ -32,7 +32,7 @@ from pathlib import Path
 import httpx
 
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.messages import LAYOUT_CHARS_MAX, AssignmentState, CheckedIn, CheckIn, Outcome
+from umbel.aggregation.messages import LAYOUT_CHARS_MAX, AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
 from umbel.aggregation.wire import expected_bytes
 from umbel.client.addresses import addresses_in, warn_if_readable
@@ -61,9 +61,10 @@ from umbel.client.send import Upload
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.store import PendingReport, Store, locked
 from umbel.client.timing import Timing, within
+from umbel.client.told import name_of, warn_if_too_slow
 from umbel.client.transport import Patience, Transport, connect, patiently
 from umbel.client.watch import Watch
-from umbel.client.work import Trained, save_work, train
+from umbel.client.work import save_work, train
 
 FAILURES_MAX = 3  # in a row, of which none is the line's: then a person should look
 # The least time between two questions, whatever the coordinator says: a check-in that is held open costs nothing more,
@@ -138,18 +139,28 @@ class Participant:
         self._reports = 0
         self._accepted = 0
         self._has_checked_in = False
+        self._waits_in: RunStatus | None = None
 
     def take_part(self) -> RunEnd:
         """Until the run is over. Raises `Interrupted` when told to leave, `ClientError` when it cannot go on."""
         self._settle_pending()
+        log.info("%s: asking for work in run %s", self._client, self._run)
         while True:
             answer = self._check_in()
             if answer.run_status.is_over:
                 return self.end(answer.run_status.value, answer.reason)
+            self._tell_of_waiting(answer)
             if answer.assignment is None:
                 self._pause(answer.retry_after_s)
             else:
                 self._survive(answer.assignment)
+
+    def _tell_of_waiting(self, answer: CheckedIn) -> None:
+        """Once, when there is no work, or a run is paused or goes on: a silent log would look like a dead client."""
+        status = answer.run_status if answer.assignment is None else None
+        if status is not None and status is not self._waits_in:
+            log.info("no work yet, %s; waiting", answer.reason or "the coordinator does not say why")
+        self._waits_in = status
 
     def end(self, status: str, reason: str) -> RunEnd:
         return RunEnd(self._client, self._run, status, reason, self._reports, self._accepted)
@@ -184,8 +195,15 @@ class Participant:
         return refusal
 
     def _pause(self, seconds: float) -> None:
+        self._pause_for(min(max(seconds, _IDLE_PAUSE_S), RETRY_AFTER_MAX_S))
+
+    def _patience(self, timing: Timing, until: float) -> Patience:
+        """To send what is done: a request that is under way is finished, but who is to leave waits for no next try."""
+        return Patience(timing, until, self._pause_for)
+
+    def _pause_for(self, seconds: float) -> None:
         with self._shutdown.interruptible():
-            self._shutdown.wait(min(max(seconds, _IDLE_PAUSE_S), RETRY_AFTER_MAX_S))
+            self._shutdown.wait(seconds)
 
     def _survive(self, offer: Assignment) -> None:
         """Do an assignment; say so where it cannot be done. Several failures in a row end the client."""
@@ -198,10 +216,10 @@ class Participant:
                 self._measure(offer, window_end)
             self._failures = 0
         except AssignmentClosed as error:
-            log.info("round %d: not sent, %s", offer.round, error)
+            log.info("%s: not sent, %s", name_of(offer), error)
             self._store.forget_work()
         except OutOfTime as error:
-            log.info("round %d: not sent yet, %s", offer.round, error)
+            log.info("%s: not sent yet, %s", name_of(offer), error)
             self._pause(_OUT_OF_TIME_PAUSE_S)  # a coordinator that offers no time would be asked again at once
             self._settle_pending()
         except (AccessRefused, StateError):
@@ -211,9 +229,9 @@ class Participant:
 
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
-        log.error("round %d: %s", offer.round, error, exc_info=own_fault)
+        log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
         self._store.forget_work()
-        self._decline(offer.id, str(error), Patience(within(offer.window_s), window_end))
+        self._decline(offer.id, str(error), self._patience(within(offer.window_s), window_end))
         self._failures += 1
         if self._failures >= FAILURES_MAX:
             raise error
@@ -222,28 +240,28 @@ class Participant:
         check_able(offer, self._app.sample_count, self._layout)
         timing = within(offer.window_s)
         start = self._fetch(offer, timing, window_end)
-        log.info("round %d: training, %.0f s left", offer.round, window_end - time.monotonic())
+        log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self._coordinator, offer.id, offer.window_s) as watch:
             done = train(self._app, self._layout, start, self._local_plan(offer, window_end, watch))
         if self._reports == 0:
-            _warn_if_too_slow(offer, done, time.monotonic() - window_end)
+            warn_if_too_slow(offer, done, time.monotonic() - window_end)
         if watch.closed is not None:
-            log.info("round %d: told to stop, %s", offer.round, watch.closed)
+            log.info("%s: told to stop, %s", name_of(offer), watch.closed)
             self._store.forget_work()
             return
         pending = save_work(self._app, self._layout, start, offer, done, self._store, self._link)
-        self._deliver(pending, offer.window_s, Patience(timing, window_end), resume=False)
+        self._deliver(pending, offer.window_s, self._patience(timing, window_end), resume=False)
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Say how the model does here. Nothing of it is kept on disk: after a kill it is measured again."""
         check_able(offer, self._app.sample_count, self._layout)
         timing = within(offer.window_s)
-        start, patience = self._fetch(offer, timing, window_end), Patience(timing, window_end)
-        log.info("round %d: measuring the model, %.0f s left", offer.round, window_end - time.monotonic())
+        start, patience = self._fetch(offer, timing, window_end), self._patience(timing, window_end)
+        log.info("%s: measuring the model, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self._coordinator, offer.id, offer.window_s) as watch:
             done = measure(self._app, self._layout, start, offer)
         if watch.closed is not None:
-            log.info("round %d: told to stop, %s", offer.round, watch.closed)
+            log.info("%s: told to stop, %s", name_of(offer), watch.closed)
         elif done is None:
             self._decline(offer.id, "this client has no held-out data to measure the model on", patience)
         else:
@@ -308,7 +326,8 @@ class Participant:
             if status.state is AssignmentState.CLOSED:
                 raise AssignmentClosed("assignment-closed", status.reason, 200)
             window_s = min(status.window_s, WINDOW_S_MAX)
-            self._deliver(pending, window_s, Patience(within(window_s), time.monotonic() + window_s), resume=True)
+            patience = self._patience(within(window_s), time.monotonic() + window_s)
+            self._deliver(pending, window_s, patience, resume=True)
         except OutOfTime as error:
             log.info("%s: not sent yet, %s", pending.assignment, error)
             return False
@@ -325,28 +344,6 @@ class Participant:
             patiently(lambda: self._coordinator.decline(assignment, reason), patience)
         except ClientError as error:
             log.debug("could not decline %s: %s", assignment, error)
-
-
-def _warn_if_too_slow(offer: Assignment, done: Trained, late_s: float) -> None:
-    """Without this word a site that can never be in time would only hear, round after round, that it should stop."""
-    if late_s <= 0:
-        return
-    help_for_it = (
-        f"one step is too long for it: ask for a window_s of at least {2 * (offer.window_s + late_s):.0f}, "
-        "or a smaller batch_size"
-        if done.result.steps_done <= 1
-        else "`train` must ask plan.should_stop() before every step, and return what it has"
-    )
-    log.warning(
-        "round %d: training ended %.1f s after the round's window of %g s, after %d of %d steps, which is too late to"
-        " count; %s",
-        offer.round,
-        late_s,
-        offer.window_s,
-        done.result.steps_done,
-        done.result.steps_planned,
-        help_for_it,
-    )
 
 
 def _either(*askers: Callable[[], str | None]) -> Callable[[], str | None]:

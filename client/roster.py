@@ -1,6 +1,5 @@
 """`umbel client`: who has enrolled, and who no longer may speak."""
 
-import time
 from collections.abc import Mapping
 
 import typer
@@ -8,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.client.admin import EnrolledClient, Operator
+from umbel.client.figures import moment
 from umbel.client.output import print_json, screen
 from umbel.client.printable import printable
 
@@ -34,14 +34,10 @@ def remove_client(operator: Operator, client: str, yes: bool) -> None:
 def _cells(client: EnrolledClient) -> tuple[str, ...]:
     own = {name: value for name, value in client.labels.items() if name not in client.bound_labels}
     bound = ("name", *_words(client.bound_labels)) if client.is_name_bound else _words(client.bound_labels)
-    removed = "" if client.revoked_at is None else f"removed {_time(client.revoked_at)}"
-    heard = _time(client.enrolled_at), _time(client.last_heard_at)
+    removed = "" if client.revoked_at is None else f"removed {moment(client.revoked_at)}"
+    heard = moment(client.enrolled_at), moment(client.last_heard_at)
     return client.id, " ".join(bound), " ".join(_words(own)), *heard, removed
 
 
 def _words(labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in sorted(labels.items()))
-
-
-def _time(unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

@@ -143,7 +143,8 @@ class Transport:
         except httpx.TransportError as error:
             has_other = self._replicas.note_failure(http)
             raise CoordinatorUnreachable(
-                f"no answer from the coordinator at {http.base_url.host}: {_brief(error)}", has_other=has_other
+                f"no answer from the coordinator at {http.base_url.netloc.decode()}: {_brief(error)}",
+                has_other=has_other,
             ) from error
         except CoordinatorBusy as error:
             error.has_other = error.is_down and self._replicas.note_failure(http)
@@ -167,10 +168,11 @@ def patiently(step: Callable[[], T], patience: Patience) -> T:
     while True:
         try:
             with timed_by(patience.timing):
-                return step()
+                found = step()
         except TryAgain as error:
             if error.has_other and n_others < ADDRESSES_MAX:  # another thread's luck must not keep us from waiting
-                log.info("%s; trying its next address", error)
+                if failures == n_others == 0:
+                    log.info("%s; trying its next address", error)
                 n_others += 1
                 continue
             failures, n_others = failures + 1, 0
@@ -180,6 +182,10 @@ def patiently(step: Callable[[], T], patience: Patience) -> T:
             if failures == 1 or failures % 10 == 0:
                 log.warning("%s; trying again (try %d)", error, failures + 1)
             patience.wait(wait_s)
+        else:
+            if failures:
+                log.info("the coordinator answers again, at try %d", failures + 1)
+            return found
 
 
 def at_any_address(step: Callable[[], T]) -> T:

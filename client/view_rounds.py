@@ -44,10 +44,17 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
         column("MB down", 10, [f"{one.bytes_down / 1e6:.2f}" for one in records]),
         column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
         *_of_known(records),
-        *_measured("training", 50, [one.metrics for one in records]),
-        *_measured("held-out", 60, [one.evaluation for one in records]),
+        *measured("training", 50, [one.metrics for one in records]),
+        *measured("held-out", 60, [one.evaluation for one in records]),
     ]
     return table_lines(columns, width)
+
+
+def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
+    """A column for each metric."""
+    names = sorted({name for one in means for name in one})
+    cells = {name: [Text(figure(one[name]) if name in one else "") for one in means] for name in names}
+    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", cells[name], worth) for name in names]
 
 
 def notes_on(record: RoundRecord) -> Text | None:
@@ -56,8 +63,9 @@ def notes_on(record: RoundRecord) -> Text | None:
         return _canary(record)
     parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
     parts += [_counts(record.judged)] if record.judged else []
-    parts += [_uncovered(gap, record.absent) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
-    parts += _exceptions(record)
+    told = "" if record.committed else record.reason  # already, and not again of each client
+    parts += [_uncovered(gap, record.absent, told) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
+    parts += _exceptions(record, told)
     if record.absent is not None and record.absent.clients:
         parts.append(f"{absent_words(record.absent)}; {record.share_of_known:.0%} of all known data is in")
     return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
@@ -71,12 +79,6 @@ def absent_words(absent: Absent) -> str:
     ]
     more = absent.clients - len(named)
     return "absent: " + ", ".join(named) + (f" and {more} more, {absent.samples} samples in all" if more else "")
-
-
-def short(reason: str) -> str:
-    """A reason that may be a peer's words, cut."""
-    words = printable(reason)
-    return words if len(words) <= _REASON_CHARS else words[: _REASON_CHARS - 1] + "…"
 
 
 def _number(attempt: LiveRound | RoundRecord) -> str:
@@ -96,21 +98,14 @@ def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
     return [Column("of all known", [Text(cell) for cell in shares], worth=75)]
 
 
-def _measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
-    """A column for each metric."""
-    names = sorted({name for one in means for name in one})
-    cells = {name: [Text(figure(one[name]) if name in one else "") for one in means] for name in names}
-    return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", cells[name], worth) for name in names]
-
-
-def _exceptions(record: RoundRecord) -> list[str]:
+def _exceptions(record: RoundRecord, told: str) -> list[str]:
     found = sorted(
         (client for client in record.clients if client.fate in _WORST_FIRST),
         key=lambda client: (_WORST_FIRST.index(client.fate), client.client),
     )
     rest = Counter(client.fate.value for client in found[EXCEPTIONS_SHOWN:])
     more = ["and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items()))] if rest else []
-    return [_exception(client) for client in found[:EXCEPTIONS_SHOWN]] + more
+    return [_exception(client, told) for client in found[:EXCEPTIONS_SHOWN]] + more
 
 
 def _counts(judged: Judged) -> str:
@@ -129,11 +124,17 @@ def _canary(record: RoundRecord) -> Text:
     return Text("\n".join(lines))
 
 
-def _uncovered(gap: Gap, absent: Absent | None) -> str:
+def _uncovered(gap: Gap, absent: Absent | None, told: str) -> str:
     """How much data is missing there is left out where nobody knows it."""
     samples = gap.sample_count or (absent.samples_of(gap.name) if absent and gap.kind == "site" else 0)
-    return f"{printable(gap.what)} not covered{f', {samples} samples' if samples else ''}: {short(gap.reason)}"
+    return f"{printable(gap.what)} not covered{f', {samples} samples' if samples else ''}: {_short(gap.reason, told)}"
 
 
-def _exception(client: ClientRecord) -> str:
-    return f"{printable(client.client)} {client.fate.value}: {short(client.reason)}"
+def _exception(client: ClientRecord, told: str) -> str:
+    return f"{printable(client.client)} {client.fate.value}: {_short(client.reason, told)}"
+
+
+def _short(reason: str, told: str) -> str:
+    """A reason that may be a peer's words, without what was told before, and cut."""
+    words = printable(reason.replace(told, "").rstrip(": ") if told and reason != told else reason)
+    return words if len(words) <= _REASON_CHARS else words[: _REASON_CHARS - 1] + "…"

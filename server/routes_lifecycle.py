@@ -1,6 +1,6 @@
 """What operators order of a run under way: pause, resume, stop, roll back; and the versions that it has made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -105,7 +105,9 @@ async def get_versions(
 ) -> tuple[VersionRecord, ...]:
     """The model versions of a run that come after version `after`, oldest first, at most `limit`."""
     driver = await state.coordinator.driver(RunId(name))
-    return await state.services.versions.versions(driver.name, after, limit)
+    found, rule = await state.services.versions.versions(driver.name, after, limit), driver.run.file.stop
+    best = None if rule is None else await state.services.versions.best(driver.name, rule.mode)
+    return tuple(replace(one, is_best=one.version == best) for one in found)
 
 
 async def _obeyed(request: Request, state: State, name: str, order: Order) -> RunView:

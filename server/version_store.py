@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.stopping import Mode
 from umbel.aggregation.types import ModelRef, RunId
 from umbel.server import tables
 from umbel.server.database import Database
@@ -46,6 +47,13 @@ class VersionStore:
         async with self._db.reading() as tx:
             rows = (await tx.execute(query.order_by(_VERSION.c.version).limit(limit))).all()
         return tuple(_version(row).record for row in rows)
+
+    async def best(self, run: RunId, mode: Mode) -> int | None:
+        """The version with the best value by the metric of early stopping, the earliest of such; None without any."""
+        value = _VERSION.c.judged if mode is Mode.MIN else -_VERSION.c.judged
+        query = select(_VERSION.c.version).where(_VERSION.c.run == run, _VERSION.c.judged.is_not(None))
+        async with self._db.reading() as tx:
+            return (await tx.scalars(query.order_by(value, _VERSION.c.version).limit(1))).first()
 
     async def claim(self, owner: str, sha256s: Collection[str]) -> None:
         """Keep files of these names from being removed until `release`. Raises `BeingRemoved`."""

@@ -52,6 +52,14 @@ class Row:
             return None
         return self.promise.met_by(self.ratio if self.promise.of == "ratio" else self.ours)
 
+    @property
+    def sentence(self) -> str:
+        """What was measured against what is promised: the ratio, or our own figure."""
+        ours, theirs = (f"{_figure(value)} {self.unit}" for value in (self.ours, self.theirs))
+        if self.promise is None or self.promise.of == "ours":
+            return f"{self.what}: {ours}, promised {self.hold}"
+        return f"{self.what}: {_figure(self.ratio)} x {self.against} ({ours} / {theirs}), promised {self.hold} x"
+
     def to_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in asdict(self).items() if name != "promise"}
         return {**fields, "ratio": self.ratio, "hold": self.hold, "holds": self.holds}
@@ -79,10 +87,15 @@ class Report:
         for name in ("what", "ours", "against", "theirs", "ratio", "promise"):
             table.add_column(name, justify="right" if name in ("ours", "theirs", "ratio") else "left")
         for row in self.rows:
-            ours, theirs = (f"{value:.3g} {row.unit}" for value in (row.ours, row.theirs))
-            table.add_row(row.what, ours, row.against, theirs, f"{row.ratio:.3g} x", _verdict(row))
+            ours, theirs = (f"{_figure(value)} {row.unit}" for value in (row.ours, row.theirs))
+            table.add_row(row.what, ours, row.against, theirs, f"{_figure(row.ratio)} x", _verdict(row))
         table.caption = "\n".join(self.notes)
         return table
+
+
+def _figure(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _verdict(row: Row) -> Text:

@@ -70,7 +70,7 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     else:
         Console().print(report.to_table())
     if report.broken:
-        missed = "; ".join(f"{row.what}: {row.ours:.3g} {row.unit}, promised {row.hold}" for row in report.broken)
+        missed = "; ".join(row.sentence for row in report.broken)
         typer.echo(f"umbel: this run missed a promise: {missed}", err=True)
         sys.exit(1)
 

@@ -13,6 +13,7 @@ from tests.client.double import TOKEN, Double, kind_of, problem
 from umbel.client import Client, LocalPlan, Operator, RunEnd, TrainResult, run_client
 from umbel.client.addresses import ADDRESSES_MAX, addresses_in
 from umbel.client.errors import CoordinatorBusy, CoordinatorUnreachable, StateError
+from umbel.client.transport import Patience, patiently
 
 A, B, C = (f"https://{name}.test" for name in "abc")
 
@@ -88,7 +89,7 @@ def test_a_client_is_one_client_at_every_address(tmp_path: Path) -> None:
         deployment.take_part(tmp_path, *addresses, token=None)
     assert deployment.double.requests["POST enrolments"] == 1
     assert len(list(tmp_path.glob("*/key.pem"))) == 1
-    with pytest.raises(StateError, match=f"pass --server {A}"):
+    with pytest.raises(StateError, match=f"--server {A},{B}, whether it answers or not"):
         deployment.take_part(tmp_path, B, C, token=None)
 
 
@@ -118,3 +119,20 @@ def test_every_address_is_looked_at_for_what_others_can_read(tmp_path: Path, cap
     assert "not encrypted" not in caplog.text
     Deployment().take_part(tmp_path / "open", A, "http://b.test")
     assert "not encrypted" in caplog.text
+
+
+def test_addresses_that_all_fail_are_told_of_once_not_at_each_try(caplog: pytest.LogCaptureFixture) -> None:
+    failures = [CoordinatorUnreachable("no answer", has_other=number % 2 == 0) for number in range(18)]
+
+    def step() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "found"
+
+    caplog.set_level(logging.INFO, logger="umbel.client")
+    assert patiently(step, Patience(wait=lambda _seconds: None)) == "found"
+    assert [record.getMessage().rpartition("; ")[2] for record in caplog.records] == [
+        "trying its next address",
+        "trying again (try 2)",
+        "the coordinator answers again, at try 10",
+    ]

@@ -63,7 +63,8 @@ def test_an_app_is_a_client_or_something_that_makes_one(site: Path, name: str) -
     [
         ("ward_app", "module:attribute"),
         ("ward_app:", "module:attribute"),
-        ("nowhere:client", "run this in the folder of nowhere.py"),
+        ("nowhere:client", "run this in the folder that holds nowhere.py"),
+        ("examples.nowhere:client", "run this in the folder that holds examples/nowhere.py"),
         ("ward_app:absent", "has no 'absent'"),
         ("ward_app:number", "is a int"),
         ("ward_app:wrong", "must give an umbel.client.Client"),
@@ -102,7 +103,7 @@ def run(*arguments: str, key: str = "secret") -> Result:
 @pytest.mark.parametrize(
     ("result", "sentence"),
     [
-        (lambda: run("list", "--server", "http://127.0.0.1:9"), "no answer from the coordinator"),
+        (lambda: run("list", "--server", "http://127.0.0.1:9"), "no answer from the coordinator at 127.0.0.1:9"),
         (lambda: run("list", "--server", "127.0.0.1:9"), "must look like https://host"),
         (lambda: run("list", "--server", "http://u:p@127.0.0.1"), "user name"),
         (lambda: run("list", "--server", "http://127.0.0.1:9", key=""), "no admin key"),

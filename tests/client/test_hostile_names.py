@@ -27,7 +27,7 @@ def test_a_run_is_listed_by_its_name_as_it_is(capsys: pytest.CaptureFixture[str]
 def test_a_stopped_run_is_told_by_its_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     stopped = replace(RUN, status=RunStatus.STOPPED)
     answers = {"GET /runs/demo": RUN, "POST /runs/demo/stop": stopped}
-    lifecycle.stop_run(operator_that_hears(answers), "demo", "enough", as_json=False)
+    lifecycle.stop_run(operator_that_hears(answers), "demo", "enough", yes=True, as_json=False)
     assert capsys.readouterr().out.startswith(SHOWN)
 
 

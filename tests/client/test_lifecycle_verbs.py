@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from tests.client.answers import operator_that_hears
 from umbel.aggregation.messages import RunStatus
@@ -19,7 +20,7 @@ PAUSED = replace(RUN, status=RunStatus.PAUSED, reason="night shift")
 VERSIONS = [
     VersionRecord(0, "a" * 64, 2_000_000, 1.7e9),
     VersionRecord(1, "b" * 64, 2_000_000, 1.7e9, round=1, sample_count=70, metrics={"loss": 0.5}, deleted_at=1.8e9),
-    VersionRecord(2, "a" * 64, 2_000_000, 1.7e9, rolled_back_to=0, evaluation={"accuracy": 0.75}),
+    VersionRecord(2, "a" * 64, 2_000_000, 1.7e9, rolled_back_to=0, evaluation={"accuracy": 0.75}, is_best=True),
 ]
 
 
@@ -51,7 +52,13 @@ def test_an_order_tells_how_the_run_stands_and_what_it_did_not_change(capsys: py
     assert capsys.readouterr().err == "ward is not paused\n"
     resume_run(operator_that_hears(answers), "ward", as_json=True)
     assert json.loads(capsys.readouterr().out)["status"] == "running"
-    stop_run(operator_that_hears({"GET /runs/ward": [PAUSED], "POST /runs/ward/stop": [RUN]}), "ward", "enough", True)
+    stop_run(
+        operator_that_hears({"GET /runs/ward": [PAUSED], "POST /runs/ward/stop": [RUN]}),
+        "ward",
+        "enough",
+        yes=True,
+        as_json=True,
+    )
     assert not capsys.readouterr().err
 
 
@@ -71,8 +78,10 @@ def test_versions_are_a_table_for_people_and_whole_for_programs(capsys: pytest.C
     assert header.split()[:3] == ["version", "sha256", "MB"]
     assert ["the start" in rows[0], "round 1" in rows[1], "rollback to 0" in rows[2]] == [True] * 3
     assert ["deleted 2027" in row for row in rows] == [False, True, False]
-    assert "loss 0.5" in rows[1]
-    assert "accuracy 0.75" in rows[2]
+    assert rows[1].index("0.5000") == header.index("training loss")
+    assert rows[2].index("0.7500") == header.index("held-out accuracy")
+    assert [row.rstrip().endswith("best") for row in rows] == [False, False, True]
+    assert rows[1].index("deleted 2027-01-15 08:00Z") == header.index("state")
     list_versions(operator_that_hears({"GET /runs/ward/versions": [VERSIONS, []]}), "ward", as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert [one["rolled_back_to"] for one in told] == [None, None, 0]
@@ -85,3 +94,13 @@ def test_a_version_that_is_gone_is_not_exported(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=sentence):
             export_model(operator, "ward", 1, out, as_json=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", ["n\n", ""])
+def test_no_run_is_stopped_for_good_without_a_yes(answer: str) -> None:
+    verb, asked = typer.Typer(), list[str]()
+    operator = operator_that_hears({"GET /runs/ward": [RUN]}, asked)
+    verb.command()(lambda: stop_run(operator, "ward", "enough", yes=False, as_json=False))
+    outcome = CliRunner().invoke(verb, [], input=answer)
+    assert (outcome.exit_code, asked) == (1, ["GET /runs/ward"])
+    assert "Stop ward for good, where 3 of 5 rounds are done?" in outcome.stderr

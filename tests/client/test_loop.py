@@ -96,7 +96,7 @@ def test_a_client_that_was_never_enrolled_needs_a_token(tmp_path: Path) -> None:
 def test_a_directory_that_is_enrolled_at_another_address_names_it(tmp_path: Path) -> None:
     double = Double(AddOne().model)
     take_part(tmp_path, double)
-    with pytest.raises(StateError, match=f"enrolled as 'ward-7' with {URL}, .* pass --server {URL}, else .*--token"):
+    with pytest.raises(StateError, match=f"'ward-7' with {URL}, .*--server {URL},https://elsewhere.test, .*--token"):
         run_client(AddOne(), "https://elsewhere.test", tmp_path, "demo", transport=double.transport())
 
 
@@ -766,3 +766,67 @@ def test_a_coordinator_that_does_not_take_layouts_still_says_why_the_model_is_re
 
     with pytest.raises(CoordinatorRefused, match="because of wrong-layout"):
         take_part(tmp_path, Double(AddOne().model), wrap=refusing)
+
+
+def test_who_is_to_leave_while_the_coordinator_is_away_leaves_at_once_and_keeps_the_update(tmp_path: Path) -> None:
+    shutdown, double = Shutdown(), Double(AddOne().model, window_s=600.0)
+
+    def away(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "POST update":
+                return handler(request)
+            shutdown.request("SIGTERM received")
+            raise httpx.ConnectError("Connection refused")
+
+        return handle
+
+    started = time.monotonic()
+    end = take_part(tmp_path, double, wrap=away, shutdown=shutdown)
+    assert (end.status, end.reason) == ("interrupted", "SIGTERM received")
+    assert time.monotonic() - started < 20.0
+    assert pending_files(tmp_path) == ["report.json", "update.bin"]
+    assert take_part(tmp_path, double).accepted == 1
+
+
+def told_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answers: list[httpx.Response | Exception]
+) -> list[str]:
+    """The log of a client whose first check-ins are answered so, from its first one on."""
+
+    def wrap(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "POST check-ins" or not answers:
+                return handler(request)
+            found = answers.pop(0)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return handle
+
+    caplog.set_level(logging.INFO, logger="umbel.client")
+    take_part(tmp_path, Double(AddOne().model), wrap=wrap)
+    told = [record.getMessage() for record in caplog.records]
+    return told[told.index("ward-7: asking for work in run demo") + 1 :]
+
+
+def test_a_coordinator_that_went_away_and_is_back_is_told_of_once_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = told_while(tmp_path, caplog, [httpx.ConnectError("Connection refused")] * 3)
+    assert told[0].startswith("no answer from the coordinator at coordinator.test: Connection refused; trying again")
+    assert told[1] == "the coordinator answers again, at try 4"
+    assert told[2].startswith("round 1: training")
+
+
+def test_a_client_that_waits_says_so_once_and_again_when_a_run_is_paused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nothing(status: str, reason: str) -> httpx.Response:
+        return answer({"run_status": status, "reason": reason, "retry_after_s": 0})
+
+    waits, paused = ("1 of 2 clients wait", "nobody waits"), "the run is paused: night shift"
+    answers = [*(nothing("running", reason) for reason in waits), nothing("paused", paused), nothing("paused", paused)]
+    told = told_while(tmp_path, caplog, list(answers))
+    assert told[:2] == [f"no work yet, {waits[0]}; waiting", f"no work yet, {paused}; waiting"]
+    assert told[2].startswith("round 1: training")

@@ -173,3 +173,15 @@ def test_on_a_screen_the_round_under_way_is_first_and_nothing_is_wrapped_or_cut_
     assert any(line.startswith("round  reported  data in") for line in lines)
     assert any(line.startswith("39     1 of 3") for line in lines)
     assert sum("training  " in line and "busy" in line for line in lines) >= min(n_clients, 1)
+
+
+def test_the_reason_of_an_abandoned_round_is_told_once() -> None:
+    why = "rolled back to version 1: it diverged"
+    clients = (
+        ClientRecord("h1", Fate.RELEASED, f"the round was abandoned: {why}", 30),
+        ClientRecord("h2", Fate.LOST, f"silent for 9.0 s when the round ended; had not reported: {why}", 30),
+    )
+    assert told([replace(ROUND, committed=False, reason=why, clients=clients)])[-1] == (
+        f"round 2: abandoned: {why}; h2 lost: silent for 9.0 s when the round ended; had not reported; "
+        "h1 released: the round was abandoned"
+    )

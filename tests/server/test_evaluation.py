@@ -172,7 +172,11 @@ def test_one_liar_of_ten_neither_ends_a_run_nor_makes_its_version_the_best(tmp_p
                 "why": "the mean over 8 of 10 clients, without the 1 least and the 1 greatest",
             }
             assert (await it.progress())["run"]["status"] == "running"
-            assert [one["judged"] for one in await versions(it)] == [None, 1.0, 0.75]
+            assert [(one["judged"], one["is_best"]) for one in await versions(it)] == [
+                (None, False),
+                (1.0, False),
+                (0.75, True),
+            ]
             assert (await obeyed(it, "rollback", to="best"))["model"]["version"] == 2, "it stands there"
             await train(trainer, LAYOUT, 0.5)
             await measured(others, 0.45)
@@ -215,6 +219,7 @@ def test_a_target_ends_a_run_and_the_best_can_be_gone_back_to_before(tmp_path: P
             for n_ended, accuracy in enumerate((0.5, 0.7, 0.6), start=1):
                 await train(device, LAYOUT, 0.5, {"accuracy": accuracy})
                 await it.ended(n_ended)
+            assert [one["version"] for one in await versions(it, "?after=0&limit=2") if one["is_best"]] == [1]
             assert (await obeyed(it, "rollback", to="best"))["model"]["version"] == 4
             assert (await versions(it))[4]["rolled_back_to"] == 1
             await train(device, LAYOUT, 0.5, {"accuracy": 0.95})

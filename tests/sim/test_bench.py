@@ -41,3 +41,9 @@ def test_a_report_names_its_broken_rows_and_draws_them_all() -> None:
     text = console.export_text()
     assert "✔" in text
     assert "✖" in text
+
+
+def test_what_was_missed_is_told_in_the_figure_that_is_promised() -> None:
+    ratio = Row("reports", 886.0, "an empty application", 2881.0, "/s", Hold(0.4, sense=">="))
+    assert ratio.sentence == "reports: 0.308 x an empty application (886 /s / 2,881 /s), promised >= 0.4 x"
+    assert Row("a round", 1.5, "x", 4, "s", Hold(1.0, of="ours")).sentence == "a round: 1.5 s, promised <= 1 s"
