@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -24,6 +24,7 @@ from umbel.server.waiter_store import WaiterStore, Waiting
 _HEARD_EVERY_S = 30.0
 _HEARD_ROWS_MAX = 100
 _NONCES = insert(table_of(tables.Nonce))
+_KEY = tuple_(tables.Nonce.expires_at, tables.Nonce.client, tables.Nonce.nonce)
 _HEARD = update(tables.Client).where(tables.Client.id == bindparam("client")).values(last_heard_at=bindparam("at"))
 
 
@@ -58,16 +59,37 @@ class Admission:
         return self._heard.get(client) or self._storing.get(client, 0.0)
 
     async def _admit(self, batch: Sequence[Signed]) -> Sequence[ReplayedNonce | None]:
+        """Replays are looked for and left out: were such a batch halved until each is alone, whoever sends one request
+        again and again would take everyone's share.
+        """
         try:
             await self._store(batch)
         except IntegrityError:
-            if len(batch) > 1:
+            if len(batch) == 1:
+                return [replayed()]
+            is_fresh = await self._which_are_fresh(batch)
+            if all(is_fresh):  # another replica was faster just now
                 raise
-            return [replayed()]
+            await self._store([signed for signed, fresh in zip(batch, is_fresh, strict=True) if fresh])
+            return [None if fresh else replayed() for fresh in is_fresh]
         return [None] * len(batch)
+
+    async def _which_are_fresh(self, batch: Sequence[Signed]) -> Sequence[bool]:
+        """Of each request whether its nonce is neither stored nor that of one before it."""
+        keys = [_key(signed.claims) for signed in batch]
+        async with self._db.reading() as tx:
+            stored = await tx.execute(select(*_KEY.clauses).where(_KEY.in_(keys)))
+            seen = {tuple(row) for row in stored}
+        is_fresh: list[bool] = []
+        for key in keys:
+            is_fresh.append(key not in seen)
+            seen.add(key)
+        return is_fresh
 
     async def _store(self, batch: Sequence[Signed]) -> None:
         """One transaction for all nonces, and for some of what is not worth one: when clients were last heard of."""
+        if not batch:
+            return
         heard = self._next_heard(batch[-1].now)
         async with self._db.writing("admit") as tx:
             await self.remember(tx, [signed.claims for signed in batch])
@@ -108,11 +130,15 @@ class Admission:
     async def remember(self, tx: AsyncConnection, claims: Iterable[Claims]) -> None:
         """Remember each nonce for as long as its signature would pass. Raises `IntegrityError` for one seen before."""
         ordered = sorted(claims, key=lambda one: (one.key_id, one.nonce))  # at every replica, or two could deadlock
-        rows = [(int(one.created + CLOCK_SKEW_S + 1), one.key_id, one.nonce) for one in ordered]
-        await self._nonces.execute(tx, rows)
+        await self._nonces.execute(tx, map(_key, ordered))
 
     async def _write_heard(self, tx: AsyncConnection, heard: Mapping[str, float]) -> None:
         await self._heard_rows.execute(tx, sorted(heard.items()))  # locked in one order by all
+
+
+def _key(claims: Claims) -> tuple[int, str, str]:
+    """What a request has in common with its replays, in the order of the table's primary key."""
+    return int(claims.created + CLOCK_SKEW_S + 1), claims.key_id, claims.nonce
 
 
 def replayed() -> ReplayedNonce:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Executable, bindparam, case, delete, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Executable, bindparam, case, delete, func, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -29,6 +29,7 @@ _LEAVE = (
     )
     .values(until=literal_column("0"))
 )
+_ENROLLED = _WAITER.join(_CLIENT, _CLIENT.c.id == _WAITER.c.client)
 _COLUMNS = ("run", "client", "sample_count", "tier", "seen_at", "until")
 _KEPT_S = 24 * 3600.0  # a client that was here within a day is one of the fleet
 
@@ -112,14 +113,14 @@ class WaiterStore:
 
     async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
         """Everyone who waits in a run now."""
-        query = select(_WAITER.c.client, _WAITER.c.sample_count, _WAITER.c.tier)
+        query = select(_WAITER.c.client, _WAITER.c.sample_count, _WAITER.c.tier).select_from(_ENROLLED)
         async with self._db.reading() as tx:
-            rows = await tx.execute(query.where(_WAITER.c.run == run, _WAITER.c.until > now))
+            rows = await tx.execute(query.where(*_waits(run, now)))
             return tuple(Candidate(ClientId(row.client), row.sample_count, row.tier) for row in rows)
 
     async def count(self, run: RunId, now: float) -> int:
         """How many wait in a run now."""
-        waiting = select(func.count()).select_from(_WAITER).where(_WAITER.c.run == run, _WAITER.c.until > now)
+        waiting = select(func.count()).select_from(_ENROLLED).where(*_waits(run, now))
         async with self._db.reading() as tx:
             return int((await tx.execute(waiting)).scalar_one())
 
@@ -148,6 +149,11 @@ class WaiterStore:
         """Drop those that have not been here for a day."""
         async with self._db.writing("sweep_waiters") as tx:
             await tx.execute(delete(_WAITER).where(_WAITER.c.seen_at <= now - _KEPT_S))
+
+
+def _waits(run: RunId, now: float) -> tuple[ColumnElement[bool], ...]:
+    """A check-in that was under way when its client was removed is stored all the same: it does not wait."""
+    return (_WAITER.c.run == run, _WAITER.c.until > now, _CLIENT.c.revoked_at.is_(None))
 
 
 def _upsert(is_sqlite: bool) -> Executable:

@@ -80,11 +80,10 @@ class WaitingRoom:
     async def enter(self, candidate: Candidate, stays_s: float, store: Store) -> Waiter:
         """A check-in of this client is held open from now on; it counts as waiting for `stays_s`. Stored on return."""
         now = self._clock.now()
+        await store(self._row(candidate, now, now + stays_s))  # a replay goes no further, and changes nothing here
         waiter = self._here.setdefault(candidate.client, Waiter(candidate.client, now))
         waiter.seen_at = now
-        await store(self._row(candidate, now, now + stays_s))
         waiter.held += 1
-        self._here[candidate.client] = waiter
         return waiter
 
     async def pass_by(self, candidate: Candidate, store: Store) -> None:

@@ -2,12 +2,20 @@
 
 import asyncio
 import json
+from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.server_device import Device, Json, house, problem, run_file, small_state
+from umbel.aggregation.errors import ReplayedNonce
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.types import ClientId
+from umbel.aggregation.weighting import Candidate
+from umbel.server.database import Database
+from umbel.server.waiter_store import Waiting
 from umbel.server.waiting import HELD_MAX
 
 pytestmark = pytest.mark.usefixtures("any_database")
@@ -51,5 +59,54 @@ def test_a_check_in_with_a_body_other_than_the_signed_one_may_be_sent_again(tmp_
             assert problem(damaged) == "wrong-digest"
             assert (await it.http.post(_URL, content=body, headers=signed)).status_code == 200
             assert problem(await it.http.post(_URL, content=body, headers=signed)) == "replayed-nonce"
+
+    asyncio.run(scenario())
+
+
+def test_a_check_in_that_is_not_admitted_leaves_the_waiting_room_as_it_was(tmp_path: Path) -> None:
+    async def replay(_: Waiting) -> None:
+        raise ReplayedNonce("seen before")
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(run_file(target=2), small_state())
+            [device] = await it.devices(1)
+            waiters, room = it.state.services.waiters, it.state.coordinator.drivers["demo"].waiting
+            candidate = Candidate(ClientId(device.name), 10)
+            waiter = await room.enter(candidate, 30.0, waiters.put)
+            await asyncio.sleep(0.01)
+            with pytest.raises(ReplayedNonce):
+                await room.enter(candidate, 30.0, replay)
+            assert await room.candidates() == (candidate,)
+            room.leave(waiter, still_waits=False)
+            await waiters.settle()
+            assert await room.candidates() == ()
+
+    asyncio.run(scenario())
+
+
+def test_replays_do_not_take_the_others_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch with replays in it is not tried again for each: one client could slow down everyone with one request."""
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=2), small_state())
+            [device] = await it.devices(1)
+            body = body_of(device, layout, 0.0)
+            old = device.headers("POST", _URL, body)
+            assert (await it.http.post(_URL, content=body, headers=old)).status_code == 200
+            new = [device.headers("POST", _URL, body) for _ in range(20)]
+            transactions = Counter[str]()
+            writing = Database.writing
+
+            def counted(database: Database, name: str) -> AbstractAsyncContextManager[AsyncConnection]:
+                transactions[name] += 1
+                return writing(database, name)
+
+            monkeypatch.setattr(Database, "writing", counted)
+            asked = [it.http.post(_URL, content=body, headers=one) for fresh in new for one in (old, fresh, fresh)]
+            answers = [answer.status_code for answer in await asyncio.gather(*asked)]
+            assert answers == [401, 200, 401] * len(new)
+            assert transactions["admit"] < len(new)
 
     asyncio.run(scenario())

@@ -50,6 +50,22 @@ def test_a_removed_client_that_waits_for_work_is_told_so_and_not_drawn(tmp_path:
     asyncio.run(scenario())
 
 
+def test_check_ins_that_are_under_way_while_a_client_is_removed_do_not_keep_it_waiting(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=2, minimum=2), small_state())
+            for device in await it.devices(4):
+                asked = [asyncio.create_task(device.check_in(layout)) for _ in range(8)]
+                await asyncio.sleep(0.002)
+                asked += [asyncio.create_task(device.check_in(layout)) for _ in range(8)]
+                await revoke(it, device.name)
+                await asyncio.gather(*asked)
+            assert not await it.state.coordinator.drivers["demo"].waiting.candidates()
+            assert not await it.state.coordinator.drivers["demo"].waiting.count()
+
+    asyncio.run(scenario())
+
+
 def test_a_round_waits_no_more_for_a_removed_client(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
