@@ -25,13 +25,13 @@ from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.database import Database
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.express import ExpressAPI
 from umbel.server.housekeeping import keep_house
 from umbel.server.http import ANY, State
 from umbel.server.http import problems as declared
 from umbel.server.limits import BodyLimits, caps_of
 from umbel.server.model_store import ModelStore
-from umbel.server.outage import DatabaseAway
 from umbel.server.registry import Registry
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore

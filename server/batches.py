@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
-from umbel.server.outage import DatabaseAway
+from umbel.server.database_outage import DatabaseAway
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -18,10 +18,10 @@ from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed
 from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.endings import Made, Measured
 from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import ModelFiles, next_model
-from umbel.server.outage import DatabaseAway
 from umbel.server.replicas import closing_job
 from umbel.server.services import Services
 from umbel.server.shelf import hold

@@ -27,11 +27,11 @@ from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
 from umbel.server import journal
 from umbel.server.blobs import UnknownBlob
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.fitness import Unfit, unfit
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
-from umbel.server.outage import DatabaseAway
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.run_now import view_of
 from umbel.server.services import Services

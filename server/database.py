@@ -16,7 +16,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
-from umbel.server.outage import Outage
+from umbel.server.database_outage import DatabaseOutage
 
 _log = logging.getLogger(__name__)
 _SLOW_S = 1.0
@@ -51,7 +51,9 @@ class Database:
         # Several statements that read see one state of the database. SQLite's transactions do so by themselves.
         self._reader = self._engine if self.is_sqlite else self._engine.execution_options(isolation_level=_SNAPSHOT)
         self._one_writer = asyncio.Lock() if self.is_sqlite else None
-        self._outage = nullcontext() if self.is_sqlite else Outage()  # a file is there, or something is wrong with it
+        self._outage = (
+            nullcontext() if self.is_sqlite else DatabaseOutage()
+        )  # a file is there, or something is wrong with it
         if self._one_writer:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)

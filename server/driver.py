@@ -42,11 +42,11 @@ from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
 from umbel.server import journal
 from umbel.server.chronicle import Chronicle
 from umbel.server.closing import Closer, NothingMade
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.endings import model_after
 from umbel.server.folding import SumDropped
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
-from umbel.server.outage import DatabaseAway
 from umbel.server.pacing import Pacing
 from umbel.server.run_now import RunNow
 from umbel.server.services import Services

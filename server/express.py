@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from umbel.aggregation.errors import ProtocolViolation
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.limits import BodyLimits, Cap, cap_at
-from umbel.server.outage import DatabaseAway
 from umbel.server.problems import Refused, answer_to, no_database, unexpected
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from umbel.server.outage import DatabaseAway
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.services import Services
 from umbel.server.shelf import sweep_models
 

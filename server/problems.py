@@ -22,7 +22,7 @@ from umbel.aggregation.errors import ProtocolViolation, StaleSignature
 from umbel.aggregation.messages import Problem
 from umbel.server import journal
 from umbel.server.blobs import BlobsUnavailable
-from umbel.server.outage import DatabaseAway
+from umbel.server.database_outage import DatabaseAway
 
 _log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"

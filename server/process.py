@@ -30,11 +30,11 @@ from umbel.server.clock import SystemClock
 from umbel.server.clock_check import require_agreement
 from umbel.server.connection import Connection
 from umbel.server.database import Database
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.deployment import Deployment, Named
 from umbel.server.door import Door
 from umbel.server.files import private_directory, write_private
 from umbel.server.http import State
-from umbel.server.outage import DatabaseAway
 from umbel.server.settings import Settings
 
 GRACE_S = 5

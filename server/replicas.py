@@ -21,7 +21,7 @@ from umbel.server import tables
 from umbel.server.clock import Clock
 from umbel.server.clock_check import ClockWatch, ahead_s, database_now
 from umbel.server.database import Database
-from umbel.server.outage import DatabaseAway
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)

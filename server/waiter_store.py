@@ -14,7 +14,7 @@ from umbel.aggregation.weighting import Candidate
 from umbel.server import tables
 from umbel.server.batches import Batches
 from umbel.server.database import Database
-from umbel.server.outage import DatabaseAway
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.prepared import Prepared
 from umbel.server.tables import table_of
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ RUN = """
 name = "life"
 rounds = { count = 6, target = 1, over_selection = 1.0, window_s = 30 }
 evaluation = { every = 1, clients = 2 }
-stop = { metric = "evaluation.loss", target = 0.5 }
+stop = { metric = "evaluation.loss", target = 0.5, minimum = 2 }
 retention = { versions = 2 }
 """
 
@@ -39,6 +40,7 @@ class Ward(Client):
         self.measured = 0
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        time.sleep(0.5)  # rounds that take a while, so that an operator can be in time for one
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
@@ -196,7 +198,7 @@ def test_a_version_is_listed_and_exported_as_it_is(house: House, tmp_path: Path)
 
 def test_watching_a_run_that_is_stopped_ends_with_status_one(house: House) -> None:
     begin(house)
-    assert house.umbel("stop", "life", "--reason", "enough").exit_code == 0
+    assert house.umbel("stop", "life", "--yes", "--reason", "enough").exit_code == 0
     assert house.umbel("watch", "life").exit_code == 1
     assert house.umbel("watch", "life", "--json").exit_code == 1
-    assert "over already" in house.umbel("stop", "life").stderr
+    assert "over already" in house.umbel("stop", "life", "--yes").stderr

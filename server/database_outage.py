@@ -25,7 +25,7 @@ class DatabaseAway(Exception):
     """The database does not answer. It is logged already; whoever catches this tries again."""
 
 
-class Outage:
+class DatabaseOutage:
     """Wraps every transaction: `with outage: ...` raises `DatabaseAway` for what is no fault of the transaction."""
 
     def __init__(self) -> None:

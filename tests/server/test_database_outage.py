@@ -19,9 +19,9 @@ from sqlalchemy.exc import DBAPIError
 from tests.postgres import Cluster, binaries, cluster
 from tests.server.test_process import SERVE
 from tests.server_device import House, problem, run_file, small_state, update_of
-from umbel.server import outage
+from umbel.server import database_outage
 from umbel.server.database import Database
-from umbel.server.outage import DatabaseAway, Outage
+from umbel.server.database_outage import DatabaseAway, DatabaseOutage
 from umbel.server.settings import Settings
 
 
@@ -93,7 +93,7 @@ def test_a_report_that_comes_while_the_database_is_away_counts_when_it_is_back(s
         asyncio.run(scenario(url))
     said = log.read_text()
     assert "Traceback" not in said, said
-    assert said.count("ERROR umbel.server.outage: the database does not answer") == 1, said
+    assert said.count("ERROR umbel.server.database_outage: the database does not answer") == 1, said
     assert said.count("the database answers again after") == 1, said
     assert len(said) < 10_000, said
 
@@ -113,7 +113,7 @@ def test_many_transactions_that_fail_are_one_line_and_so_is_the_return(
         server.stop()
         try:
             told = await asyncio.gather(*(ask(database) for _ in range(50)), return_exceptions=True)
-            monkeypatch.setattr(outage, "REPEAT_S", 0.0)
+            monkeypatch.setattr(database_outage, "REPEAT_S", 0.0)
             with pytest.raises(DatabaseAway):
                 await ask(database)
         finally:
@@ -123,7 +123,7 @@ def test_many_transactions_that_fail_are_one_line_and_so_is_the_return(
         await database.close()
 
     asyncio.run(scenario())
-    gone, still, back = (record.getMessage() for record in caplog.records if record.name == outage.__name__)
+    gone, still, back = (record.getMessage() for record in caplog.records if record.name == database_outage.__name__)
     assert gone.startswith("the database does not answer (")
     assert gone.endswith("(1 failed so far)")
     assert still.endswith("(51 failed so far)")
@@ -160,7 +160,7 @@ def test_what_a_transaction_does_wrong_is_no_outage(server: Cluster) -> None:
 
 def test_a_database_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    watched = Outage()
+    watched = DatabaseOutage()
     for _ in range(100):
         with pytest.raises(DatabaseAway, match="refused"), watched:
             raise ConnectionRefusedError("refused")
