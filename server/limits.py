@@ -38,7 +38,7 @@ def caps_of(settings: Settings) -> tuple[Cap, ...]:
 
 def cap_at(path: str, caps: Sequence[Cap]) -> Cap:
     """The cap that counts at a path."""
-    return next(cap for cap in caps if cap.path.fullmatch(path))
+    return next((cap for cap in caps[:-1] if cap.path.fullmatch(path)), caps[-1])  # the last is for all the rest
 
 
 class BodyLimits:
