@@ -270,9 +270,12 @@ class Coordinator:
         """Wait for work. A client with an open assignment gets that one again, at once."""
         await self._heed_outage()
         driver = await self.driver(visit.message.run)
+        if is_misfit := visit.message.layout_digest != driver.layout.digest:
+            await visit.admit(None)  # to read a layout takes milliseconds, which no replay is worth
         sites = driver.run.file.coverage.sites
         if (found := await unfit(self.services, driver.layout, sites, visit.client, visit.message)) is not None:
-            await visit.admit(None)
+            if not is_misfit:
+                await visit.admit(None)
             await self._turn_away(driver, visit.client, found)
             raise found.refusal
         retry_after_s = RETRY_AFTER_S
