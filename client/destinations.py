@@ -19,8 +19,20 @@ import httpx
 
 _TRIED_MAX = 4
 _METADATA = frozenset(
-    map(ip_address, ("169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
+    map(
+        ip_address,
+        (
+            "169.254.169.254",
+            "100.100.100.200",
+            "168.63.129.16",
+            "192.0.0.192",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
+            "fd20:ce::254",
+        ),
+    )
 )
+_AMAZONS_OWN = ip_network("fd00:ec2::/32")  # metadata, a pod's credentials, name service, time
 _THIS_NETWORK = ip_network("0.0.0.0/8")
 _NAT64 = ip_network("64:ff9b::/96")
 
@@ -42,7 +54,7 @@ def kind_of(host: str) -> Forbidden | None:
         address = _innermost(ip_address(host))
     except ValueError:
         return None
-    if address in _METADATA:
+    if address in _METADATA or address in _AMAZONS_OWN:
         return Forbidden.METADATA
     if address.is_loopback or address.is_unspecified or address in _THIS_NETWORK:
         return Forbidden.HERE
@@ -105,9 +117,10 @@ class _Guard(httpcore.NetworkBackend):
 
 
 def _innermost(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that one of IPv6 stands for, if it is such."""
+    """The IPv4 address that one of IPv6 stands for, if it is such; without the zone, with which it equals no other."""
     if isinstance(address, IPv4Address):
         return address
+    address = IPv6Address(int(address))
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address

@@ -141,6 +141,7 @@ class Coordinator:
 
     async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
         """The run of this file, and whether it is new. Raises `Refused` if another run has its name."""
+        await self._heed_outage()  # nobody signs while there is no run to sign for
         is_new = False
         if (driver := await self._open(RunId(file.name))) is None:
             is_new = await self._add_run(file, model_sha256)
@@ -241,8 +242,10 @@ class Coordinator:
         async with self._heeding:
             if (outage := await self.services.uptime.outage()) is None:
                 return  # another request saw to it
-            journal.was_away(outage.now - outage.since)
-            for driver in [one for one in self.drivers.values() if not one.is_over]:
+            drivers = [one for one in self.drivers.values() if not one.is_over]
+            if drivers:  # else there was nothing to sign for
+                journal.was_away(outage.now - outage.since)
+            for driver in drivers:
                 try:
                     await driver.was_away(outage)
                 except Exception:  # its next step begins with it
@@ -267,9 +270,12 @@ class Coordinator:
         """Wait for work. A client with an open assignment gets that one again, at once."""
         await self._heed_outage()
         driver = await self.driver(visit.message.run)
+        if is_misfit := visit.message.layout_digest != driver.layout.digest:
+            await visit.admit(None)  # to read a layout takes milliseconds, which no replay is worth
         sites = driver.run.file.coverage.sites
         if (found := await unfit(self.services, driver.layout, sites, visit.client, visit.message)) is not None:
-            await visit.admit(None)
+            if not is_misfit:
+                await visit.admit(None)
             await self._turn_away(driver, visit.client, found)
             raise found.refusal
         retry_after_s = RETRY_AFTER_S

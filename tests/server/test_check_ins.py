@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+import torch
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.server_device import Device, Json, house, problem, run_file, small_state
@@ -108,5 +109,20 @@ def test_replays_do_not_take_the_others_share(tmp_path: Path, monkeypatch: pytes
             answers = [answer.status_code for answer in await asyncio.gather(*asked)]
             assert answers == [401, 200, 401] * len(new)
             assert transactions["admit"] < len(new)
+
+    asyncio.run(scenario())
+
+
+def test_the_layout_of_a_replay_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(run_file(target=2), small_state())
+            [device] = await it.devices(1)
+            theirs = Layout.of_state({"other": torch.zeros(1)})
+            body = json.dumps({**json.loads(body_of(device, theirs, 0.0)), "layout": theirs.to_json()}).encode()
+            signed = device.headers("POST", _URL, body)
+            assert problem(await it.http.post(_URL, content=body, headers=signed)) == "wrong-layout"
+            monkeypatch.delattr(Layout, "from_json")
+            assert problem(await it.http.post(_URL, content=body, headers=signed)) == "replayed-nonce"
 
     asyncio.run(scenario())

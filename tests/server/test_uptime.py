@@ -79,3 +79,22 @@ def test_a_short_gap_is_no_outage_and_the_window_closes_when_it_should(tmp_path:
             assert record["away_s"] == 0
 
     asyncio.run(scenario())
+
+
+def test_a_coordinator_without_a_run_is_not_said_to_have_been_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            clock.late_s += AWAY_S
+            layout = await it.begin(run_file(), small_state())
+            [device] = await it.devices(1)
+            assert (await device.check_in(layout, wait_s=0.0)).status_code == 200
+            assert (await it.http.post("/v1/admin/runs/demo/stop", headers=it.admin)).status_code == 200
+            for _ in range(3):
+                clock.late_s += 2 * OUTAGE_S
+                assert (await device.check_in(layout, wait_s=0.0)).json()["run_status"] == "stopped"
+
+    asyncio.run(scenario())
+    assert "no coordinator could take reports" not in caplog.text
