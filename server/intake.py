@@ -77,8 +77,9 @@ class Intake:
     def _make_room(self, newcomer: Arrival) -> None:
         own = [one for one in self._here if one.owner == newcomer.owner]
         if len(own) >= EACH_MAX:
+            newcomer.came_at = own[0].came_at  # it goes on in that one's place, and has had it for as long
             self._let_go(own, "this client's chunks before this one are still being checked")
-        patient_until = newcomer.came_at - PATIENCE_S
+        patient_until = time.monotonic() - PATIENCE_S
         while self._n_bytes + newcomer.n_bytes > self._bytes_max:
             late = [one for one in self._here if one.came_at <= patient_until]
             self._let_go(late, "the coordinator takes in as many chunks as it can hold")

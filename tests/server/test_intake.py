@@ -74,6 +74,13 @@ def test_who_has_had_its_time_goes_for_a_newcomer(monkeypatch: pytest.MonkeyPatc
     assert events("abc", 40, 100) == ["a came", "b came", "c came", "a too-many-chunks"]
 
 
+def test_who_renews_its_chunks_has_no_more_time_than_who_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "PATIENCE_S", 0.2)
+    log = events(50 * "a" + "b", 40, 100)
+    assert "b came" in log
+    assert "b too-many-chunks" not in log
+
+
 def test_a_chunk_that_is_whole_is_not_let_go() -> None:
     place = Intake(100)
     with ExitStack() as whole:

@@ -5,15 +5,33 @@ from pathlib import Path
 
 import pytest
 import torch
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
+from tests.postgres import Cluster
 from tests.server_device import Device, Json, LateClock, house, run_file, small_state, update_of
 from umbel.aggregation.layout import Layout
-from umbel.server.uptime import OUTAGE_S
+from umbel.server.clock import SystemClock
+from umbel.server.database import Database
+from umbel.server.settings import Settings
+from umbel.server.uptime import OUTAGE_S, Uptime
 
-pytestmark = pytest.mark.usefixtures("any_database")
 WINDOW_S = 20.0
 AWAY_S = 100.0  # longer than the window; a signature may be 300 s old
 FILE = run_file(target=2, minimum=2, window_s=WINDOW_S)
+
+
+both_databases = pytest.mark.usefixtures("any_database")
+
+
+async def date_back(settings: Settings) -> None:
+    """PostgreSQL's clock cannot be set: its last sign of life is of `AWAY_S` ago instead."""
+    if settings.database_url is not None:
+        engine = create_async_engine(settings.database_url, poolclass=NullPool)
+        async with engine.begin() as connection:
+            await connection.execute(text("UPDATE signs_of_life SET at = at - :away_s"), {"away_s": AWAY_S})
+        await engine.dispose()
 
 
 async def report(device: Device, layout: Layout, assignment: Json) -> str:
@@ -22,6 +40,7 @@ async def report(device: Device, layout: Layout, assignment: Json) -> str:
     return str((await device.report(assignment["id"], update)).json()["outcome"])
 
 
+@both_databases
 def test_a_round_outlives_a_coordinator_that_was_down_for_longer_than_its_window(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = LateClock()
@@ -31,6 +50,7 @@ def test_a_round_outlives_a_coordinator_that_was_down_for_longer_than_its_window
             assignments = await asyncio.gather(*(device.work(layout) for device in devices))
             assert await report(devices[0], layout, assignments[0]) == "accepted"
         clock.late_s += AWAY_S
+        await date_back(it.settings)
         async with house(tmp_path, clock) as it:
             devices[1].http = it.http
             status = (await devices[1].send("GET", f"/v1/assignments/{assignments[1]['id']}")).json()
@@ -63,6 +83,7 @@ def test_a_coordinator_that_was_cut_off_itself_sees_it_before_it_refuses_anybody
     asyncio.run(scenario())
 
 
+@both_databases
 def test_a_short_gap_is_no_outage_and_the_window_closes_when_it_should(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = LateClock()
@@ -81,6 +102,24 @@ def test_a_short_gap_is_no_outage_and_the_window_closes_when_it_should(tmp_path:
     asyncio.run(scenario())
 
 
+def test_a_coordinator_whose_clock_is_ahead_takes_nobody_for_away(postgresql: Cluster) -> None:
+    async def scenario() -> None:
+        database = Database(postgresql.new_database())
+        await database.migrate()
+        ahead = LateClock()
+        ahead.late_s = 8.0
+        try:
+            await Uptime(database, SystemClock()).sign()
+            assert await Uptime(database, ahead).outage() is None
+            await Uptime(database, ahead).sign()
+            assert await Uptime(database, SystemClock()).outage() is None
+        finally:
+            await database.close()
+
+    asyncio.run(scenario())
+
+
+@both_databases
 def test_a_coordinator_without_a_run_is_not_said_to_have_been_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
