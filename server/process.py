@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.server import journal
 from umbel.server.app import create_app
@@ -104,12 +105,20 @@ async def _require_database(settings: Settings) -> None:
         raise CannotStart(
             f"PostgreSQL needs {error.name}; in a clone of umbel: pip install -c constraints.txt '.[server,postgres]'"
         ) from error
+    except (SQLAlchemyError, ValueError) as error:
+        raise CannotStart(_bad_url(error)) from error
     try:
         await require_agreement(database, SystemClock())
     except DatabaseAway as error:
         raise CannotStart(f"no database at {database.place}: {error}; check database_url") from error
+    except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:  # what the driver makes of its options
+        raise CannotStart(_bad_url(error)) from error
     finally:
         await database.close()
+
+
+def _bad_url(error: Exception) -> str:
+    return f"database_url cannot be used: {str(error).splitlines()[0]}; it reads postgresql+asyncpg://USER@HOST:PORT/DATABASE"
 
 
 async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: AdminKey, adopt: bool) -> None:

@@ -1,8 +1,8 @@
 """Since when no coordinator could take reports: what a round's window does not count.
 
 While they work, coordinators leave a sign of life in the database, every second. A gap between two says that all of
-them were down, or cut off from the database; a machine that slept leaves one too. A gap is measured on one clock, that of
-PostgreSQL if it is there: or a coordinator that is ahead of the others would take every start of its own for an outage.
+them were down, or cut off from the database; a machine that slept leaves one too. A gap is measured on one clock, that
+of PostgreSQL if it is there: or a coordinator that is ahead of the others would take each start of its own for one.
 """
 
 from sqlalchemy import ColumnElement, func, literal, select

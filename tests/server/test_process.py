@@ -103,6 +103,26 @@ def test_a_database_that_is_not_there_is_told_in_a_sentence(tmp_path: Path, monk
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("h:x/x", "invalid literal"),
+        ("127.0.0.1:99999/x", "port must be 0-65535"),
+        ("127.0.0.1/x?bogus=1", "unexpected keyword argument 'bogus'"),
+        ("127.0.0.1:1/x?ssl=maybe", "`sslmode` parameter must be one of"),
+    ],
+)
+def test_an_address_of_a_database_that_cannot_be_read_is_told_in_a_sentence(
+    place: str, why: str, tmp_path: Path
+) -> None:
+    url = f"postgresql+asyncpg://umbel:secret@{place}"
+    with pytest.raises(CannotStart, match="database_url cannot be used") as refused:
+        run(Settings(data=tmp_path / "none", port=0, database_url=url), "info")
+    assert why in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_port_that_is_taken_is_told_before_anything_is_made(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
