@@ -14,8 +14,8 @@ help: ## what can be made
 demo: $(VENV)/.demo ## the whole system on this machine: a coordinator, twelve clients, real data
 	$(BIN)/umbel demo
 
-test: $(VENV)/.dev ## every test, the slow ones too
-	$(BIN)/python -m pytest -q
+test: $(VENV)/.dev ## every test, the slow ones too, on all cores
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 test-fast: $(VENV)/.dev ## the tests that take no real processes
 	$(BIN)/python -m pytest -q -m "not slow"
