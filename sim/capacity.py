@@ -39,7 +39,7 @@ class Costs:
 
 
 MEASURED = Costs(
-    check_in_cpu_s=320e-6,
+    check_in_cpu_s=200e-6,
     request_cpu_s=2.0e-3,
     report_cpu_s=10e-3,
     update_bytes_per_cpu_s=350e6,
