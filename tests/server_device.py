@@ -306,7 +306,7 @@ async def _postgresql_rows(url: str) -> dict[str, list[tuple[object, ...]]]:
 
 
 def _queries(names: Iterable[str]) -> dict[str, str]:
-    changing = ("nonces", "waiters", "turned_away", "replicas")
+    changing = ("nonces", "waiters", "turned_away", "replicas", "signs_of_life")
     queries = {name: f"SELECT * FROM {name}" for name in names if name not in changing}
     return {**queries, "clients": "SELECT id, public_key, labels, bound_labels, revoked_at FROM clients"}
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,8 +31,18 @@ class Memory:
 
     def __init__(self, pid: int) -> None:
         self._process = Path(f"/proc/{pid}")
+        self._settle()
         (self._process / "clear_refs").write_text("5")  # the peak starts anew
         self._before = self._mib("VmRSS")
+
+    def _settle(self) -> None:
+        """A coordinator loads torch once it listens: that is none of a model's memory."""
+        while "libtorch" not in (self._process / "maps").read_text():
+            time.sleep(0.1)
+        before = 0.0
+        while (now := self._mib("VmRSS")) != before:
+            before = now
+            time.sleep(1.0)
 
     def growth_mib(self) -> float:
         return self._mib("VmHWM") - self._before
