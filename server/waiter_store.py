@@ -137,7 +137,7 @@ class WaiterStore:
             select(
                 _WAITER.c.client, _WAITER.c.sample_count, _WAITER.c.seen_at, _WAITER.c.until, heard_at.label("heard")
             )
-            .join(_CLIENT, _CLIENT.c.id == _WAITER.c.client)
+            .select_from(_ENROLLED)
             .where(_WAITER.c.run == run, _WAITER.c.seen_at > now - _KEPT_S, _CLIENT.c.revoked_at.is_(None))
             .limit(limit)
         )
