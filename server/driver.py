@@ -309,7 +309,8 @@ class RunDriver:
             letters = [Letter(outage), *letters]  # before a deadline or a report is judged by the old window
         transition, before = Batch(letters, self.live, self.chronicle), self.live
         after, ended = await self.services.rounds.step(before, transition)
-        self._outage = None
+        if self._outage is outage:  # and not one that has ended meanwhile
+            self._outage = None
         self.live = transition.shown(after)
         await self._noticed(before, transition.found)
         await self._carry_out(transition, ended)
