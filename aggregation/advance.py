@@ -30,6 +30,7 @@ The coordinator and the simulator both drive this machine, and so do its tests.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
@@ -258,18 +259,21 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
 
 
 def _abandon(state: Training, now: float, reason: str) -> Step:
-    abandoned = Abandoned(
+    return _abandoned(state, _missing(state, reason), now, reason), (*_release(state, reason), Discard(reason))
+
+
+def _abandoned(state: Training | Closing, missing: Mapping[ClientId, str], now: float, reason: str) -> Abandoned:
+    return Abandoned(
         plan=state.plan,
         reason=reason,
         cohort=state.cohort,
         accepted=state.accepted,
-        missing=_missing(state, reason),
+        missing=missing,
         opened_at=state.opened_at,
-        closed_at=max(now, state.opened_at),
+        closed_at=max(now, state.closed_at if isinstance(state, Closing) else state.opened_at),
         passed_over=state.passed_over,
         away_s=state.away_s,
     )
-    return abandoned, (*_release(state, reason), Discard(reason))
 
 
 def _close(state: Closing, event: Event) -> Step:
@@ -279,18 +283,7 @@ def _close(state: Closing, event: Event) -> Step:
         case Reported():
             return state, _answer_after_the_end(state, event)
         case Spoiled(now, reason):
-            spoiled = Abandoned(
-                plan=state.plan,
-                reason=reason,
-                cohort=state.cohort,
-                accepted=state.accepted,
-                missing=state.missing,
-                opened_at=state.opened_at,
-                closed_at=max(now, state.closed_at),
-                passed_over=state.passed_over,
-                away_s=state.away_s,
-            )
-            return spoiled, (Discard(reason),)
+            return _abandoned(state, state.missing, now, reason), (Discard(reason),)
         case Gathered() | Tick() | Declined() | Stopped() | Resumed() | Outage():
             return state, ()
         case _:

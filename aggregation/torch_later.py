@@ -17,6 +17,8 @@ else:
         """Looks up every name in the real module, which Python imports once, whichever threads ask for it."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module("torch"), name)
+            value = getattr(import_module("torch"), name)
+            setattr(self, name, value)  # to look it up each time takes 15 us
+            return value
 
     torch = _Later("torch")

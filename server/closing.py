@@ -28,6 +28,7 @@ from umbel.server.shelf import hold
 from umbel.server.stored import Chunk, LiveRun, PartialSum
 from umbel.server.trial import look_at
 from umbel.server.upload_store import UpdateGone
+from umbel.server.version_store import BeingRemoved
 
 _log = logging.getLogger(__name__)
 _SUM_TRIES = 3
@@ -182,8 +183,8 @@ class Closer:
     async def _retry(self, live: LiveRun, error: Exception) -> None:
         """After a fold that failed the sum is undefined: make it again from what is stored, but not for ever."""
         await self._drop()
-        if isinstance(error, SQLAlchemyError | DatabaseAway):
-            return  # the updates are well; it is the database that is not
+        if isinstance(error, SQLAlchemyError | DatabaseAway | BeingRemoved):
+            return  # the updates are well, and this passes
         self._n_failed += 1
         is_store = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | DamagedSum)
         if self._n_failed >= (_STORE_TRIES if is_store else _SUM_TRIES):

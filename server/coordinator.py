@@ -1,90 +1,37 @@
-"""The runs of this coordinator, and what devices ask of them. Requests come in parsed and verified."""
+"""The runs of this coordinator: opened, created, kept in step with what other replicas do. Devices: `reception.py`."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 
 from sqlalchemy.exc import IntegrityError
 
-from umbel.aggregation.advance import advance
-from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.messages import (
-    AssignmentState,
-    AssignmentStatus,
-    CheckedIn,
-    CheckIn,
-    ReportAnswer,
-    RunStatus,
-)
 from umbel.aggregation.records import RunView
-from umbel.aggregation.round import Abandoned, Answer, Closing, Committed, Declined, Recruiting, Reported, Training
+from umbel.aggregation.round import Declined, Recruiting
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work, derive_seed
-from umbel.aggregation.weighting import Candidate
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.types import ClientId, RunId
 from umbel.server import journal
 from umbel.server.blobs import UnknownBlob
 from umbel.server.database_outage import DatabaseAway
-from umbel.server.driver import PROGRESS_BELL, RunDriver
-from umbel.server.fitness import Unfit, unfit
+from umbel.server.driver import RunDriver
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.run_now import view_of
 from umbel.server.services import Services
 from umbel.server.shelf import hold
-from umbel.server.stored import StoredAssignment
 from umbel.server.version_store import BeingRemoved, creator_of
-from umbel.server.waiter_store import Waiting
-from umbel.server.waiting import Line
 
 _log = logging.getLogger(__name__)
-RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
 LOOK_S = 0.25
 OVER_KEPT_S = 600.0
-_GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A check-in. `admit` must be awaited once, before it changes anything; `line` holds its request open."""
-
-    client: ClientId
-    message: CheckIn
-    admit: Callable[[Waiting | None], Awaitable[None]]
-    line: Callable[[], AbstractContextManager[Line]]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an assignment belongs. `past`: None while it is of the newest attempt, which memory knows."""
-
-    driver: RunDriver
-    client: ClientId
-    assignment: AssignmentId
-    past: StoredAssignment | None = None
-
-    @property
-    def training(self) -> Training | None:
-        """The round under way, if it still waits for this assignment."""
-        is_current = self.driver.assignment_id(self.client) == self.assignment
-        return self.driver.open_round(self.client) if is_current else None
-
-    def require_open(self) -> Training:
-        """Raise `Refused` unless the round still waits for an update of this assignment."""
-        if (training := self.training) is None:
-            raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
-        if not training.plan.task.sends_updates:
-            raise Refused("report-refused", "this assignment asks to measure the model: send an evaluation, no update")
-        return training
 
 
 class Coordinator:
-    """Every run's driver, and the devices' side of them.
+    """Every run's driver.
 
     Of a run that is over only its view is kept, `OVER_KEPT_S` after it was last asked for; then it is opened anew.
     """
@@ -105,7 +52,7 @@ class Coordinator:
         for name in await self.services.rounds.revisions():
             if driver := await self._open(name):
                 await self._let_go_if_idle(driver)
-        await self._heed_outage()
+        await self.heed_outage()
         await self.services.uptime.sign()
         self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
 
@@ -141,7 +88,7 @@ class Coordinator:
 
     async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
         """The run of this file, and whether it is new. Raises `Refused` if another run has its name."""
-        await self._heed_outage()  # nobody signs while there is no run to sign for
+        await self.heed_outage()  # nobody signs while there is no run to sign for
         is_new = False
         if (driver := await self._open(RunId(file.name))) is None:
             is_new = await self._add_run(file, model_sha256)
@@ -219,7 +166,7 @@ class Coordinator:
             await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
 
     async def _look(self) -> None:
-        await self._heed_outage()
+        await self.heed_outage()
         if not all(driver.is_over for driver in self.drivers.values()):
             await self.services.uptime.sign()
         revisions: Mapping[RunId, int] = {}
@@ -235,7 +182,7 @@ class Coordinator:
             except Exception:  # one run's trouble is not the others'
                 _log.exception("run %s: cannot see what other replicas do; trying again", name)
 
-    async def _heed_outage(self) -> None:
+    async def heed_outage(self) -> None:
         """Where nobody could take reports for a while, no round's window counts that."""
         if await self.services.uptime.outage() is None:
             return
@@ -264,63 +211,7 @@ class Coordinator:
         else:
             await driver.pacing.look()
 
-    # --- what devices ask ---------------------------------------------------------------------------------------------
-
-    async def check_in(self, visit: Visit) -> CheckedIn:
-        """Wait for work. A client with an open assignment gets that one again, at once."""
-        await self._heed_outage()
-        driver = await self.driver(visit.message.run)
-        if is_misfit := visit.message.layout_digest != driver.layout.digest:
-            await visit.admit(None)  # to read a layout takes milliseconds, which no replay is worth
-        sites = driver.run.file.coverage.sites
-        if (found := await unfit(self.services, driver.layout, sites, visit.client, visit.message)) is not None:
-            if not is_misfit:
-                await visit.admit(None)
-            await self._turn_away(driver, visit.client, found)
-            raise found.refusal
-        retry_after_s = RETRY_AFTER_S
-        if driver.open_round(visit.client) is None and not driver.is_over:
-            retry_after_s = await self._wait_for_work(driver, visit)
-        else:
-            await visit.admit(None)
-        return self._checked_in(driver, visit.client, retry_after_s)
-
-    async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> None:
-        """Note for the operator who is refused, and why."""
-        now, reason = self.services.clock.now(), str(found.refusal)
-        if await self.services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
-            driver.bells.ring((PROGRESS_BELL,))
-
-    async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
-        """Whether the round still wants this client's report; held open while it does."""
-        place = await self.place(client, assignment)
-        if place.training:
-            await self._wait_for_close(place, wait_s, line)
-        if (training := place.training) is not None:
-            left_s = max(0.0, training.closes_at - self.services.clock.now())
-            return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
-        return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(client, assignment), 0.0)
-
-    async def report(
-        self, client: ClientId, assignment: AssignmentId, work: Work, signed: SignedReport
-    ) -> ReportAnswer:
-        """Take a report. Answered when it is durable; the same report again gets the same answer."""
-        place = await self.place(client, assignment)
-        event = Reported(self.services.clock.now(), client, work)
-        try:
-            answer = await place.driver.submit(Letter(event, assignment, signed=signed))
-        except PastAttempt:
-            return await self._answer_past(client, assignment, event)
-        assert answer is not None, "the machine answers every report"
-        return answer
-
-    async def decline(self, client: ClientId, assignment: AssignmentId, reason: str) -> None:
-        """Note that a client will not report; too late is the same as nothing to note."""
-        place = await self.place(client, assignment)
-        if place.training:
-            with suppress(PastAttempt):
-                await place.driver.submit(Letter(Declined(self.services.clock.now(), client, reason), assignment))
-        place.driver.wake()
+    # --- what is asked of all runs ------------------------------------------------------------------------------------
 
     async def release(self, client: ClientId) -> None:
         """A client was revoked: no round waits for it or draws it any more, and what it holds open is answered.
@@ -336,23 +227,6 @@ class Coordinator:
             driver.bells.ring((client,))
             driver.wake()
 
-    async def place(self, client: ClientId, assignment: AssignmentId) -> Place:
-        """Where an assignment belongs. Raises `Refused` unless it is this client's."""
-        self.services.registry.refuse_revoked(client)
-        await self._heed_outage()
-        driver = self.drivers.get(RunId(assignment.partition(".")[0]))
-        if driver and driver.knows(client, assignment):
-            return Place(driver, client, assignment)
-        found = await self.services.rounds.assignment(assignment)
-        if found is None or found.client != client:
-            raise Refused("unknown-assignment", "this client has no such assignment; check in for a new one")
-        driver = await self.driver(RunId(assignment.partition(".")[0]))
-        if found.round_id >= driver.live.round_id:
-            await driver.catch_up()  # another replica has begun this attempt
-        if driver.knows(client, assignment):
-            return Place(driver, client, assignment)
-        return Place(driver, client, assignment, found)
-
     def counts_on(self, client: ClientId) -> bool:
         """Whether the coverage of a run that is not over names this client."""
         return any(client in it.run.file.coverage.sites for it in self.drivers.values() if not it.is_over)
@@ -360,102 +234,3 @@ class Coordinator:
     def refuse_if_closing(self) -> None:
         if self.is_closing:
             raise shutting_down()
-
-    async def _wait_for_work(self, driver: RunDriver, visit: Visit) -> float:
-        """Hold the request open while there is no work, or send the client away; when it should come back, if so."""
-        client, wait_s = visit.client, visit.message.wait_s
-        ends_at = self.services.clock.now() + wait_s
-        known = await self.services.registry.client(client)
-        candidate = Candidate(client, visit.message.sample_count, known.tier if known else "")
-        away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, wait_s)
-        if away_s is not None:
-            await driver.waiting.pass_by(candidate, visit.admit)
-            return away_s
-        waiter = await driver.waiting.enter(candidate, wait_s + RETRY_AFTER_S + _GRACE_S, visit.admit)
-        driver.wake()
-        with visit.line() as line:
-            try:
-                await self._hold(driver, client, line, ends_at)
-            finally:
-                away_s = driver.pacing.come_back_s(driver.state, driver.plan, client, RETRY_AFTER_S)
-                is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
-                driver.waiting.leave(waiter, still_waits=is_back_soon)
-                self._note_heard(client, line)
-        return away_s
-
-    async def _hold(self, driver: RunDriver, client: ClientId, line: Line, ends_at: float) -> None:
-        """Keep a check-in waiting until there is work for it, the run is over, its time is up, or it has hung up."""
-        clock = self.services.clock
-        while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
-            if driver.open_round(client) or driver.is_over:
-                return
-            self.refuse_if_closing()
-            with driver.bells.listen(client) as bell:
-                await line.hold(clock, bell, left_s)
-            self.services.registry.refuse_revoked(client)
-
-    async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
-        clock, ends_at = self.services.clock, self.services.clock.now() + wait_s
-        while place.training and (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
-            self.refuse_if_closing()
-            with place.driver.bells.listen(place.client) as bell:
-                await line.hold(clock, bell, left_s)
-        self._note_heard(place.client, line)
-
-    def _note_heard(self, client: ClientId, line: Line) -> None:
-        if not line.is_gone:
-            self.services.heard.note(client)
-
-    def _checked_in(self, driver: RunDriver, client: ClientId, retry_after_s: float) -> CheckedIn:
-        training = driver.open_round(client)
-        if training is not None:
-            return CheckedIn(RunStatus.RUNNING, "work", 0.0, self._assignment(driver, client, training))
-        if driver.is_over:
-            return CheckedIn(driver.run.status, driver.run.reason, 0.0)
-        if driver.is_paused:
-            return CheckedIn(RunStatus.PAUSED, f"the run is paused: {driver.run.reason}", retry_after_s)
-        why = driver.state.why if isinstance(driver.state, Recruiting) else "a round without this client is under way"
-        return CheckedIn(RunStatus.RUNNING, why, retry_after_s)
-
-    def _assignment(self, driver: RunDriver, client: ClientId, training: Training) -> Assignment:
-        """The assignment is made from the stored state whenever it is asked for, so a repeat cannot differ.
-
-        Its seed leaves the attempt out: a round that had to be tried again trains as it would have the first time.
-        """
-        plan = training.plan
-        return Assignment(
-            id=driver.assignment_id(client),
-            run=plan.run,
-            round=plan.number,
-            attempt=plan.attempt,
-            model=driver.run.model,
-            training=driver.run.file.training_plan(plan.number),
-            codec=Codec.FLOAT32,
-            grid=plan.grid,
-            sample_count_max=plan.sample_count_max,
-            seed=derive_seed(plan.seed, "client", plan.number, client),
-            window_s=max(0.0, training.closes_at - self.services.clock.now()),
-            task=plan.task,
-            share=driver.run.file.share_of(plan.task),
-        )
-
-    async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:
-        """What a report is told after its attempt has ended: what it was told before, or what the machine says."""
-        past = await self.services.rounds.assignment(assignment)
-        assert past is not None, "assignments are never deleted"
-        if past.answer is not None:
-            return past.answer
-        _, commands = advance(await self.services.rounds.round_state(past.round_id), event)
-        answer = next(command for command in commands if isinstance(command, Answer))
-        return ReportAnswer(answer.outcome, answer.reason)
-
-    async def _why_closed(self, client: ClientId, assignment: AssignmentId) -> str:
-        place = await self.place(client, assignment)
-        state = await self.services.rounds.round_state(place.past.round_id) if place.past else place.driver.state
-        match state:
-            case Recruiting() | Training():
-                return "this client has reported or declined, or the window is over"
-            case Closing() | Abandoned():
-                return state.reason
-            case Committed():
-                return state.closing.reason

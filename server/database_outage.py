@@ -78,8 +78,6 @@ def why_away(error: BaseException) -> str | None:
             state: str = getattr(error.orig, "sqlstate", None) or ""
             is_away = error.connection_invalidated or state.startswith(_STATES)
             return _first_line(error.orig) if is_away else None
-        case OSError() if type(error).__module__.startswith("umbel."):
-            return None  # of our own, raised in a transaction: a file that is being removed, say
         case OSError() | NoConnectionLeft():
             return _first_line(error)
         case _:

@@ -16,6 +16,7 @@ from umbel.server.coordinator import Coordinator
 from umbel.server.copies import Copies
 from umbel.server.door import vouch_for
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
+from umbel.server.reception import Reception
 from umbel.server.services import Services
 from umbel.server.uploads import Uploads
 from umbel.server.waiting import Lines
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class State:
     """What `create_app` leaves in `app.state.umbel` for the routes."""
 
-    __slots__ = ("admin_key", "audit_key", "coordinator", "copies", "lines", "services", "uploads")
+    __slots__ = ("admin_key", "audit_key", "coordinator", "copies", "lines", "reception", "services", "uploads")
 
     def __init__(self, services: Services, admin_key: AdminKey, audit_key: AuditKey) -> None:
         self.services = services
@@ -35,7 +36,8 @@ class State:
         self.lines = Lines()
         self.copies = Copies(services.blobs)
         self.coordinator = Coordinator(services)
-        self.uploads = Uploads(services, self.coordinator)
+        self.reception = Reception(self.coordinator)
+        self.uploads = Uploads(services, self.reception)
 
 
 def state_in(request: Request) -> State:

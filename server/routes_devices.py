@@ -20,7 +20,6 @@ from umbel.aggregation.messages import (
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, Work, WorkDone
 from umbel.server.auth import Device, caller_of, claims_of, enrol, read_body
-from umbel.server.coordinator import Visit
 from umbel.server.express import Handler
 from umbel.server.http import (
     SIGNED,
@@ -35,6 +34,7 @@ from umbel.server.http import (
     require_no_body,
     state_in,
 )
+from umbel.server.reception import Visit
 from umbel.server.signed_reports import signed_report
 
 router = APIRouter(prefix="/v1", tags=["devices"])
@@ -66,7 +66,7 @@ async def post_check_in(request: Request) -> Response:
     message = await read_message(request, caller.claims.body_sha256, _CHECK_IN)
     line = partial(state.lines.open, caller.client, request.receive)
     visit = Visit(caller.client, message, caller.admit, line)
-    return json_answer(_CHECKED_IN, await state.coordinator.check_in(visit))
+    return json_answer(_CHECKED_IN, await state.reception.check_in(visit))
 
 
 @router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))
@@ -80,7 +80,7 @@ async def get_assignment(
     """Whether the round still wants this report; held open while it does, answered at once when it does not."""
     await require_no_body(request, device)
     with state.lines.open(device.client, request.receive) as line:
-        return await state.coordinator.status(device.client, AssignmentId(assignment), wait_s, line)
+        return await state.reception.status(device.client, AssignmentId(assignment), wait_s, line)
 
 
 @router.put(
@@ -112,7 +112,7 @@ async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, a
 async def put_decline(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
     """Say that no report will come, and why."""
     message = await read_message(request, device.body_sha256, _DECLINE)
-    await state.coordinator.decline(device.client, AssignmentId(assignment), message.reason)
+    await state.reception.decline(device.client, AssignmentId(assignment), message.reason)
     return Response(status_code=204)
 
 
@@ -123,7 +123,7 @@ async def _report(
     body = await read_body(request, device.body_sha256)
     work: Work = parse_json(body, adapter)
     signed = signed_report(request, assignment, task, body)
-    return await state.coordinator.report(device.client, assignment, work, signed)
+    return await state.reception.report(device.client, assignment, work, signed)
 
 
 EXPRESS: Mapping[tuple[str, str], Handler] = {("POST", "/v1/check-ins"): post_check_in}

@@ -16,10 +16,10 @@ from umbel.aggregation.errors import LyingLength, ProtocolViolation, UpdateRefus
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.wire import Codec, expected_bytes, least_chunk_bytes
 from umbel.server.blobs import BlobStore
-from umbel.server.coordinator import Coordinator, Place
 from umbel.server.driver import RunDriver
 from umbel.server.intake import Arrival, Intake
 from umbel.server.problems import Refused
+from umbel.server.reception import Place, Reception
 from umbel.server.services import Services
 from umbel.server.stored import Chunk, StoredUpload
 from umbel.server.updates import check_update
@@ -41,9 +41,9 @@ class Incoming:
 class Uploads:
     """The updates on their way to this coordinator."""
 
-    def __init__(self, services: Services, coordinator: Coordinator) -> None:
+    def __init__(self, services: Services, reception: Reception) -> None:
         self._services = services
-        self._coordinator = coordinator
+        self._reception = reception
         self._intake = Intake(services.settings.incoming_bytes_max)
         self._locks: WeakValueDictionary[AssignmentId, asyncio.Lock] = WeakValueDictionary()
 
@@ -51,7 +51,7 @@ class Uploads:
         self, client: ClientId, assignment: AssignmentId, length: int, sha256: str, incoming: Incoming
     ) -> StoredUpload:
         """Begin an upload with its first chunk, or begin it again. A whole one stays as it is."""
-        place = await self._coordinator.place(client, assignment)
+        place = await self._reception.place(client, assignment)
         known = await self._services.uploads.look(assignment)
         if known is not None and known.is_complete:
             return await _repeat(known, sha256, incoming)
@@ -61,7 +61,7 @@ class Uploads:
 
     async def append(self, client: ClientId, assignment: AssignmentId, incoming: Incoming) -> StoredUpload:
         """Add the next chunk. Raises `Refused` with the offset to go on from if this is not it."""
-        place = await self._coordinator.place(client, assignment)
+        place = await self._reception.place(client, assignment)
         known = _known(await self._services.uploads.look(assignment))
         _require_offset(known, incoming)
         if known.is_complete:
@@ -71,12 +71,12 @@ class Uploads:
 
     async def look(self, client: ClientId, assignment: AssignmentId) -> StoredUpload:
         """How far an upload has come."""
-        await self._coordinator.place(client, assignment)
+        await self._reception.place(client, assignment)
         return _known(await self._services.uploads.look(assignment))
 
     async def forget(self, client: ClientId, assignment: AssignmentId) -> None:
         """Drop an upload that has not been reported."""
-        place = await self._coordinator.place(client, assignment)
+        place = await self._reception.place(client, assignment)
         known = _known(await self._services.uploads.look(assignment))
         place.require_open()
         await self._drop(assignment, known)

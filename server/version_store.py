@@ -26,7 +26,7 @@ _CLAIMS_LOCK = 0x636C61696D  # "claim": claims and removals are made one at a ti
 _WITH_SIZE = select(_VERSION, _MODEL.c.size_bytes).join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
 
 
-class BeingRemoved(OSError):
+class BeingRemoved(Exception):
     """The file is being removed at this moment; try again in a second."""
 
 

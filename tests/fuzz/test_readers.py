@@ -75,11 +75,12 @@ def test_a_hostile_header_costs_little_time_and_memory() -> None:
     ]
     for bomb in bombs:
         started = time.process_time()
-        tracemalloc.start()
+        header(bomb)
+        assert time.process_time() - started < 10.0, bomb[:60]  # about one; what grows with the square takes hours
+        tracemalloc.start()  # which makes it several times slower
         header(bomb)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert time.process_time() - started < 5.0, bomb[:60]
         assert peak < 40 * len(bomb), bomb[:60]
 
 
