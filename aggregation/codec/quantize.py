@@ -1,0 +1,106 @@
+"""From float32 to integers: k = floor(y / D + dither), the same integers on every device.
+
+The step D is public, and so is the dither: u_j is shared by the cohort, and client i adds phi_i, the fractional part of
+i times the golden ratio. Over the clients of a round the sums u_j + phi_i are spread evenly over a step, so that the
+error of their mean is half that of independent stochastic rounding, and far less where the clients agree; to each
+client its own dither is uniform, so that E[k] = y / D. It is correlated quantization (Suresh, Sun, Ro, Yu, 2022), with
+an additive sequence for its permutation. Since u and phi are known, what they have added is taken off the sum again
+(`Dithers`): subtractive dither, at the cost of one table look-up per coordinate and round.
+
+The arithmetic is fixed point with 16 bits of fraction, so that nothing depends on how a device rounds:
+
+    a = round(y * inverse_step * 2^16)     one float32 product, an exact scaling, half to even
+    k = (a + ((u + phi) mod 2^16) + offset) >> 16, cut to `low` .. `high`
+
+The multiplication by 2^16 is exact, so E[k] = a / 2^16 exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_Integers: TypeAlias = NDArray[np.int64]
+_Floats: TypeAlias = NDArray[np.float64]
+UNIT = 1 << 16
+LEVEL_MAX = 32_766  # a stays within int32, and k within int16
+_FIXED_MAX = float((1 << 31) - (1 << 17))
+_GOLDEN = 40_503  # 2^16 times the golden ratio's fraction, rounded to an odd number: 65,536 clients differ
+
+
+def phase(index: int) -> int:
+    """phi of the client with this index in its cohort: 0 to 65,535."""
+    return index * _GOLDEN % UNIT
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Which integers there are. `offset`: added before the cut, in 1/65,536 of a step.
+
+    `low` to `high` for what is entropy coded; a fixed width of b bits has 2^b levels, an even number, so they stand
+    half a step off zero (`offset` = -2^15), symmetrically.
+    """
+
+    low: int = -LEVEL_MAX
+    high: int = LEVEL_MAX
+    offset: int = 0
+
+    @classmethod
+    def of_width(cls, bits: int) -> Levels:
+        """The 2^bits levels around zero, for widths from 1 to 15."""
+        if not 1 <= bits <= 15:
+            raise ValueError(f"a fixed width has 1 to 15 bits, not {bits}")
+        return cls(-(1 << (bits - 1)), (1 << (bits - 1)) - 1, -(UNIT // 2))
+
+
+def quantize(values: Tensor, inverse_step: float, dither: Tensor, phi: int, levels: Levels) -> Tensor:
+    """float32 `values` and int32 `dither` (both of one shape, any device) -> int32 levels.
+
+    `inverse_step` must be a float32; `values` must be finite.
+    """
+    fixed = (values * inverse_step).mul_(float(UNIT)).clamp_(-_FIXED_MAX, _FIXED_MAX).round_().to(torch.int32)
+    shifted = fixed.add_((dither + phi).bitwise_and_(UNIT - 1)).to(torch.int64).add_(levels.offset)
+    return (shifted >> 16).clamp_(levels.low, levels.high).to(torch.int32)
+
+
+class Dithers:
+    """What the dither has added to a weighted sum of levels, by the 65,536 values of u.
+
+    `parts`: weight and phi of each client in the sum.
+    """
+
+    def __init__(self, parts: Iterable[tuple[int, int]], levels: Levels) -> None:
+        weights = np.zeros(UNIT, dtype=np.int64)
+        total = 0
+        for weight, phi in parts:
+            weights[phi] += weight
+            total += weight
+        self.total_weight = total
+        self._excess = torch.from_numpy(_excess(weights, levels.offset))
+
+    def subtract(self, sums: Tensor, dither: Tensor) -> Tensor:
+        """int64 sums of weight * k -> float64 sums of weight * y / D, unbiased. `dither`: int32, by coordinate."""
+        excess = self._excess.to(sums.device)
+        return sums.to(torch.float64).sub_(excess[dither.to(torch.int64)])
+
+
+def _excess(weights: _Integers, offset: int) -> _Floats:
+    """By u: the sum over clients of weight * ((u + phi) mod 2^16 - its mean + offset), in steps.
+
+    The sum of weight * (u + phi) is linear in u, less 2^16 times the weight of those that wrap round. In int64 without
+    overflow: weights sum to 2^38 at most.
+    """
+    u, total = np.arange(UNIT, dtype=np.int64), weights.sum()
+    wrapped = np.concatenate([[0], np.cumsum(weights[::-1])])[:UNIT]  # by u: the weight of phi >= 2^16 - u
+    doubled = 2 * (u * total + (u * weights).sum() - UNIT * wrapped) - (UNIT - 1) * total + 2 * offset * total
+    excess: _Floats = doubled.astype(np.float64) / (2 * UNIT)
+    return excess
