@@ -2,10 +2,10 @@
 
 Zstandard codes bytes with a Huffman code, which spends a bit at least on each and is at its best with some two hundred
 different ones. So an integer k becomes z = (k << 1) ^ (k >> 31) (zig-zag: 0, 1, 2, 3 for 0, -1, 1, -2), of which the
-least part, a symbol of `width` = 1, 2, 4 or 8 bits, goes into a byte with its neighbours; the greatest symbol,
-2^width - 1, is an escape, and what z exceeds it by comes in a list of its own. With the right width level 1 stays within 2 to 6 %
-of the integers' entropy from 0.9 to 6 bits, on Gaussian and on heavy-tailed values (measured: `umbel bench codec`);
-single bytes need 77 % more than the entropy at 0.9 bits.
+least part, a symbol of `width` = 1, 2, 4 or 8 bits, goes into a byte with its neighbours. The greatest symbol,
+2^width - 1, is an escape, and what z exceeds it by comes in a list of its own. With the right width level 1 stays within
+2 to 6 % of the integers' entropy from 0.9 to 6 bits, on Gaussian and on heavy-tailed values (measured: `umbel bench
+codec`); single bytes need 77 % more than the entropy at 0.9 bits.
 
 A segment of n values (2^17, the last one fewer) is written as
 
