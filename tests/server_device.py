@@ -25,7 +25,7 @@ from torch import Tensor
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.signatures import Target, content_digest, sign
-from umbel.aggregation.wire import header_for
+from umbel.aggregation.wire import float32_header
 from umbel.server.app import create_app
 from umbel.server.clock import Clock
 from umbel.server.settings import Settings
@@ -80,7 +80,7 @@ def repr_digest(data: bytes) -> str:
 
 def update_of(layout: Layout, values: Tensor) -> bytes:
     """The bytes of an update that holds `values`."""
-    return header_for(layout).encode() + values.to(torch.float32).numpy().tobytes()
+    return float32_header(layout).encode() + values.to(torch.float32).numpy().tobytes()
 
 
 @dataclass

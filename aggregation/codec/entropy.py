@@ -3,9 +3,9 @@
 Zstandard codes bytes with a Huffman code, which spends a bit at least on each and is at its best with some two hundred
 different ones. So an integer k becomes z = (k << 1) ^ (k >> 31) (zig-zag: 0, 1, 2, 3 for 0, -1, 1, -2), of which the
 least part, a symbol of `width` = 1, 2, 4 or 8 bits, goes into a byte with its neighbours. The greatest symbol,
-2^width - 1, is an escape, and what z exceeds it by comes in a list of its own. With the right width level 1 stays within
-2 to 6 % of the integers' entropy from 0.9 to 6 bits, on Gaussian and on heavy-tailed values (measured: `umbel bench
-codec`); single bytes need 77 % more than the entropy at 0.9 bits.
+2^width - 1, is an escape, and what z exceeds it by comes in a list of its own. With the right width level 1 stays
+within 2 to 6 % of the integers' entropy from 0.9 to 6 bits, on Gaussian and on heavy-tailed values (measured: `umbel
+bench codec`); single bytes need 77 % more than the entropy at 0.9 bits.
 
 A segment of n values (2^17, the last one fewer) is written as
 
@@ -18,7 +18,7 @@ so that the length before compression follows from the number of values alone; z
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec import frame
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 SEGMENT = 1 << 17
 WIDTHS = (1, 2, 4, 8)
-_TRIED_SEGMENTS = 4
 
 
 def raw_bytes(n_values: int, width: int) -> int:
@@ -44,12 +43,10 @@ def compressed_bytes_max(n_values: int) -> int:
     return frame.framed_bytes_max(raw_bytes(n_values, max(WIDTHS)))
 
 
-def best_width(levels: Tensor) -> int:
-    """The width that makes the least of these integers, tried on a few segments from all over them. int32."""
-    segments = torch.split(levels, SEGMENT)
-    tried = segments[:: max(1, len(segments) // _TRIED_SEGMENTS)]
-    n_tried = sum(segment.numel() for segment in tried)
-    return min(WIDTHS, key=lambda width: sum(map(len, compress(tried, n_tried, width))))
+def best_width(sample: Sequence[Tensor]) -> int:
+    """The width that makes the least of these segments."""
+    n_values = sum(levels.numel() for levels in sample)
+    return min(WIDTHS, key=lambda width: sum(map(len, compress(sample, n_values, width))))
 
 
 def compress(segments: Iterable[Tensor], n_values: int, width: int) -> Iterator[bytes]:
@@ -57,7 +54,7 @@ def compress(segments: Iterable[Tensor], n_values: int, width: int) -> Iterator[
     return frame.compress((to_bytes(levels, width).numpy().data for levels in segments), raw_bytes(n_values, width))
 
 
-def decompress(pieces: Iterable[bytes], n_values: int, width: int) -> Iterator[Tensor]:
+def decompress(pieces: Iterable[bytes | memoryview], n_values: int, width: int) -> Iterator[Tensor]:
     """The segments of a frame of `n_values` integers: int32. The frame comes in pieces, of any lengths.
 
     Raises `MalformedUpdate` for what `compress` could not have made, `LyingLength` for a wrong length.

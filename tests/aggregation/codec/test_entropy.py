@@ -68,7 +68,7 @@ def test_symbols_share_bytes_and_excesses_follow() -> None:
 @pytest.mark.parametrize("scale", [0.4, 0.7, 1.2, 2.5, 6.0, 20.0])
 def test_the_best_width_comes_close_to_the_entropy(scale: float) -> None:
     levels = rounded(scale, 4 * SEGMENT)
-    bits = 8 * len(whole(levels, best_width(levels))) / levels.numel()
+    bits = 8 * len(whole(levels, best_width([levels[:SEGMENT]]))) / levels.numel()
     assert bits <= 1.1 * entropy_bits(levels)
 
 
