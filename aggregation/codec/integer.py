@@ -117,7 +117,8 @@ class IntegerCodec:
 
     def _survey(self, change: Callable[[], Iterator[Tensor]]) -> tuple[float, list[tuple[int, Tensor]]]:
         """The L2 norm of the change, and a few of its segments from all over it."""
-        energy, sample = 0.0, list[tuple[int, Tensor]]()
+        energy = 0.0
+        sample: list[tuple[int, Tensor]] = []
         every = max(1, -(-self._n_values // entropy.SEGMENT) // _SAMPLED_SEGMENTS)
         for number, (first, values) in enumerate(self._segments(change)):
             energy += float(values.to(torch.float64).square().sum())
