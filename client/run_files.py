@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.runfile import (
     AggregationSection,
+    CodecSection,
     EvaluationSection,
     RetentionSection,
     RoundsSection,
@@ -28,6 +29,7 @@ _KEYS = {
         ("rounds", RoundsSection),
         ("training", TrainingPlan),
         ("aggregation", AggregationSection),
+        ("codec", CodecSection),
         ("coverage", CoverageFloor),
         ("evaluation", EvaluationSection),
         ("stop", StopRule),

@@ -19,6 +19,7 @@ import umbel.__main__ as command_line
 from umbel.aggregation.runfile import (
     AggregationSection,
     CanarySection,
+    CodecSection,
     EvaluationSection,
     Override,
     RetentionSection,
@@ -34,6 +35,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "rounds": RoundsSection,
     "training": TrainingPlan,
     "aggregation": AggregationSection,
+    "codec": CodecSection,
     "coverage": CoverageFloor,
     "evaluation": EvaluationSection,
     "canary": CanarySection,

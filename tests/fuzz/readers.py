@@ -48,7 +48,7 @@ from umbel.aggregation.runfile import RoundsSection, RunFile
 from umbel.aggregation.signatures import SignedHeaders, Target, parse, sign
 from umbel.aggregation.types import RunId, WorkDone
 from umbel.aggregation.update_codec import codec_for
-from umbel.aggregation.wire import HEADER_BYTES, float32_header
+from umbel.aggregation.wire import HEADER_BYTES, Codec, float32_header
 from umbel.client.audit import read_lines, verify
 from umbel.server.blobs import BlobStore
 from umbel.server.downloads import parse_range
@@ -63,6 +63,8 @@ from umbel.server.updates import check_update, integers
 LAYOUT = Layout.of_state({"a": torch.zeros(3), "b": torch.zeros(2, 2), "n": torch.tensor(0)})
 GRID = Grid.finest(max_abs=8.0, total_weight_max=1000)
 CODEC = codec_for(CodecPlan(), GRID, LAYOUT)
+INTEGER_PLAN = CodecPlan(Codec.INTEGER, 8.0, 5)
+INTEGER_CODEC = codec_for(INTEGER_PLAN, GRID, LAYOUT)
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _PUBLIC_KEY = KEY.public_key().public_bytes_raw()
 _NOW = 1_700_000_000.0
@@ -151,6 +153,18 @@ def update(data: bytes) -> None:
         folded = torch.cat([part.clone() for part in integers(blobs, chunks, CODEC, 0)])
         sent = torch.frombuffer(bytearray(whole[HEADER_BYTES:]), dtype=torch.float32)
         assert torch.equal(folded, to_integers(sent, GRID)), "what is folded is what was sent"
+
+
+def integers_update(data: bytes) -> None:
+    """An update of the integer codec. What is taken stands within the bounds of the round."""
+    taken = list[torch.Tensor]()
+    head = INTEGER_CODEC.header_bytes
+    with contextlib.suppress(UpdateRefused):
+        taken = list(INTEGER_CODEC.integers(data[:head], [data[head:]], 1))
+    if taken:
+        levels = torch.cat(taken[:-1])
+        assert levels.numel() == LAYOUT.n_values
+        assert int(levels.abs().max()) <= GRID.max_abs * INTEGER_PLAN.inverse_step + 1
 
 
 def _is_good(whole: bytes) -> bool:
@@ -280,6 +294,7 @@ READERS: Mapping[str, Callable[[bytes], None]] = {
     reader.__name__: reader
     for reader in (
         update,
+        integers_update,
         model,
         header,
         run_file,
@@ -304,6 +319,7 @@ def seeds() -> dict[str, list[bytes]]:
     documented = str(runfile.__doc__).split("```")[1].removeprefix("toml\n")
     return {
         "update": [bytes([1]) + bytes(4 * LAYOUT.n_values), bytes([40]) + float32_header(LAYOUT).encode()],
+        "integers_update": [b"".join(INTEGER_CODEC.encode(lambda: iter([torch.randn(8)]), 1))],
         "model": [file],
         "header": [file[8 : 8 + n_bytes]],
         "run_file": [documented.encode()],

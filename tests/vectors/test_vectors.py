@@ -11,10 +11,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from umbel.aggregation.codec import entropy
+from umbel.aggregation.codec.philox import dither
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.quantize import Levels, phase, quantize
 from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.signatures import Target, parse, sign, signature_base
 from umbel.aggregation.types import ClientId, Weighting, derive_seed
+from umbel.aggregation.update_codec import Part, codec_for
 from umbel.aggregation.weighting import Candidate, draw
 from umbel.aggregation.wire import HEADER_BYTES, Codec, float32_header, least_chunk_bytes, read_header
 
@@ -105,3 +110,28 @@ def test_the_cohorts_of_fixed_seeds() -> None:
 def test_derived_seeds() -> None:
     for case in load("seed")["seeds"]:
         assert derive_seed(case["seed"], *case["labels"]) == int(case["derived"]), case
+
+
+def test_the_integers_of_an_update_and_their_mean() -> None:
+    vector = load("integers")
+    layout = Layout.from_json(vector["layout_json"])
+    plan = CodecPlan(Codec.INTEGER, vector["inverse_step"], vector["key"])
+    codec = codec_for(plan, Grid.finest(max_abs=vector["max_abs"], total_weight_max=1 << 20), layout)
+    shared = dither(plan.key, 0, layout.n_values)
+    assert shared.tolist() == vector["dither"]
+    total, parts = codec.new_sum(), list[Part]()
+    for client in vector["clients"]:
+        assert phase(client["rank"]) == client["phi"]
+        levels = quantize(torch.tensor(client["values"]), plan.inverse_step, shared, client["phi"], Levels())
+        assert levels.tolist() == client["levels"]
+        update = bytes.fromhex(client["update_hex"])
+        read = list(codec.integers(update[:80], [update[80:]], client["rank"]))
+        assert torch.cat(read[:-1]).tolist() == client["levels"]
+        total.add(read, client["weight"])
+        parts.append(Part(client["weight"], client["rank"]))
+    first = torch.tensor(vector["clients"][0]["levels"], dtype=torch.int32)
+    for width, segment in vector["segments_hex"].items():
+        assert bytes(entropy.to_bytes(first, int(width)).tolist()).hex() == segment
+    assert total.sums.tolist() == vector["sums"]
+    assert codec.mean(total, parts).mean_slice(0, layout.n_values).tolist() == vector["mean"]
+    assert codec.update_rms(total) == vector["update_rms"]
