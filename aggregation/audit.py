@@ -91,11 +91,15 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """The integers that the model was made of. `sha256`: of them as int64, little-endian, in the layout's order."""
+    """The integers that the model was made of. `sha256`: of them as int64, little-endian, in the layout's order.
+
+    `update_rms`: the root mean square of the updates, where their codec measures it; the next step is made of it.
+    """
 
     sha256: str
     total_weight: int
     n_clients: int
+    update_rms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ elsewhere and ask for them (`require_head`). docs/audit.md says what that leaves
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -27,7 +27,10 @@ from umbel.aggregation.audit import (
     unseal,
 )
 from umbel.aggregation.canonical import Json
-from umbel.aggregation.errors import SignatureRefused
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.errors import LayoutError, SignatureRefused
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.runfile import CodecSection, codec_key
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id
@@ -52,6 +55,7 @@ class Auditor:
         self._training = (1, 1)
         self._evaluation = (0, 1)
         self._n_canaries = 0
+        self._codec = CodecPlan()
 
     @property
     def head(self) -> str:
@@ -105,6 +109,7 @@ class Auditor:
         _require(created.run_file.get("name") == bundle.run, "the run file is of another run")
         _require(created.model.version == 0, "a run begins with version 0 of its model")
         self.run, self.created, self._versions = bundle.run, created, [created.model]
+        self._codec = codec_of(created.run_file).first(_layout(created).n_values, codec_key(_seed(created), 1))
 
     def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
         created = self.created
@@ -118,6 +123,7 @@ class Auditor:
             self._check_report(one, ended)
         self._check_models(ended)
         self._check_place(ended)
+        self._check_codec(ended, created)
         if ended.sum is not None:
             self.rounds[ended.round] = (bundle.number, ended)
 
@@ -158,6 +164,13 @@ class Auditor:
             case _:
                 assert_never(ended.plan.task)
 
+    def _check_codec(self, ended: RoundEnded, created: RunCreated) -> None:
+        """That its step is what the run file makes of the round before it."""
+        _require(ended.plan.codec == self._codec, "its codec does not follow from the run file and the round before it")
+        if ended.sum is not None:
+            key = codec_key(_seed(created), ended.round + 1)
+            self._codec = codec_of(created.run_file).after(self._codec, ended.sum.update_rms, key)
+
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
         report = one.report
         _require((report is None) is (one.weight is None), f"{one.client} has a report without a weight, or no report")
@@ -175,6 +188,28 @@ class Auditor:
             ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,
             f"the report of {one.client} was signed at another time than the round's",
         )
+
+
+def codec_of(run_file: Mapping[str, Any]) -> CodecSection:
+    """What a run file says of codecs; one from before there were any, nothing. Raises `AuditFailed`."""
+    try:
+        return CodecSection(**run_file.get("codec", {}))
+    except (TypeError, ValueError) as error:
+        raise AuditFailed(f"the run file's section [codec] makes no sense: {error}") from error
+
+
+def _layout(created: RunCreated) -> Layout:
+    try:
+        return Layout.from_json(created.layout)
+    except LayoutError as error:
+        raise AuditFailed(f"the model's layout cannot be read: {error}") from error
+
+
+def _seed(created: RunCreated) -> int:
+    try:
+        return int(created.run_file.get("seed", 0))
+    except (TypeError, ValueError) as error:
+        raise AuditFailed("the run file's seed is no number") from error
 
 
 def update_sha256_of(one: Participant) -> str:

@@ -41,6 +41,8 @@ class Replay:
             raise AuditFailed(f"{total.n_folded} updates were folded, the bundle's sum is of {expected.n_clients}")
         if (found := sum_sha256(total)) != expected.sha256:
             raise AuditFailed(f"the updates add up to {found[:16]}…, not to the bundle's sum {expected.sha256[:16]}…")
+        if (rms := self.codec.update_rms(total)) != expected.update_rms:
+            raise AuditFailed(f"the sum measures the updates as {rms}, the bundle says {expected.update_rms}")
         return found
 
     def next_master(self, master: State) -> dict[str, Tensor]:

@@ -147,6 +147,11 @@ class AggregationSection:
         require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
 
 
+def codec_key(seed: int, number: int) -> int:
+    """What the dither of one round is keyed by."""
+    return derive_seed(seed, "codec", number)
+
+
 @dataclass(frozen=True, slots=True)
 class CodecSection:
     """How updates are written; see `codec/plan.py`."""
@@ -414,14 +419,11 @@ class RunFile:
     def first_plan(self, n_values: int) -> RoundPlan:
         """The plan with which the run begins: the canary's, if there is one. `n_values`: of the model."""
         plan = self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
-        return replace(plan, codec=self.codec.first(n_values, self._codec_key(1)))
+        return replace(plan, codec=self.codec.first(n_values, codec_key(self.seed, 1)))
 
     def codec_after(self, plan: RoundPlan, update_rms: float | None) -> CodecPlan:
         """The codec of the round after this one, whose updates had this root mean square."""
-        return self.codec.after(plan.codec, update_rms, self._codec_key(plan.number + 1))
-
-    def _codec_key(self, number: int) -> int:
-        return derive_seed(self.seed, "codec", number)
+        return self.codec.after(plan.codec, update_rms, codec_key(self.seed, plan.number + 1))
 
     def canary_plan(self, attempt: int) -> RoundPlan:
         """The plan of one attempt at the canary. Of the named sites, as many as it asks are in it."""

@@ -112,9 +112,10 @@ def _made(end: RoundEnd) -> ModelId | None:
 def _sum(state: Closing | Abandoned, end: RoundEnd) -> ExactSum | None:
     if isinstance(state, Abandoned) or not state.plan.task.makes_model:
         return None
-    assert end.model is not None, "a committed round of training has made a model"
-    assert end.model.sum_sha256 is not None, "of a sum"
-    return ExactSum(end.model.sum_sha256, state.aggregate.total_weight, len(state.accepted))
+    new = end.model
+    assert new is not None, "a committed round of training has made a model"
+    assert new.sum_sha256 is not None, "of a sum"
+    return ExactSum(new.sum_sha256, state.aggregate.total_weight, len(state.accepted), new.update_rms)
 
 
 def _participants(

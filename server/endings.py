@@ -79,6 +79,7 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
         sample_count=record.sample_count,
         metrics=record.metrics,
         sum_sha256=files.sum_sha256,
+        update_rms=files.update_rms,
         judged=_value(record, of_evaluation=False),
     )
     measured = _measured(run, record)

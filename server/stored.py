@@ -147,7 +147,7 @@ class StoredVersion:
 class NewModel:
     """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
 
-    `sum_sha256`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
+    `sum_sha256`, `update_rms`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
     """
 
     ref: ModelRef
@@ -159,6 +159,7 @@ class NewModel:
     sample_count: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     sum_sha256: str | None = None
+    update_rms: float | None = None
     judged: float | None = None
 
 
