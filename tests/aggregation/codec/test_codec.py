@@ -1,0 +1,161 @@
+"""What holds for every codec: lengths, chunks, unbiasedness where it is claimed, and refusals of strangers' bytes."""
+
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.aggregation.codec.cases import (
+    CASES,
+    context_of,
+    decoded,
+    gaussian,
+    heavy,
+    passed,
+    payload_of,
+    standard_errors,
+)
+from umbel.aggregation.codec.codec import CHUNK_VALUES, UpdateCodec
+from umbel.aggregation.errors import UpdateRefused
+
+CODECS = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
+SIZES = st.one_of(st.integers(0, 40), st.integers(41, 6000))
+KEYS = st.integers(0, (1 << 63) - 1)
+EVERY = pytest.mark.parametrize("codec", CASES.values(), ids=CASES)
+
+
+def read_or_refused(codec: UpdateCodec, data: bytes, n_values: int) -> None:
+    """Either finite values, as many as the plan says, or a refusal of the peers' kind."""
+    with suppress(UpdateRefused):
+        found = decoded(codec, [data], context_of(n_values))
+        assert found.shape == (n_values,)
+        assert bool(found.isfinite().all())
+
+
+@given(CODECS, SIZES, KEYS, st.integers(0, 1000))
+def test_what_is_encoded_is_decoded_and_no_longer_than_said(
+    codec: UpdateCodec, n_values: int, key: int, index: int
+) -> None:
+    values, context = heavy(n_values), context_of(n_values, key, index)
+    before = values.clone()
+    payload = payload_of(codec, values, context)
+    assert len(payload) <= codec.payload_bytes_max(n_values)
+    found = decoded(codec, [payload], context)
+    assert (found.dtype, found.shape) == (torch.float32, (n_values,))
+    assert bool(found.isfinite().all())
+    assert torch.equal(values, before)
+
+
+@EVERY
+@pytest.mark.parametrize("n_values", [CHUNK_VALUES, CHUNK_VALUES + 1])
+def test_chunks_are_consecutive(codec: UpdateCodec, n_values: int) -> None:
+    values, context = gaussian(n_values), context_of(n_values)
+    payload = payload_of(codec, values, context)
+    assert len(payload) <= codec.payload_bytes_max(n_values)
+    parts = list(codec.decode([payload], context))
+    assert len(parts) > 1 or n_values == CHUNK_VALUES
+    found = torch.cat(parts)
+    assert found.shape == (n_values,)
+    assert float(found.double() @ values.double()) > 0  # what came is what was sent, in its order
+
+
+@given(CODECS, st.integers(0, 3000), st.lists(st.integers(0, 5000), max_size=5))
+def test_how_a_payload_is_cut_into_pieces_makes_no_difference(
+    codec: UpdateCodec, n_values: int, cuts: list[int]
+) -> None:
+    context = context_of(n_values)
+    payload = payload_of(codec, gaussian(n_values), context)
+    places = [0, *sorted(cut % (len(payload) + 1) for cut in cuts), len(payload)]
+    pieces = [payload[a:b] for a, b in pairwise(places)]
+    assert torch.equal(decoded(codec, pieces, context), decoded(codec, [payload], context))
+
+
+@given(CODECS, SIZES)
+def test_no_change_is_decoded_as_no_change(codec: UpdateCodec, n_values: int) -> None:
+    assert not bool(passed(codec, torch.zeros(n_values), context_of(n_values)).any())
+
+
+@given(CODECS, SIZES, st.data())
+def test_a_payload_that_breaks_off_is_refused(codec: UpdateCodec, n_values: int, data: st.DataObject) -> None:
+    payload = payload_of(codec, gaussian(n_values), context_of(n_values))
+    if payload:
+        short = payload[: data.draw(st.integers(0, len(payload) - 1))]
+        with pytest.raises(UpdateRefused):
+            decoded(codec, [short], context_of(n_values))
+
+
+@given(CODECS, SIZES, st.binary(min_size=1, max_size=9))
+def test_a_payload_that_goes_on_is_refused(codec: UpdateCodec, n_values: int, more: bytes) -> None:
+    payload = payload_of(codec, gaussian(n_values), context_of(n_values))
+    with pytest.raises(UpdateRefused):
+        decoded(codec, [payload, more], context_of(n_values))
+
+
+@given(CODECS, st.integers(1, 600), st.data())
+@settings(max_examples=300)
+def test_a_flipped_bit_is_read_or_refused(codec: UpdateCodec, n_values: int, data: st.DataObject) -> None:
+    payload = bytearray(payload_of(codec, gaussian(n_values), context_of(n_values)))
+    if payload:
+        payload[data.draw(st.integers(0, len(payload) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        read_or_refused(codec, bytes(payload), n_values)
+
+
+@given(CODECS, st.integers(0, 100), st.binary(max_size=400))
+@settings(max_examples=300)
+def test_any_bytes_are_read_or_refused(codec: UpdateCodec, n_values: int, data: bytes) -> None:
+    read_or_refused(codec, data, n_values)
+
+
+@EVERY
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_not_encoded(codec: UpdateCodec, value: float) -> None:
+    values = gaussian(100)
+    values[7] = value
+    with pytest.raises(ValueError, match="NaN or an infinity"):
+        payload_of(codec, values, context_of(100))
+
+
+@EVERY
+def test_what_is_no_change_of_the_layout_is_not_encoded(codec: UpdateCodec) -> None:
+    for values in (gaussian(99), gaussian(100).double(), gaussian(100).view(10, 10)):
+        with pytest.raises(ValueError, match="a weight change is 100 float32"):
+            payload_of(codec, values, context_of(100))
+
+
+@EVERY
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 1e37, 3e38])
+def test_the_smallest_and_the_largest_numbers_are_encoded_or_named_too_large(codec: UpdateCodec, size: float) -> None:
+    too_large = ""
+    try:
+        payload = payload_of(codec, torch.full((300,), size), context_of(300))
+    except ValueError as error:
+        payload, too_large = b"", str(error)
+    read_or_refused(codec, payload, 300)
+    assert not too_large or (size > 1e36 and "too large" in too_large)
+
+
+@EVERY
+def test_the_same_plan_makes_the_same_bytes(codec: UpdateCodec) -> None:
+    assert payload_of(codec, heavy(5000), context_of(5000)) == payload_of(codec, heavy(5000), context_of(5000))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].is_unbiased and "eden" not in name])
+def test_the_mean_over_many_keys_is_the_change_itself(name: str) -> None:
+    """EDEN has a test of its own: it takes larger blocks."""
+    values, n_keys = heavy(500, 5), 1000  # what is rare needs many
+    found = torch.stack([passed(CASES[name], values, context_of(500, key)) for key in range(n_keys)])
+    deviations = standard_errors(found, values)
+    assert float(deviations.max()) < 5
+    assert float(deviations.square().mean()) < 1.15
+
+
+@EVERY
+def test_unless_it_is_linear_each_client_has_chances_of_its_own(codec: UpdateCodec) -> None:
+    values = heavy(5000)
+    first, second = (passed(codec, values, context_of(5000, cohort_index=index)) for index in (0, 1))
+    if codec.is_linear or not codec.is_unbiased:
+        return
+    assert not torch.equal(first, second)
