@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _Floats: TypeAlias = NDArray[np.float64]
 BITS_MAX = 8
+_POINT_UNITS = 1 << 20
 _NEWTON_STEPS_MAX = 50
 _CONVERGED = 1e-11  # what is left is rounding, 6e-13 at 8 bits
 
@@ -104,14 +105,16 @@ def lloyd_max(bits: int) -> tuple[float, ...]:
     """The 2^bits points of the best quantizer of N(0, 1), ascending.
 
     Each is the mean of what is nearest to it, c_i = m(t_(i-1), t_i) with t_i = (c_i + c_(i+1)) / 2, solved by Newton's
-    method for the positive half, far closer than float32 can tell: so that all machines round to the same.
+    method for the positive half and rounded to 2^-20, which is far more than what libraries differ in: the points are
+    the same on every machine, and therefore what is decoded with them.
     """
     points = _first_guess(1 << (bits - 1))
     for _ in range(_NEWTON_STEPS_MAX):
         step = np.linalg.solve(*_residuals(points))
         points = points - step
         if float(np.abs(step).max()) < _CONVERGED:
-            return (*(-points[::-1]).tolist(), *points.tolist())
+            upper = (np.round(points * _POINT_UNITS) / _POINT_UNITS).tolist()
+            return (*(-point for point in reversed(upper)), *upper)
     raise ArithmeticError(f"the Lloyd-Max points of {bits} bits do not converge")
 
 

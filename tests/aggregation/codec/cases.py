@@ -4,11 +4,16 @@ from collections.abc import Iterable
 
 import torch
 
-from umbel.aggregation.codec.codec import Context, UpdateCodec
+from umbel.aggregation.codec.codec import Context, Mode, UpdateCodec
 from umbel.aggregation.codec.eden import Eden
+from umbel.aggregation.codec.lossless import Planes
+from umbel.aggregation.codec.lowrank import LowRank
+from umbel.aggregation.codec.mask import RandomMask
+from umbel.aggregation.codec.payload import Precision
 from umbel.aggregation.codec.qsgd import Qsgd
 from umbel.aggregation.codec.sign import Sign
 from umbel.aggregation.codec.ternary import Ternary
+from umbel.aggregation.codec.topk import TopK
 from umbel.aggregation.layout import Layout, TensorSpec
 
 ROWS = 12
@@ -21,6 +26,14 @@ CASES: dict[str, UpdateCodec] = {
     "ternary, clipped": Ternary(clip_sigmas=2.5),
     "qsgd": Qsgd(),
     "qsgd, two planes": Qsgd(levels=1000),
+    "topk": TopK(share=0.01),
+    "topk, many": TopK(share=0.4, precision=Precision.FLOAT32),
+    "mask": RandomMask(every=3),
+    "mask, structured": RandomMask(every=7, mode=Mode.STRUCTURED, precision=Precision.BFLOAT16),
+    "lowrank": LowRank(rank=4),
+    "lowrank, sketched": LowRank(rank=5, mode=Mode.SKETCHED),
+    "planes": Planes(),
+    "planes, bfloat16": Planes(Precision.BFLOAT16),
 }
 
 

@@ -19,9 +19,12 @@ from tests.aggregation.codec.cases import (
     standard_errors,
 )
 from umbel.aggregation.codec.codec import CHUNK_VALUES, UpdateCodec
+from umbel.aggregation.codec.eden import Eden
+from umbel.aggregation.codec.lossless import Planes
+from umbel.aggregation.codec.registry import CODECS
 from umbel.aggregation.errors import UpdateRefused
 
-CODECS = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
+ANY = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
 SIZES = st.one_of(st.integers(0, 40), st.integers(41, 6000))
 KEYS = st.integers(0, (1 << 63) - 1)
 EVERY = pytest.mark.parametrize("codec", CASES.values(), ids=CASES)
@@ -35,7 +38,7 @@ def read_or_refused(codec: UpdateCodec, data: bytes, n_values: int) -> None:
         assert bool(found.isfinite().all())
 
 
-@given(CODECS, SIZES, KEYS, st.integers(0, 1000))
+@given(ANY, SIZES, KEYS, st.integers(0, 1000))
 def test_what_is_encoded_is_decoded_and_no_longer_than_said(
     codec: UpdateCodec, n_values: int, key: int, index: int
 ) -> None:
@@ -62,7 +65,7 @@ def test_chunks_are_consecutive(codec: UpdateCodec, n_values: int) -> None:
     assert float(found.double() @ values.double()) > 0  # what came is what was sent, in its order
 
 
-@given(CODECS, st.integers(0, 3000), st.lists(st.integers(0, 5000), max_size=5))
+@given(ANY, st.integers(0, 3000), st.lists(st.integers(0, 5000), max_size=5))
 def test_how_a_payload_is_cut_into_pieces_makes_no_difference(
     codec: UpdateCodec, n_values: int, cuts: list[int]
 ) -> None:
@@ -73,12 +76,12 @@ def test_how_a_payload_is_cut_into_pieces_makes_no_difference(
     assert torch.equal(decoded(codec, pieces, context), decoded(codec, [payload], context))
 
 
-@given(CODECS, SIZES)
+@given(ANY, SIZES)
 def test_no_change_is_decoded_as_no_change(codec: UpdateCodec, n_values: int) -> None:
     assert not bool(passed(codec, torch.zeros(n_values), context_of(n_values)).any())
 
 
-@given(CODECS, SIZES, st.data())
+@given(ANY, SIZES, st.data())
 def test_a_payload_that_breaks_off_is_refused(codec: UpdateCodec, n_values: int, data: st.DataObject) -> None:
     payload = payload_of(codec, gaussian(n_values), context_of(n_values))
     if payload:
@@ -87,14 +90,14 @@ def test_a_payload_that_breaks_off_is_refused(codec: UpdateCodec, n_values: int,
             decoded(codec, [short], context_of(n_values))
 
 
-@given(CODECS, SIZES, st.binary(min_size=1, max_size=9))
+@given(ANY, SIZES, st.binary(min_size=1, max_size=9))
 def test_a_payload_that_goes_on_is_refused(codec: UpdateCodec, n_values: int, more: bytes) -> None:
     payload = payload_of(codec, gaussian(n_values), context_of(n_values))
     with pytest.raises(UpdateRefused):
         decoded(codec, [payload, more], context_of(n_values))
 
 
-@given(CODECS, st.integers(1, 600), st.data())
+@given(ANY, st.integers(1, 600), st.data())
 @settings(max_examples=300)
 def test_a_flipped_bit_is_read_or_refused(codec: UpdateCodec, n_values: int, data: st.DataObject) -> None:
     payload = bytearray(payload_of(codec, gaussian(n_values), context_of(n_values)))
@@ -103,7 +106,7 @@ def test_a_flipped_bit_is_read_or_refused(codec: UpdateCodec, n_values: int, dat
         read_or_refused(codec, bytes(payload), n_values)
 
 
-@given(CODECS, st.integers(0, 100), st.binary(max_size=400))
+@given(ANY, st.integers(0, 100), st.binary(max_size=400))
 @settings(max_examples=300)
 def test_any_bytes_are_read_or_refused(codec: UpdateCodec, n_values: int, data: bytes) -> None:
     read_or_refused(codec, data, n_values)
@@ -142,7 +145,10 @@ def test_the_same_plan_makes_the_same_bytes(codec: UpdateCodec) -> None:
     assert payload_of(codec, heavy(5000), context_of(5000)) == payload_of(codec, heavy(5000), context_of(5000))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].is_unbiased and "eden" not in name])
+BY_CHANCE = [name for name, codec in CASES.items() if codec.is_unbiased and not isinstance(codec, Planes)]
+
+
+@pytest.mark.parametrize("name", [name for name in BY_CHANCE if not isinstance(CASES[name], Eden)])
 def test_the_mean_over_many_keys_is_the_change_itself(name: str) -> None:
     """EDEN has a test of its own: it takes larger blocks."""
     values, n_keys = heavy(500, 5), 1000  # what is rare needs many
@@ -152,10 +158,25 @@ def test_the_mean_over_many_keys_is_the_change_itself(name: str) -> None:
     assert float(deviations.square().mean()) < 1.15
 
 
-@EVERY
-def test_unless_it_is_linear_each_client_has_chances_of_its_own(codec: UpdateCodec) -> None:
-    values = heavy(5000)
-    first, second = (passed(codec, values, context_of(5000, cohort_index=index)) for index in (0, 1))
-    if codec.is_linear or not codec.is_unbiased:
-        return
+@pytest.mark.parametrize("name", [name for name in BY_CHANCE if not CASES[name].is_linear])
+def test_each_client_has_chances_of_its_own(name: str) -> None:
+    first, second = (passed(CASES[name], heavy(5000), context_of(5000, cohort_index=index)) for index in (0, 1))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", [name for name, codec in CASES.items() if codec.is_linear])
+def test_the_sum_of_payloads_is_the_payload_of_the_sum(name: str) -> None:
+    """As vectors of float32, between clients of one cohort."""
+    codec, changes = CASES[name], (heavy(5000), gaussian(5000, 8))
+    payloads = [payload_of(codec, change, context_of(5000, 3, index)) for index, change in enumerate(changes)]
+    total = sum(torch.frombuffer(bytearray(payload), dtype=torch.float32) for payload in payloads)
+    assert isinstance(total, torch.Tensor)
+    found = decoded(codec, [total.numpy().tobytes()], context_of(5000, 3))
+    torch.testing.assert_close(found, sum(passed(codec, change, context_of(5000, 3)) for change in changes))
+
+
+def test_every_registered_codec_is_tried_here_and_can_be_made_by_its_name() -> None:
+    assert {type(codec) for codec in CASES.values()} == set(CODECS.values())
+    for make in CODECS.values():
+        assert make() == make()
+        assert hash(make()) == hash(make())
