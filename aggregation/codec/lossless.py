@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
-from umbel.aggregation.codec.payload import Payload, Precision, bytes_of
+from umbel.aggregation.codec.payload import Payload, Precision, at_most, bytes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,8 @@ class Planes:
         yield from compress(self._planes(values), context.n_values * self.precision.n_bytes)
 
     def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
-        payload = Payload(decompress(pieces, context.n_values * self.precision.n_bytes))
+        framed = at_most(pieces, self.payload_bytes_max(context.n_values))
+        payload = Payload(decompress(framed, context.n_values * self.precision.n_bytes))
         for n in chunk_lengths(context.n_values):
             planes = payload.take(n * self.precision.n_bytes).view(self.precision.n_bytes, n)
             yield self.precision.read(planes.T.reshape(-1))

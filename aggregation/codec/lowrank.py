@@ -25,6 +25,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from umbel.aggregation.codec.codec import VALUE_BYTES, Context, Mode, require_encodable
 from umbel.aggregation.codec.payload import Payload, Precision, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.philox import Stream, words
@@ -108,9 +110,8 @@ def _orthonormal(key: int, n_rows: int, n_columns: int) -> Tensor:
 
     R's diagonal is made positive: only then is Q R unique, the same from every library.
     """
-    q, r = torch.linalg.qr(_gaussian(key, n_rows * n_columns).view(n_rows, n_columns))
-    columns: Tensor = q * r.diagonal().sign()
-    return columns
+    q, r = np.linalg.qr(_gaussian(key, n_rows * n_columns).view(n_rows, n_columns).numpy())
+    return torch.from_numpy(q * np.sign(r.diagonal()))
 
 
 def _gaussian(key: int, n_values: int) -> Tensor:

@@ -62,6 +62,16 @@ def scales_written(scales: Tensor) -> Tensor:
     return narrow.contiguous().view(torch.uint8)
 
 
+def at_most(pieces: Iterable[bytes], n_bytes_max: int) -> Iterator[bytes]:
+    """The pieces, in all no longer than that. Raises `LyingLength`: empty blocks make a Zstandard frame endless."""
+    n_left = n_bytes_max
+    for piece in pieces:
+        n_left -= len(piece)
+        if n_left < 0:
+            raise LyingLength(f"the payload is longer than {n_bytes_max} bytes")
+        yield piece
+
+
 class Payload:
     """What has come of a payload, and is not read yet. Holds no more than was asked for, and one piece."""
 

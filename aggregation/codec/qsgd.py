@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.buckets import by_value, in_buckets, n_buckets
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
-from umbel.aggregation.codec.payload import Payload, bytes_of, require_finite, scales_written
+from umbel.aggregation.codec.payload import Payload, at_most, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.uniform import uniforms
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.torch_later import torch
@@ -57,7 +57,8 @@ class Qsgd:
         yield from compress(self._raw(values, context), self._raw_bytes(context.n_values))
 
     def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
-        payload = Payload(decompress(pieces, self._raw_bytes(context.n_values)))
+        framed = at_most(pieces, self.payload_bytes_max(context.n_values))
+        payload = Payload(decompress(framed, self._raw_bytes(context.n_values)))
         for n in chunk_lengths(context.n_values):
             norms = payload.take_scales(n_buckets(n))
             levels = zig_zag_read(payload.take(n * self.n_planes), self.n_planes)
