@@ -23,7 +23,7 @@ VALUE_BYTES = 4
 
 
 class Mode(StrEnum):
-    """The two ways to send less than a vector's numbers of Konecny et al. (2016), section 2.
+    """The two ways of Konecny et al. (2016) to send fewer numbers than the vector has.
 
     `STRUCTURED`: the client trains within what can be sent, and sends that as it is; anything else is left out.
     `SKETCHED`: the client trains freely, and what is sent is scaled up so that its expectation is the whole.

@@ -71,30 +71,34 @@ class Eden:
         """Scales, then levels, both in block order."""
         require_encodable(values, context)
         blocks = Blocks.of(context.n_values)
-        rotated = rotate(values, blocks, context.own_key("eden")).view(blocks.n_blocks, blocks.size)
-        squares = rotated.to(torch.float64).square_().sum(1)
-        levels = self._nearest(rotated, squares)
-        along = (rotated * self._points(values.device)[levels]).sum(1, dtype=torch.float64)
-        yield from bytes_of(scales_written(torch.where(squares > 0, squares / along, 0.0)))
-        yield from bytes_of(pack(levels.view(-1).to(torch.int32), self.bits))
+        rotated = rotate(values, blocks, context.own_key("eden"))
+        coded = [self._coded(rotated[place].view(-1, blocks.size)) for place in chunks(blocks.n_padded)]
+        yield from bytes_of(scales_written(torch.cat([scales for scales, _ in coded])))
+        for _, packed in coded:
+            yield from bytes_of(packed)
 
     def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
         """Needs memory for the whole vector: the inverse rotation does."""
         payload, blocks = Payload(pieces), Blocks.of(context.n_values)
-        scales = payload.take_scales(blocks.n_blocks)
-        packed = payload.take(packed_bytes(blocks.n_padded, self.bits))
+        scales = payload.take_scales(blocks.n_blocks).unsqueeze(1)
+        rotated, points = torch.empty(blocks.n_blocks, blocks.size), self._points(scales.device)
+        for place in chunks(blocks.n_padded):
+            n, rows = place.stop - place.start, slice(place.start // blocks.size, place.stop // blocks.size)
+            levels = unpack(payload.take(packed_bytes(n, self.bits)), n, self.bits, is_signed=False)
+            torch.mul(points[levels].view(-1, blocks.size), scales[rows], out=rotated[rows])
         payload.end()
-        levels = unpack(packed, blocks.n_padded, self.bits, is_signed=False)
-        rotated = self._points(levels.device)[levels].view(blocks.n_blocks, blocks.size).mul_(scales.unsqueeze(1))
         values = require_finite(unrotate(rotated.view(-1), blocks, context.own_key("eden")))
-        return (values[place] for place in chunks(context.n_values))
+        yield from (values[place] for place in chunks(context.n_values))
 
-    def _nearest(self, rotated: Tensor, squares: Tensor) -> Tensor:
-        """By coordinate, which point is nearest: int64."""
+    def _coded(self, rotated: Tensor) -> tuple[Tensor, Tensor]:
+        """Of some blocks, one a row: their scales, float64, and their levels, packed."""
+        squares = rotated.to(torch.float64).square_().sum(1)
         deviations = (squares / rotated.shape[1]).sqrt_()
         inverse = torch.where(deviations > 0, 1 / deviations, 0.0).to(torch.float32)
         points = self._points(rotated.device)
-        return torch.bucketize(rotated * inverse.unsqueeze(1), (points[1:] + points[:-1]) / 2, right=True)
+        levels = torch.bucketize(rotated * inverse.unsqueeze(1), (points[1:] + points[:-1]) / 2, right=True)
+        along = (rotated * points[levels]).sum(1, dtype=torch.float64)
+        return torch.where(squares > 0, squares / along, 0.0), pack(levels.view(-1).to(torch.int32), self.bits)
 
     def _points(self, device: torch.device) -> Tensor:
         return torch.tensor(lloyd_max(self.bits), dtype=torch.float32, device=device)

@@ -1,7 +1,7 @@
 """Low rank: of each matrix's change H a random factor A is known to all, and only B of H = A B is sent.
 
 Konecny, McMahan, Yu, Richtarik, Suresh and Bacon: Federated learning: strategies for improving communication
-efficiency (2016), section 2.1: A (m x r) is drawn from the round's key and frozen, the client trains B (r x n).
+efficiency (2016), structured updates: A (m x r) is drawn from the round's key and frozen, the client trains B (r x n).
 
 A is sqrt(m / r) times a matrix Q of orthonormal columns that is uniform among all such (Gaussian numbers from Philox,
 orthonormalized). Libraries differ in the last bits of that, so A is rounded to 2^-16, and A B summed column by column

@@ -1,8 +1,8 @@
 """A random mask: one coordinate in every so many, the same for the whole cohort, drawn anew from each round's key.
 
 Konecny, McMahan, Yu, Richtarik, Suresh and Bacon: Federated learning: strategies for improving communication
-efficiency (2016): the structured update of section 2.1 (the client trains the chosen coordinates alone; `chosen` says
-which) and the subsampling of section 2.2 (it trains all, and what is sent counts `every` times).
+efficiency (2016): a structured update (the client trains the chosen coordinates alone; `trained` says which), or the
+subsampling of a sketched one (it trains all, and what is sent counts `every` times).
 
 The mask has one coordinate in each run of `every` neighbours, at a place of its own from Philox: each is chosen with
 probability 1 / `every`, and how many are is known beforehand, to one. (In an incomplete last run the place may lie past
@@ -77,4 +77,4 @@ class RandomMask:
         payload.end()
         if self.mode is Mode.SKETCHED:
             values = require_finite(values * self.every)
-        return scattered(places, values, context.n_values)
+        yield from scattered(places, values, context.n_values)

@@ -1,11 +1,11 @@
 """QSGD: each coordinate on one of s levels of its bucket's norm, up or down by chance.
 
 Alistarh, Grubic, Li, Tomioka and Vojnovic: QSGD: communication-efficient SGD via gradient quantization and encoding
-(NIPS 2017), section 3.1: with y_j = s |x_j| / ||x||_2, the level is floor(y_j), or one more with the probability of
-what floor has cut off. Norms are taken by bucket (section 4 there) of n = 4,096 coordinates.
+(NIPS 2017): with y_j = s |x_j| / ||x||_2, the level is floor(y_j), or one more with the probability of
+what floor has cut off. Norms are taken by bucket of n = 4,096 coordinates, as in the paper's experiments.
 
 **Unbiased** (to 2^-24 of a level). **Not linear**: the norms are each client's. Stateless.
-Error: at most min(n / s^2, sqrt(n) / s) ||x||^2 (lemma 3.1 there).
+Error: at most min(n / s^2, sqrt(n) / s) ||x||^2 (the paper's lemma 3.1).
 **Cost**: levels are zig-zag bytes, low and high plane apart (no high plane up to s = 127), in one Zstandard frame,
 and 32 bits a bucket: 2.66 bits a coordinate of Gaussian values with s = 64 = sqrt(n), at an error of
 0.167 ||x||^2; 1.64 bits and 2.2 with s = 16.

@@ -27,9 +27,11 @@ def one_in_every(key: int, every: int, n_values: int, device: torch.device | str
 
     An incomplete last run has one with the probability of its length / `every`. `every`: 2^31 at most.
     """
-    n_runs = -(-n_values // every)
-    places = words_by_coordinate(key, Stream.MASK, 0, n_runs, device).mul_(every) >> 32
-    indices = places + torch.arange(n_runs, device=device) * every
+    found = [torch.empty(0, dtype=torch.int64, device=device)]
+    for runs in chunks(-(-n_values // every)):  # in pieces: Philox takes ten times the memory of what it makes
+        words = words_by_coordinate(key, Stream.MASK, runs.start, runs.stop - runs.start, device)
+        found.append(torch.arange(runs.start, runs.stop, device=device).mul_(every).add_(words.mul_(every) >> 32))
+    indices = torch.cat(found)
     return indices[indices < n_values]
 
 

@@ -1,8 +1,8 @@
 """TernGrad: each coordinate becomes -s, 0 or +s, by chance so that its expectation is right.
 
 Wen, Xu, Yan, Wu, Wang, Chen and Li: TernGrad: ternary gradients to reduce communication in distributed deep learning
-(NIPS 2017), section 3: x^_j = s sign(x_j) b_j with P(b_j = 1) = |x_j| / s and s = max |x|, here by bucket of 4,096
-coordinates (there by layer); and section 3.3, clipping first what exceeds 2.5 standard deviations (here of zero mean).
+(NIPS 2017): x^_j = s sign(x_j) b_j with P(b_j = 1) = |x_j| / s and s = max |x|, here by bucket of 4,096
+coordinates (there by layer); and, if asked for, what exceeds 2.5 standard deviations (here about zero) is cut first.
 
 **Unbiased** without clipping (to 2^-24 s, what float32 holds), biased with it. **Not linear**: the scales are each
 client's. Stateless. Error in a bucket: s ||x||_1 - ||x||^2, which clipping makes much smaller.

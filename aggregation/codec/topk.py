@@ -92,7 +92,7 @@ class TopK:
         values = self.precision.read(payload.take(count * self.precision.n_bytes))
         rest = payload.take_rest(bitmap_bytes(n_values))
         indices = (bitmap_read if places == _BITMAP else gaps_read)(rest, count, n_values)
-        return scattered(indices, values, n_values)
+        yield from scattered(indices, values, n_values)
 
 
 def largest(values: Tensor, k: int, key: int) -> Tensor:
