@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from umbel.aggregation.canonical import Json, canonical
 from umbel.aggregation.coverage import Gap
-from umbel.aggregation.grid import Grid, GridAccumulator
+from umbel.aggregation.grid import Grid
+from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.records import Fate
 from umbel.aggregation.types import RoundPlan, TrainingPlan
 
@@ -238,10 +239,10 @@ def json_sha256(value: object) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
-def sum_sha256(total: GridAccumulator, piece_values: int = 1 << 20) -> str:
+def sum_sha256(total: IntegerSum, piece_values: int = 1 << 20) -> str:
     """The SHA-256 of an exact sum's integers as int64, little-endian, hex."""
     sha = hashlib.sha256()
-    for first in range(0, total.n_values, piece_values):
+    for first in range(0, total.n_sums, piece_values):
         sha.update(total.sums[first : first + piece_values].numpy().astype("<i8", copy=False).data)
     return sha.hexdigest()
 

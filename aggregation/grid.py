@@ -10,14 +10,11 @@ The sum runs in int64 and cannot overflow: D is the finest power of two for whic
     (max_abs / D) * total_weight_max <= 2^62,
 
 where `max_abs` bounds every coordinate and `total_weight_max` bounds the sum of all weights of the round. (A grid
-coarser than float32 itself is at `max_abs` is refused: total_weight_max <= 2^38.) Integer addition is associative and
-commutative, so any arrival order, any number of partial sums and any replay give the same bits. The mean is taken in
-float64, in one fixed order: the sum rounded once, the quotient once.
+coarser than float32 itself is at `max_abs` is refused: total_weight_max <= 2^38.) The mean is taken in float64, in one
+fixed order: the sum rounded once, the quotient once.
 
 Rounding to nearest costs at most D/2 per coordinate and client: with 300 clients of at most 2^20 samples and
 max_abs = 64, D = 2^-27 = 7.5e-9.
-
-Memory is one int64 vector, twice the float32 model, however many clients report.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -100,89 +98,35 @@ def to_integers(values: Tensor, grid: Grid) -> Tensor:
     return values.to(torch.float64).div_(grid.step).round_().to(torch.int64)
 
 
-class GridAccumulator:
-    """The exact weighted sum of a round's updates: one int64 vector and the sum of weights.
-
-    Not thread-safe; updates must have passed `check_values` before they are folded.
-    """
+class GridAccumulator(IntegerSum):
+    """The exact weighted sum of updates on a grid, and its mean. Updates must have passed `check_values` before."""
 
     def __init__(self, n_values: int, grid: Grid) -> None:
+        super().__init__(n_values, grid.total_weight_max)
         self.grid = grid
-        self.n_values = n_values
-        self.total_weight = 0
-        self.n_folded = 0
-        self._sum = torch.zeros(n_values, dtype=torch.int64)
 
     def fold(self, chunks: Iterable[Tensor], weight: int) -> None:
-        """Add `weight` times an update, given as consecutive float32 chunks that together hold `n_values` values.
-
-        Raises `ValueError` for a weight below 1 or a total above the grid's bound, `LyingLength` for a wrong number of
-        values. After an error in mid-update the sum is undefined: build a new accumulator from what is stored.
-        """
-        self._add_weight(weight)
-        offset = 0
-        for chunk in chunks:
-            end = offset + chunk.numel()
-            if end > self.n_values:
-                raise LyingLength(f"the update holds more than the {self.n_values} values of the layout")
-            self._sum[offset:end].add_(to_integers(chunk, self.grid), alpha=weight)
-            offset = end
-        if offset != self.n_values:
-            raise LyingLength(f"the update holds {offset} values, the layout {self.n_values}")
-        self.n_folded += 1
+        """`add` an update that is given as consecutive float32 chunks."""
+        self.add((to_integers(chunk, self.grid) for chunk in chunks), weight)
 
     def fold_vector(self, vector: Tensor, weight: int) -> None:
-        """Check and fold a whole float32 vector of `n_values` values; a refused one changes nothing."""
-        if vector.numel() != self.n_values:
-            raise LyingLength(f"the update holds {vector.numel()} values, the layout {self.n_values}")
+        """Check and fold a whole float32 vector; a refused one changes nothing."""
+        if vector.numel() != self.n_sums:
+            raise LyingLength(f"the update holds {vector.numel()} values, the layout {self.n_sums}")
         check_values(vector, self.grid)
         self.fold(torch.split(vector, CHUNK_VALUES), weight)
 
-    def merge(self, other: GridAccumulator) -> None:
-        """Add another partial sum of the same round: the same bits as folding its updates here.
-
-        Raises `ValueError` for a sum of another round, or a total weight above the grid's bound.
-        """
-        if other.grid != self.grid or other.n_values != self.n_values:
+    def merge(self, other: IntegerSum) -> None:
+        """As `IntegerSum.merge`; the other sum's grid must be this one."""
+        if not isinstance(other, GridAccumulator) or other.grid != self.grid:
             raise ValueError("partial sums of different rounds cannot be merged")
-        self._add_weight(other.total_weight, least=0)
-        self._sum.add_(other._sum)
-        self.n_folded += other.n_folded
-
-    def merge_sums(self, pieces: Iterable[Tensor], total_weight: int, n_folded: int) -> None:
-        """Add another partial sum of the same round, given as its `sums` in consecutive int64 pieces.
-
-        Raises `ValueError` for a total weight above the grid's bound, `LyingLength` for a wrong number of values; the
-        sum is undefined then.
-        """
-        self._add_weight(total_weight, least=0)
-        offset = 0
-        for piece in pieces:
-            end = offset + piece.numel()
-            if end > self.n_values:
-                raise LyingLength(f"the partial sum holds more than the {self.n_values} values of the layout")
-            self._sum[offset:end].add_(piece)
-            offset = end
-        if offset != self.n_values:
-            raise LyingLength(f"the partial sum holds {offset} values, the layout {self.n_values}")
-        self.n_folded += n_folded
-
-    @property
-    def sums(self) -> Tensor:
-        """The integers behind the mean: int64, `n_values` of them, to read only."""
-        return self._sum
+        super().merge(other)
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
         """The weighted mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
         if self.total_weight == 0:
             raise ValueError("nothing was folded, so there is no mean")
         return self._sum[start:stop].to(torch.float64).mul_(self.grid.step).div_(self.total_weight)
-
-    def _add_weight(self, weight: int, least: int = 1) -> None:
-        total = self.total_weight + weight
-        if weight < least or total > self.grid.total_weight_max:
-            raise ValueError(f"weight {weight} takes the total to {total}, allowed: 1 to {self.grid.total_weight_max}")
-        self.total_weight = total
 
 
 def _require_bounds(max_abs: float, total_weight_max: int) -> None:

@@ -24,10 +24,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from umbel.aggregation.errors import LayoutError, ModelOverflow
-from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
+from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -42,6 +42,14 @@ _EXACT_IN_FLOAT32 = 1 << 24
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
 _DIMENSIONS_MAX = 64
 _INTEGER_UNIT = 2.0**-16  # what a change of one in an integer tensor becomes in the vector
+
+
+class HasMean(Protocol):
+    """What a round's sum comes to."""
+
+    def mean_slice(self, start: int, stop: int) -> Tensor:
+        """The weighted mean of coordinates `start` to `stop` of the vector, float64, to write over."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +177,7 @@ class Layout:
             change[spec.place] = weight_change(spec, after, before).reshape(-1)
         return change
 
-    def add_mean(self, master: State, total: GridAccumulator, learning_rate: float = 1.0) -> dict[str, Tensor]:
+    def add_mean(self, master: State, mean: HasMean, learning_rate: float = 1.0) -> dict[str, Tensor]:
         """The next master copy: `master + learning_rate * mean`, a new tensor on the CPU for each owner.
 
         Floats are added in float64 and rounded once to the master's dtype; integers take the mean change rounded to the
@@ -177,7 +185,7 @@ class Layout:
         addition are separate operations: no fused multiply-add makes the bits depend on the processor. Raises
         `ModelOverflow` for a float that leaves its dtype's finite range.
         """
-        return {s.name: _stepped(s, master[s.name], total, learning_rate) for s in self.owners()}
+        return {s.name: _stepped(s, master[s.name], mean, learning_rate) for s in self.owners()}
 
     def master_of(self, state: State) -> dict[str, Tensor]:
         """The coordinator's copy, on the CPU: owners only, half precision widened to float32."""
@@ -261,21 +269,21 @@ def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
     return change.to(torch.float32).mul_(_INTEGER_UNIT)
 
 
-def step(spec: TensorSpec, start: Tensor, first: int, total: GridAccumulator, learning_rate: float) -> Tensor:
+def step(spec: TensorSpec, start: Tensor, first: int, mean: HasMean, learning_rate: float) -> Tensor:
     """`Layout.add_mean` for some consecutive values of one tensor, for whoever cannot hold the model beside the sum.
 
     `start`: in the master's dtype; its first value is the tensor's `first`-th.
     """
-    mean = total.mean_slice(spec.offset + first, spec.offset + first + start.numel())
+    change = mean.mean_slice(spec.offset + first, spec.offset + first + start.numel())
     if spec.dtype in _FLOATS:
-        return _require_finite(spec, start.to(torch.float64).add_(mean.mul_(learning_rate)).to(start.dtype))
+        return _require_finite(spec, start.to(torch.float64).add_(change.mul_(learning_rate)).to(start.dtype))
     if spec.dtype == "bool":
-        return start.to(torch.float64).add_(mean.div_(_INTEGER_UNIT)) >= 0.5
+        return start.to(torch.float64).add_(change.div_(_INTEGER_UNIT)) >= 0.5
     most, limits = _EXACT_IN_FLOAT32, torch.iinfo(spec.torch_dtype)
-    before, change = start.to(torch.int64), mean.div_(_INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
+    before, whole = start.to(torch.int64), change.div_(_INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
     room_up = limits.max - before.clamp(min=limits.max - most)  # at most `most`, so that nothing here can wrap
     room_down = limits.min - before.clamp(max=limits.min + most)
-    return before.add_(change.clamp_(room_down, room_up)).to(spec.torch_dtype)
+    return before.add_(whole.clamp_(room_down, room_up)).to(spec.torch_dtype)
 
 
 def published(spec: TensorSpec, master: Tensor) -> Tensor:
@@ -299,10 +307,10 @@ def _require_finite(spec: TensorSpec, values: Tensor) -> Tensor:
     return values
 
 
-def _stepped(spec: TensorSpec, start: Tensor, total: GridAccumulator, learning_rate: float) -> Tensor:
+def _stepped(spec: TensorSpec, start: Tensor, mean: HasMean, learning_rate: float) -> Tensor:
     """One tensor of `add_mean`, in pieces: the float64 scratch of a large tensor would outweigh the whole model."""
     values, stepped = start.reshape(-1), torch.empty(spec.shape, dtype=start.dtype)
     for first in range(0, spec.n_values, CHUNK_VALUES):
         piece = slice(first, min(first + CHUNK_VALUES, spec.n_values))
-        stepped.view(-1)[piece] = step(spec, values[piece], first, total, learning_rate)
+        stepped.view(-1)[piece] = step(spec, values[piece], first, mean, learning_rate)
     return stepped

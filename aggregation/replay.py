@@ -4,15 +4,15 @@ Whoever has the files drives this: `fold` each update, in any order, then `requi
 `Layout.published`, whose files must have the hashes of the bundle's `model_out`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from torch import Tensor
 
 from umbel.aggregation.audit import AuditFailed, Participant, RoundEnded, sum_sha256
 from umbel.aggregation.errors import UpdateRefused
-from umbel.aggregation.grid import Grid, GridAccumulator, check_values
 from umbel.aggregation.layout import Layout, State
-from umbel.aggregation.wire import read_header
+from umbel.aggregation.types import ClientId, ranks_of
+from umbel.aggregation.update_codec import Buffer, Part, UpdateCodec, codec_for
 
 
 class Replay:
@@ -22,14 +22,15 @@ class Replay:
         if ended.sum is None:
             raise AuditFailed(f"round {ended.round}, attempt {ended.attempt}, was abandoned: it made no model")
         self._ended, self._expected, self._layout = ended, ended.sum, layout
-        self._total = GridAccumulator(layout.n_values, ended.grid)
+        self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
+        self._total = self.codec.new_sum()
+        self._ranks = ranks_of(ClientId(one.client) for one in ended.clients)
 
-    def fold(self, one: Participant, header: bytes, chunks: Iterable[Tensor]) -> None:
-        """Add an update that has the hash of its report: its first 64 bytes, then its values (float32) in pieces."""
+    def fold(self, one: Participant, header: bytes, pieces: Iterable[Buffer]) -> None:
+        """Add an update that has the hash of its report: the first `codec.header_bytes`, then the rest, in pieces."""
         assert one.weight is not None, "only what was accepted is in the sum"
         try:
-            read_header(header, self._layout)
-            self._total.fold(_checked(chunks, self._ended.grid), one.weight)
+            self._total.add(self.codec.integers(header, pieces, self._rank(one)), one.weight)
         except (UpdateRefused, ValueError) as error:
             raise AuditFailed(f"the update of {one.client} could never be accepted: {error}") from error
 
@@ -45,14 +46,11 @@ class Replay:
     def next_master(self, master: State) -> dict[str, Tensor]:
         """The full-precision copy of the model that the round made, from the one that it began with."""
         try:
-            return self._layout.add_mean(master, self._total, self._ended.server_learning_rate)
+            parts = [Part(one.weight, self._rank(one)) for one in self._ended.accepted if one.weight is not None]
+            mean = self.codec.mean(self._total, parts)
+            return self._layout.add_mean(master, mean, self._ended.server_learning_rate)
         except (ValueError, KeyError, RuntimeError) as error:  # RuntimeError: torch's, of tensors of other shapes
             raise AuditFailed(f"no model can be made of the sum: {error}") from error
 
-
-def _checked(chunks: Iterable[Tensor], grid: Grid) -> Iterator[Tensor]:
-    first = 0
-    for values in chunks:
-        check_values(values, grid, first)
-        yield values
-        first += values.numel()
+    def _rank(self, one: Participant) -> int:
+        return self._ranks[ClientId(one.client)]

@@ -32,6 +32,12 @@ server_learning_rate = 1.0
 max_abs = 64.0          # bound of one coordinate of a weight change
 sample_count_max = 1048576
 
+[codec]                 # how clients write their updates
+name = "integer"        # or "float32", the default
+step = 0.5              # of the integers, in units of an update's root mean square, as the round before measured it
+first_norm = 1.0        # the L2 norm that an update of the first round is expected to have
+clip_norm = 10.0        # the greatest L2 norm of an update; longer ones are shortened to it. By default there is none
+
 [evaluation]            # measure the model on clients that did not train it
 every = 5               # after every fifth round
 clients = 10            # reports at which such a round closes
@@ -71,6 +77,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from umbel.aggregation.codec.plan import NORM_MAX, NORM_MIN, STEP_MAX, STEP_MIN, CodecPlan, first_plan, next_plan
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import (
@@ -82,6 +89,7 @@ from umbel.aggregation.types import (
     RunId,
     TrainingPlan,
     Weighting,
+    derive_seed,
     require_slug,
     require_window,
     require_within,
@@ -137,6 +145,34 @@ class AggregationSection:
 
     def __post_init__(self) -> None:
         require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSection:
+    """How updates are written; see `codec/plan.py`."""
+
+    name: Literal["float32", "integer"] = "float32"
+    step: float = 0.5
+    first_norm: float = 1.0
+    clip_norm: float | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        require_within(self.step, "step", STEP_MIN, STEP_MAX)
+        require_within(self.first_norm, "first_norm", NORM_MIN, NORM_MAX)
+        if self.clip_norm is not None:
+            require_within(self.clip_norm, "clip_norm", NORM_MIN, NORM_MAX)
+
+    def first(self, n_values: int, key: int) -> CodecPlan:
+        """The codec of a run's first round."""
+        if self.name == "float32":
+            return CodecPlan()
+        norm = self.first_norm if self.clip_norm is None else min(self.first_norm, self.clip_norm)
+        return first_plan(step=self.step, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
+
+    def after(self, before: CodecPlan, update_rms: float | None, key: int) -> CodecPlan:
+        """The codec of the round after one with updates of this root mean square."""
+        return before if self.name == "float32" else next_plan(before, step=self.step, update_rms=update_rms, key=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +326,7 @@ class RunFile:
     canary: CanarySection | None = None
     stop: StopRule | None = None
     retention: RetentionSection = field(default_factory=RetentionSection)
+    codec: CodecSection = field(default_factory=CodecSection)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -374,9 +411,17 @@ class RunFile:
         """How much of a round's steps is asked of each client."""
         return self.canary.share if self.canary is not None and task.tries_clients else 1.0
 
-    def first_plan(self) -> RoundPlan:
-        """The plan with which the run begins: the canary's, if there is one."""
-        return self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
+    def first_plan(self, n_values: int) -> RoundPlan:
+        """The plan with which the run begins: the canary's, if there is one. `n_values`: of the model."""
+        plan = self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
+        return replace(plan, codec=self.codec.first(n_values, self._codec_key(1)))
+
+    def codec_after(self, plan: RoundPlan, update_rms: float | None) -> CodecPlan:
+        """The codec of the round after this one, whose updates had this root mean square."""
+        return self.codec.after(plan.codec, update_rms, self._codec_key(plan.number + 1))
+
+    def _codec_key(self, number: int) -> int:
+        return derive_seed(self.seed, "codec", number)
 
     def canary_plan(self, attempt: int) -> RoundPlan:
         """The plan of one attempt at the canary. Of the named sites, as many as it asks are in it."""

@@ -9,14 +9,14 @@ Names end in their unit: `_s` seconds, `_bytes` bytes; `n_` and `_count` are cou
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType, TypeAlias
 
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.task import Task
-from umbel.aggregation.wire import Codec
 
 RunId = NewType("RunId", str)
 ClientId = NewType("ClientId", str)
@@ -160,7 +160,7 @@ class RoundPlan:
     `number` and `attempt` count from 1; a round that was abandoned is attempted again. `coverage`: what must be in.
     `tuned`: why window and over-selection are not those of the run file, in words; empty if they are (`tuning.py`).
     `task`: an evaluation measures the model after round `number`, a canary tries out round `number` before it; both
-    have attempts of their own.
+    have attempts of their own. `codec`: how updates are written, here or in the next round that has any.
     """
 
     run: RunId
@@ -177,6 +177,7 @@ class RoundPlan:
     coverage: CoverageFloor = field(default_factory=CoverageFloor)
     tuned: str = ""
     task: Task = Task.TRAINING
+    codec: CodecPlan = field(default_factory=CodecPlan)
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
@@ -242,7 +243,8 @@ class Assignment:
     """What one client is asked to do. `window_s`: seconds left, counted from when this message was sent.
 
     `seed` is for the client's own batch order, dropout and the like: the same run, round and client give the same seed.
-    `share`: how much of the steps to do, 1 for all; less is asked by a canary only.
+    `share`: how much of the steps to do, 1 for all; less is asked by a canary only. `rank`: the client's place among
+    the cohort's names in their order, from 0.
     """
 
     id: AssignmentId
@@ -251,13 +253,14 @@ class Assignment:
     attempt: int
     model: ModelRef
     training: TrainingPlan
-    codec: Codec
+    codec: CodecPlan
     grid: Grid
     sample_count_max: int
     seed: int
     window_s: float
     task: Task = Task.TRAINING
     share: float = 1.0
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +389,11 @@ class Aggregate:
     total_weight: int
     sample_count: int
     n_partial: int
+
+
+def ranks_of(cohort: Iterable[ClientId]) -> dict[ClientId, int]:
+    """Each client's place among the names of a cohort in their order, from 0."""
+    return {client: rank for rank, client in enumerate(sorted(cohort))}
 
 
 def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task: Task = Task.TRAINING) -> AssignmentId:

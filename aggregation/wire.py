@@ -4,16 +4,16 @@
 offset size field
      0    4 magic           "UMBL"
      4    1 version         1
-     5    1 codec           0 = float32, little-endian, in layout order
+     5    1 codec           0 = float32, 1 = integer
      6    2 reserved        zero
      8    8 n_values        values in the vector; must equal the layout's
     16   32 layout_digest   SHA-256 of the layout the client trained
-    48    8 payload_bytes   length of what follows; for float32, 4 * n_values
+    48    8 payload_bytes   length of what follows
     56    8 reserved        zero
 ```
 
-Every length is known from the plan before a byte is read: `expected_bytes(codec, n_values)`. A reader allocates nothing
-from what a header says; it only compares.
+What a payload holds is its codec's to say (`update_codec.py`). Its length, or the greatest that it can have, is known
+from the plan before a byte is read, and a reader allocates nothing from what a header says; it only compares.
 """
 
 import struct
@@ -36,6 +36,7 @@ class Codec(IntEnum):
     """How an update's payload is written."""
 
     FLOAT32 = 0
+    INTEGER = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,6 @@ class UpdateHeader:
         return _HEADER.pack(MAGIC, VERSION, self.codec, 0, self.n_values, self.layout_digest, self.payload_bytes, 0)
 
 
-def expected_bytes(codec: Codec, n_values: int) -> int:
-    """Length of a whole update, header included."""
-    match codec:
-        case Codec.FLOAT32:
-            return HEADER_BYTES + 4 * n_values
-
-
 def least_chunk_bytes(update_bytes: int) -> int:
     """The least length of a chunk that does not end an update of this length.
 
@@ -67,33 +61,38 @@ def least_chunk_bytes(update_bytes: int) -> int:
     return max(min(CHUNK_BYTES_MIN, -(-update_bytes // _CHUNKS_OF_FEW_BYTES)), -(-update_bytes // _CHUNKS_MAX))
 
 
-def header_for(layout: Layout, codec: Codec = Codec.FLOAT32) -> UpdateHeader:
-    """The only header that `read_header` accepts for this layout and codec."""
-    payload_bytes = expected_bytes(codec, layout.n_values) - HEADER_BYTES
+def header_for(layout: Layout, codec: Codec, payload_bytes: int) -> UpdateHeader:
+    """The header of an update of a model with this layout."""
     return UpdateHeader(codec, layout.n_values, bytes.fromhex(layout.digest), payload_bytes)
 
 
-def read_header(data: bytes, layout: Layout, codec: Codec = Codec.FLOAT32) -> UpdateHeader:
+def float32_header(layout: Layout) -> UpdateHeader:
+    """The only header that an update of codec 0 may have."""
+    return header_for(layout, Codec.FLOAT32, 4 * layout.n_values)
+
+
+def read_header(data: bytes, layout: Layout, codec: Codec, payload_bytes: range) -> UpdateHeader:
     """Check the first `HEADER_BYTES` bytes of an update against what the plan asked for.
 
-    Raises `MalformedUpdate`, `WrongCodec`, `WrongLayout` or `LyingLength`, in that order of checking.
+    `payload_bytes`: the lengths that its payload may have. Raises `MalformedUpdate`, `WrongCodec`, `WrongLayout` or
+    `LyingLength`, in that order of checking.
     """
     if len(data) < HEADER_BYTES:
         raise MalformedUpdate(f"an update starts with a header of {HEADER_BYTES} bytes; {len(data)} came")
-    magic, version, codec_id, zero16, n_values, digest, payload_bytes, zero64 = _HEADER.unpack(data[:HEADER_BYTES])
+    magic, version, codec_id, zero16, n_values, digest, n_bytes, zero64 = _HEADER.unpack(data[:HEADER_BYTES])
     if magic != MAGIC or version != VERSION or zero16 or zero64:
         raise MalformedUpdate(f"not an umbel update of version {VERSION}; see docs/wire.md")
     if codec_id != codec:
         raise WrongCodec(f"the plan asks for codec {codec.name.lower()} ({codec.value}), the update says {codec_id}")
-    expected = header_for(layout, codec)
-    if digest != expected.layout_digest:
+    if digest != bytes.fromhex(layout.digest):
         raise WrongLayout(
             f"the update was made for layout {digest.hex()[:12]}…, the model has {layout.digest[:12]}…; "
             "download the model of this assignment and train that"
         )
-    if (n_values, payload_bytes) != (expected.n_values, expected.payload_bytes):
+    if n_values != layout.n_values or n_bytes not in payload_bytes:
+        most = payload_bytes[-1]
         raise LyingLength(
-            f"the header declares {n_values} values in {payload_bytes} bytes; "
-            f"the model has {expected.n_values} values in {expected.payload_bytes} bytes"
+            f"the header declares {n_values} values in {n_bytes} bytes; the model has {layout.n_values} values, which "
+            f"take {most} bytes{' at most' if len(payload_bytes) > 1 else ''}"
         )
-    return expected
+    return UpdateHeader(codec, n_values, digest, n_bytes)

@@ -34,7 +34,7 @@ import httpx
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import LAYOUT_CHARS_MAX, AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
-from umbel.aggregation.wire import expected_bytes
+from umbel.aggregation.update_codec import codec_for
 from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Checkpoint, Client, LocalPlan
 from umbel.client.backoff import RETRY_AFTER_MAX_S
@@ -281,7 +281,9 @@ class Participant:
             raise
 
     def _local_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
-        reserve_s = self._link.reserve_s(expected_bytes(offer.codec, self._layout.n_values), offer.window_s)
+        reserve_s = self._link.reserve_s(
+            codec_for(offer.codec, offer.grid, self._layout).update_bytes[-1], offer.window_s
+        )
         asked = offer.training
         return LocalPlan(
             epochs=asked.local_epochs,

@@ -7,7 +7,6 @@ import math
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, SHA256, Assignment, ClientId, RunId, assignment_id
-from umbel.aggregation.wire import Codec
 from umbel.client.errors import CoordinatorMisbehaved, WorkRefused
 
 WINDOW_S_MAX = 366 * 86400.0
@@ -48,8 +47,6 @@ def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
             f"this client's model has layout {layout.digest[:12]}…, the run's {offer.model.layout_digest[:12]}…: "
             "both sides need the same version of the model's code"
         )
-    if offer.codec is not Codec.FLOAT32:
-        raise WorkRefused(f"this client cannot write codec {offer.codec.name.lower()}; update umbel")
     if sample_count > offer.sample_count_max:
         raise WorkRefused(
             f"this client has {sample_count} samples, the run accepts at most {offer.sample_count_max} from one client"

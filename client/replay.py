@@ -18,7 +18,6 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.replay import Replay
-from umbel.aggregation.wire import HEADER_BYTES, Codec, expected_bytes
 from umbel.client.admin import Operator
 from umbel.client.files import file_sha256
 
@@ -43,7 +42,7 @@ def replay(source: Source, ended: RoundEnded, layout_text: str, tell: Tell) -> M
     again = Replay(ended, layout)
     with tempfile.TemporaryDirectory(prefix="umbel-replay-") as folder:
         for one in ended.accepted:
-            _fold(source, one, layout, again, Path(folder) / "update")
+            _fold(source, one, again, Path(folder) / "update")
         found = again.require_sum()
         tell(f"{len(ended.accepted)} updates have the hashes of their reports, and add up to the sum {found[:16]}…")
         made = _make_model(source, ended, layout, again, Path(folder))
@@ -53,25 +52,23 @@ def replay(source: Source, ended: RoundEnded, layout_text: str, tell: Tell) -> M
     return made
 
 
-def _fold(source: Source, one: Participant, layout: Layout, again: Replay, path: Path) -> None:
+def _fold(source: Source, one: Participant, again: Replay, path: Path) -> None:
     """Fetch one update, see that it is the one that was reported, and add it. One at a time is on disk."""
-    sha256, bytes_max = update_sha256_of(one), expected_bytes(Codec.FLOAT32, layout.n_values)
+    sha256, bytes_max = update_sha256_of(one), again.codec.update_bytes[-1]
     found = source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
     if found != sha256:
         raise AuditFailed(
             f"the update of {one.client} was changed: it has the hash {found[:16]}…, its report says {sha256[:16]}…"
         )
     with path.open("rb", buffering=0) as file:
-        again.fold(one, file.read(HEADER_BYTES), _values(file.readinto))
+        again.fold(one, file.read(again.codec.header_bytes), _pieces(file.readinto))
 
 
-def _values(readinto: Callable[[memoryview], int | None]) -> Iterator[Tensor]:
-    """The float32 values of an update after its header, in pieces. Each piece is overwritten by the next."""
+def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview]:
+    """What follows the header of an update. Each piece is overwritten by the next."""
     buffer = memoryview(bytearray(4 * CHUNK_VALUES))
     while n_bytes := readinto(buffer):
-        if n_bytes % 4:
-            raise AuditFailed("an update ends in the middle of a value")
-        yield torch.frombuffer(buffer[:n_bytes], dtype=torch.float32)
+        yield buffer[:n_bytes]
 
 
 def _make_model(source: Source, ended: RoundEnded, layout: Layout, again: Replay, folder: Path) -> ModelId:

@@ -4,16 +4,15 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
 
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
-from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
+from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.layout import Layout, weight_change
 from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, WorkDone
-from umbel.aggregation.wire import header_for
+from umbel.aggregation.update_codec import codec_for
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.fetch import load_model
@@ -84,8 +83,9 @@ def save_work(
     `link`: how fast the model came, for a canary's report.
     """
     try:
-        header = header_for(layout, offer.codec).encode()
-        sha256, update_bytes = store.save_update(chain((header,), _weight_change(app, layout, start, offer.grid)))
+        codec = codec_for(offer.codec, offer.grid, layout)
+        update = codec.encode(lambda: _weight_change(app, layout, start), offer.rank)
+        sha256, update_bytes = store.save_update(update)
     except LayoutError as error:
         raise WorkRefused(str(error)) from error
     except NonFiniteUpdate as error:
@@ -101,8 +101,8 @@ def save_work(
     return pending
 
 
-def _weight_change(app: Client, layout: Layout, start: Path, grid: Grid) -> Iterator[memoryview]:
-    """The change as little-endian float32, checked to stand on the round's grid, in pieces.
+def _weight_change(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:
+    """The change as float32, in pieces.
 
     The start weights are read from their file again: neither they nor the change are in memory beside the model.
     """
@@ -113,9 +113,7 @@ def _weight_change(app: Client, layout: Layout, start: Path, grid: Grid) -> Iter
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
             for first in range(0, spec.n_values, CHUNK_VALUES):
                 piece = slice(first, first + CHUNK_VALUES)
-                change = weight_change(spec, values[piece].cpu(), start_values[piece])
-                check_values(change, grid, spec.offset + first)
-                yield change.numpy().astype("<f4", copy=False).data
+                yield weight_change(spec, values[piece].cpu(), start_values[piece])
 
 
 def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link: Link) -> WorkDone:

@@ -18,11 +18,13 @@ from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed
 from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.aggregation.update_codec import Part
 from umbel.server.database_outage import DatabaseAway
 from umbel.server.endings import Made, Measured
 from umbel.server.folding import DamagedSum, Folding, SumDropped
-from umbel.server.model_files import ModelFiles, next_model
+from umbel.server.model_files import ModelFiles, Summed, next_model
 from umbel.server.replicas import closing_job
+from umbel.server.round_codec import RoundCodec
 from umbel.server.services import Services
 from umbel.server.shelf import hold
 from umbel.server.stored import Chunk, LiveRun, PartialSum
@@ -42,9 +44,10 @@ class NothingMade(Exception):
 class Closer:
     """What one replica folds of a run's newest attempt, and how it closes it."""
 
-    def __init__(self, services: Services, layout: Layout) -> None:
+    def __init__(self, services: Services, layout: Layout, codec: RoundCodec) -> None:
         self._services = services
         self._layout = layout
+        self._codec = codec
         self._folding: Folding | None = None
         self._posted: tuple[int, frozenset[ClientId]] = (0, frozenset())
         self._n_failed = 0
@@ -52,7 +55,7 @@ class Closer:
 
     def fold(self, live: LiveRun, client: ClientId, chunks: Sequence[Chunk], weight: int) -> None:
         """Add an accepted update to this replica's share of the sum, unless it is in."""
-        self._sum(live).add(client, chunks, weight)
+        self._sum(live).add(client, chunks, Part(weight, self._codec.rank(live, client)))
 
     async def take_up(self, live: LiveRun, accepted: Mapping[ClientId, Accepted]) -> None:
         """Fold what this replica answers for and has not folded yet, from what is stored.
@@ -153,9 +156,12 @@ class Closer:
         if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
             raise DamagedSum("the sum is not that of the accepted reports")
         services, rate = self._services, live.run.file.aggregation.server_learning_rate
+        codec = self._codec.of(live)
+        parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
+        summed = Summed(total, codec.mean(total, parts), codec.update_rms(total))
         try:
             files = await asyncio.get_running_loop().run_in_executor(
-                services.worker, next_model, services.blobs, self._layout, live.run.master_sha256, total, rate
+                services.worker, next_model, services.blobs, self._layout, live.run.master_sha256, summed, rate
             )
         except ValueError as error:  # the same sum would fail again; a full disk is an OSError, and passes
             raise NothingMade(f"no model can be made of the sum: {error}") from error
@@ -193,8 +199,7 @@ class Closer:
 
     def _sum(self, live: LiveRun) -> Folding:
         if self._folding is None:
-            services = self._services
-            self._folding = Folding(self._layout.n_values, live.plan.grid, services.blobs, services.worker)
+            self._folding = Folding(self._codec.of(live), self._services.blobs, self._services.worker)
         return self._folding
 
     async def _drop(self) -> None:

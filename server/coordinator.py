@@ -116,7 +116,9 @@ class Coordinator:
             ) from error
         now = services.clock.now()
         try:
-            await services.rounds.add_run(file, model, master, Recruiting(file.first_plan(), since=now), now)
+            await services.rounds.add_run(
+                file, model, master, Recruiting(file.first_plan(layout.n_values), since=now), now
+            )
         except IntegrityError:
             await services.versions.release(owner)
             if await services.rounds.load(RunId(file.name)) is None:

@@ -39,6 +39,7 @@ from umbel.aggregation.round import (
     Training,
 )
 from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
+from umbel.aggregation.update_codec import UpdateCodec
 from umbel.server import journal
 from umbel.server.chronicle import Chronicle
 from umbel.server.closing import Closer, NothingMade
@@ -48,6 +49,7 @@ from umbel.server.folding import SumDropped
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
+from umbel.server.round_codec import RoundCodec
 from umbel.server.run_now import RunNow
 from umbel.server.services import Services
 from umbel.server.stored import Ended, LiveRun, StoredRecord, StoredRun
@@ -77,7 +79,8 @@ class RunDriver:
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
         self.chronicle = Chronicle(services, live, self.bells)
         self.now = RunNow(services, self.chronicle, self.waiting, lambda: self.live)
-        self._closer = Closer(services, layout)
+        self._round_codec = RoundCodec(layout)
+        self._closer = Closer(services, layout, self._round_codec)
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
         self._stepper: asyncio.Task[None] | None = None
@@ -106,6 +109,15 @@ class RunDriver:
     def plan(self) -> RoundPlan:
         """The plan of the newest attempt."""
         return self.live.plan
+
+    @property
+    def codec(self) -> UpdateCodec:
+        """What updates of the newest attempt are read with."""
+        return self._round_codec.of(self.live)
+
+    def rank(self, client: ClientId) -> int:
+        """This client's place in the newest attempt's cohort."""
+        return self._round_codec.rank(self.live, client)
 
     @property
     def pacing(self) -> Pacing:

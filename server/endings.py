@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
 from umbel.aggregation.canary import conclusion
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
@@ -83,7 +84,8 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
     measured = _measured(run, record)
     if run.file.evaluation is not None:
         measured = None  # what those say who did not train is what counts
-    return _go_on(run, RoundEnd(record, new, None, run.status, run.reason, measured), known, closing.cohort)
+    end = RoundEnd(record, new, None, run.status, run.reason, measured)
+    return _go_on(run, end, known, run.file.codec_after(plan, files.update_rms), closing.cohort)
 
 
 def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
@@ -91,7 +93,8 @@ def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
     record = replace(record, judged=_judged(run, closing))
-    return _go_on(run, RoundEnd(record, None, None, run.status, run.reason, _measured(run, record)), known)
+    end = RoundEnd(record, None, None, run.status, run.reason, _measured(run, record))
+    return _go_on(run, end, known, closing.plan.codec)
 
 
 def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
@@ -110,11 +113,12 @@ def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> 
         return replace(end, status=RunStatus.FAILED, reason=f"the canary has failed: {words}")
     if not passes and canary.on_failure == "pause":
         unfit = tuple(verdict.client for verdict in verdicts if not verdict.passes)
-        plan = run.file.canary_plan(closing.plan.attempt + 1)
+        plan = replace(run.file.canary_plan(closing.plan.attempt + 1), codec=closing.plan.codec)
         again = Recruiting(plan, since=known.now, avoid=unfit)
         why = f"the canary has failed: {words}. Resume the run to try it on others, where there are some"
         return replace(end, status=RunStatus.PAUSED, reason=why, next_state=again)
-    return replace(end, next_state=Recruiting(_plan(run, 1, 1, known, record), since=known.now))
+    first = _plan(run, 1, 1, known, record, closing.plan.codec)
+    return replace(end, next_state=Recruiting(first, since=known.now))
 
 
 def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: Known) -> RoundEnd:
@@ -127,7 +131,7 @@ def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: 
     new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
     end = RoundEnd(record, new, None, run.status, run.reason)
     if state.plan.task.may_be_left_out:
-        return _go_on(run, end, known)
+        return _go_on(run, end, known, state.plan.codec)
     end = replace(end, deleted=_deleted(run, _with(known.history, end, known.now)))
     return replace(end, next_state=_again(run, state, record, known))
 
@@ -143,7 +147,7 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     if run.status.is_over:
         return end
     if state.plan.task.may_be_left_out:
-        return _go_on(run, end, known)
+        return _go_on(run, end, known, state.plan.codec)
     if by_order:
         return replace(end, next_state=_again(run, state, record, known))
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
@@ -172,8 +176,13 @@ def _measured(run: StoredRun, record: RoundRecord) -> Measurement | None:
     return Measurement(run.model.version, record.evaluation, _value(record, of_evaluation=True))
 
 
-def _go_on(run: StoredRun, end: RoundEnd, known: Known, cohort: Mapping[ClientId, object] | None = None) -> RoundEnd:
-    """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end."""
+def _go_on(
+    run: StoredRun, end: RoundEnd, known: Known, codec: CodecPlan, cohort: Mapping[ClientId, object] | None = None
+) -> RoundEnd:
+    """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end.
+
+    `codec`: of the next round.
+    """
     versions, number = _with(known.history, end, known.now), end.record.round
     end = replace(end, deleted=_deleted(run, versions))
     if run.status.is_over:
@@ -181,11 +190,11 @@ def _go_on(run: StoredRun, end: RoundEnd, known: Known, cohort: Mapping[ClientId
     if (enough := _enough(run, end, versions)) is not None:
         return replace(end, status=RunStatus.FINISHED, reason=enough)
     if cohort is not None and run.file.evaluates_after(number):
-        evaluation = Recruiting(run.file.evaluation_plan(number), since=known.now, excluded=tuple(sorted(cohort)))
-        return replace(end, next_state=evaluation)
+        plan = replace(run.file.evaluation_plan(number), codec=codec)
+        return replace(end, next_state=Recruiting(plan, since=known.now, excluded=tuple(sorted(cohort))))
     if number >= run.file.rounds.count:
         return replace(end, status=RunStatus.FINISHED, reason=f"all {number} rounds are committed")
-    plan = _plan(run, number + 1, 1, known, end.record)
+    plan = _plan(run, number + 1, 1, known, end.record, codec)
     return replace(end, next_state=Recruiting(plan, since=known.now))
 
 
@@ -238,12 +247,12 @@ def _next_try(run: StoredRun, state: Abandoned, known: Known, record: RoundRecor
     """The plan of the attempt after this one, at the same round or canary."""
     plan = state.plan
     if plan.task.tries_clients:
-        return run.file.canary_plan(plan.attempt + 1)
-    return _plan(run, plan.number, plan.attempt + 1, known, record)
+        return replace(run.file.canary_plan(plan.attempt + 1), codec=plan.codec)
+    return _plan(run, plan.number, plan.attempt + 1, known, record, plan.codec)
 
 
-def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
+def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord, codec: CodecPlan) -> RoundPlan:
     """The plan of what follows; the attempt that has just ended is the newest that is known."""
     observations = (*known.evidence.observations, *observed(record))
     evidence = replace(known.evidence, observations=observations)
-    return next_plan(run.file, number, attempt, evidence, known.now)
+    return replace(next_plan(run.file, number, attempt, evidence, known.now), codec=codec)

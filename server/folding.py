@@ -12,12 +12,14 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.grid import CHUNK_VALUES, Grid, GridAccumulator
+from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import ClientId
+from umbel.aggregation.update_codec import Part, UpdateCodec
 from umbel.server.blobs import BlobStore
 from umbel.server.stored import Chunk, PartialSum
-from umbel.server.updates import checked_values, fill
+from umbel.server.updates import fill, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,26 +31,25 @@ class Folding:
     `clients`: whose updates were added here; `merged`: whose came with the sums of other replicas.
     """
 
-    def __init__(self, n_values: int, grid: Grid, blobs: BlobStore, worker: Executor) -> None:
+    def __init__(self, codec: UpdateCodec, blobs: BlobStore, worker: Executor) -> None:
         self.clients: set[ClientId] = set()
         self.merged: set[ClientId] = set()
-        self._n_values = n_values
-        self._grid = grid
+        self._codec = codec
         self._blobs = blobs
         self._worker = worker
-        self._total: GridAccumulator | None = None
+        self._total: IntegerSum | None = None
         self._pending: list[asyncio.Future[None]] = []
         self._is_discarded = False
 
-    def add(self, client: ClientId, chunks: Sequence[Chunk], weight: int) -> None:
+    def add(self, client: ClientId, chunks: Sequence[Chunk], part: Part) -> None:
         """Fold a stored update after those added before. One that is in is not added again."""
         if client in self.clients:
             return
         self.clients.add(client)
         loop = asyncio.get_running_loop()
-        self._pending.append(loop.run_in_executor(self._worker, self._fold, chunks, weight))
+        self._pending.append(loop.run_in_executor(self._worker, self._fold, chunks, part))
 
-    async def total(self) -> GridAccumulator:
+    async def total(self) -> IntegerSum:
         """The sum once every fold is in; zero if there was none.
 
         Raises what a fold raised: then build a new `Folding` from what is stored. Raises `SumDropped`.
@@ -90,14 +91,14 @@ class Folding:
         if self._is_discarded:
             raise SumDropped
 
-    def _accumulator(self) -> GridAccumulator:
+    def _accumulator(self) -> IntegerSum:
         """Allocated when first needed: int64, twice the model."""
         if self._total is None:
-            self._total = GridAccumulator(self._n_values, self._grid)
+            self._total = self._codec.new_sum()
         return self._total
 
-    def _fold(self, chunks: Sequence[Chunk], weight: int) -> None:
-        self._accumulator().fold(checked_values(self._blobs, chunks, self._grid), weight)
+    def _fold(self, chunks: Sequence[Chunk], part: Part) -> None:
+        self._accumulator().add(integers(self._blobs, chunks, self._codec, part.rank), part.weight)
 
     def _merge(self, partial: PartialSum) -> None:
         sha = hashlib.sha256()

@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from umbel.aggregation.artifact import layout_of, master_metadata_of, metadata_of
 from umbel.aggregation.audit import sum_sha256
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.grid import CHUNK_VALUES, GridAccumulator
-from umbel.aggregation.layout import Layout, TensorSpec, published, step
+from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.integer_sum import IntegerSum
+from umbel.aggregation.layout import HasMean, Layout, TensorSpec, published, step
 from umbel.server.blobs import Blob, BlobStore, model_key
 from umbel.server.files import file_sha256
 from umbel.server.tensor_file import TensorFile, write_skeleton
@@ -33,12 +34,23 @@ if TYPE_CHECKING:
 class ModelFiles:
     """A model version's files. `master_sha256` equals the published one's for models without half precision.
 
-    `sum_sha256`: of the exact sum that it was made of, as audit bundles have it.
+    `sum_sha256`: of the exact sum that it was made of, as audit bundles have it. `update_rms`: the mean of the updates'
+    root mean squares, where their codec measures it.
     """
 
     published: Blob
     master_sha256: str
     sum_sha256: str
+    update_rms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A round's exact sum, and what its codec makes of it."""
+
+    total: IntegerSum
+    mean: HasMean
+    update_rms: float | None = None
 
 
 def inspect_model(path: Path) -> Layout:
@@ -76,7 +88,7 @@ def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
 
 
 def next_model(
-    blobs: BlobStore, layout: Layout, master_sha256: str, total: GridAccumulator, learning_rate: float
+    blobs: BlobStore, layout: Layout, master_sha256: str, summed: Summed, learning_rate: float
 ) -> ModelFiles:
     """Store `master + learning_rate * mean` as the next version. The same sum gives the same files.
 
@@ -91,19 +103,19 @@ def next_model(
             outputs = [files.enter_context(TensorFile(public, is_writable=True))]
             if not layout.is_master_published:
                 outputs.append(files.enter_context(TensorFile(master, is_writable=True)))
-            _step_all(layout, start, outputs, total, learning_rate)
+            _step_all(layout, start, outputs, summed.mean, learning_rate)
         kept = keep_model(blobs, public)
         master_kept = kept if layout.is_master_published else keep_model(blobs, master)
-        return ModelFiles(kept, master_kept.sha256, sum_sha256(total))
+        return ModelFiles(kept, master_kept.sha256, sum_sha256(summed.total), summed.update_rms)
 
 
 def _step_all(
-    layout: Layout, start: TensorFile, outputs: Sequence[TensorFile], total: GridAccumulator, learning_rate: float
+    layout: Layout, start: TensorFile, outputs: Sequence[TensorFile], mean: HasMean, learning_rate: float
 ) -> None:
     """Read the master copy, step it, and write it out, a piece at a time. `outputs`: published and, if any, master."""
     for spec, first, n_values in _pieces(layout):
         values = start.read(spec.name, spec.master_dtype, first, n_values)
-        stepped = step(spec, values, first, total, learning_rate)
+        stepped = step(spec, values, first, mean, learning_rate)
         for output, made in zip(outputs, (published(spec, stepped), stepped), strict=False):
             output.write(spec.name, first, made)
 

@@ -18,7 +18,6 @@ from umbel.aggregation.messages import (
 from umbel.aggregation.round import Abandoned, Answer, Closing, Committed, Declined, Recruiting, Reported, Training
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work, derive_seed
 from umbel.aggregation.weighting import Candidate
-from umbel.aggregation.wire import Codec
 from umbel.server.coordinator import Coordinator
 from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.fitness import Unfit, unfit
@@ -215,13 +214,14 @@ class Reception:
             attempt=plan.attempt,
             model=driver.run.model,
             training=driver.run.file.training_plan(plan.number),
-            codec=Codec.FLOAT32,
+            codec=plan.codec,
             grid=plan.grid,
             sample_count_max=plan.sample_count_max,
             seed=derive_seed(plan.seed, "client", plan.number, client),
             window_s=max(0.0, training.closes_at - self._services.clock.now()),
             task=plan.task,
             share=driver.run.file.share_of(plan.task),
+            rank=driver.rank(client),
         )
 
     async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:

@@ -5,21 +5,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.canary import Terms, Verdict, judge
-from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.round import Closing
-from umbel.aggregation.types import ClientId, WorkDone
-from umbel.aggregation.wire import Codec, expected_bytes
+from umbel.aggregation.types import ClientId, WorkDone, ranks_of
+from umbel.aggregation.update_codec import UpdateCodec, codec_for
 from umbel.server.blobs import BlobStore
 from umbel.server.services import Services
 from umbel.server.stored import Chunk, LiveRun, StoredRun
-from umbel.server.updates import checked_values
+from umbel.server.updates import values
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`update_bytes`: of any update; `peaks`: the largest change of one value in each that was accepted."""
+    """`update_bytes`: of the longest update; `peaks`: the largest change of one value in each that was accepted."""
 
     update_bytes: int
     peaks: Mapping[ClientId, float]
@@ -33,10 +32,11 @@ async def look_at(services: Services, live: LiveRun, layout: Layout) -> Trial:
     assert isinstance(live.state, Closing)
     chunks = await services.uploads.chunks([live.assignment_id(client) for client in live.state.accepted])
     loop, peaks = asyncio.get_running_loop(), dict[ClientId, float]()
+    codec, ranks = codec_for(live.plan.codec, live.plan.grid, layout), ranks_of(live.state.cohort)
     for client in live.state.accepted:
         mine = chunks[live.assignment_id(client)]
-        peaks[client] = await loop.run_in_executor(services.worker, _peak, services.blobs, mine, live.plan.grid)
-    return Trial(expected_bytes(Codec.FLOAT32, layout.n_values), peaks)
+        peaks[client] = await loop.run_in_executor(services.worker, _peak, services.blobs, mine, codec, ranks[client])
+    return Trial(codec.update_bytes[-1], peaks)
 
 
 def verdicts_on(run: StoredRun, closing: Closing, trial: Trial) -> tuple[Verdict, ...]:
@@ -64,5 +64,5 @@ def _works(closing: Closing) -> Iterator[tuple[ClientId, WorkDone]]:
         yield client, accepted.work
 
 
-def _peak(blobs: BlobStore, chunks: Sequence[Chunk], grid: Grid) -> float:
-    return max((values.abs().max().item() for values in checked_values(blobs, chunks, grid)), default=0.0)
+def _peak(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> float:
+    return codec.unit * max((part.abs().max().item() for part in values(blobs, chunks, codec, rank)), default=0)

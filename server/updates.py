@@ -9,10 +9,8 @@ from io import RawIOBase
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.grid import CHUNK_VALUES, Grid, check_values
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.torch_later import torch
-from umbel.aggregation.wire import HEADER_BYTES, Codec, expected_bytes, read_header
+from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.update_codec import UpdateCodec
 from umbel.server.blobs import BlobStore
 from umbel.server.problems import Refused
 from umbel.server.stored import Chunk
@@ -21,30 +19,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, layout: Layout, grid: Grid) -> None:
+def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: UpdateCodec, rank: int) -> None:
     """Hash the whole update, read its header, and check every value. Raises `Refused` or an `UpdateRefused`."""
-    expected = expected_bytes(Codec.FLOAT32, layout.n_values)
-    if sum(chunk.length for chunk in chunks) != expected:
-        raise LyingLength(f"the model's update has {expected} bytes")
+    if sum(chunk.length for chunk in chunks) not in codec.update_bytes:
+        raise LyingLength(f"the model's update has {length_in_words(codec)}")
     if _sha256(blobs, chunks) != sha256:
         raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
-    with Whole(blobs, chunks) as update:
-        header = memoryview(bytearray(HEADER_BYTES))
-        read_header(bytes(header[: fill(update, header)]), layout)
-    for _ in checked_values(blobs, chunks, grid):
+    for _ in values(blobs, chunks, codec, rank):
         pass
 
 
-def checked_values(blobs: BlobStore, chunks: Sequence[Chunk], grid: Grid) -> Iterator[Tensor]:
-    """The values of an update, in pieces. Raises an `UpdateRefused` at the first that does not stand on the grid.
+def length_in_words(codec: UpdateCodec) -> str:
+    """How long an update may be."""
+    lengths = codec.update_bytes
+    return f"{lengths.start} bytes" if len(lengths) == 1 else f"{lengths.start} to {lengths.stop - 1} bytes"
+
+
+def values(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> Iterator[Tensor]:
+    """The integers of an update's values, in pieces. Raises an `UpdateRefused` at the first thing that is wrong."""
+    with Whole(blobs, chunks) as update:
+        yield from codec.values(_header(update, codec), _pieces(update), rank)
+
+
+def integers(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> Iterator[Tensor]:
+    """All that an update adds to the sum, in pieces. Raises an `UpdateRefused` at the first thing that is wrong.
 
     Folding checks again: the check is cheap, and a file that has changed since must fail the fold, not enter the sum.
     """
-    first = 0
-    for values in _values(blobs, chunks):
-        check_values(values, grid, first)
-        yield values
-        first += values.numel()
+    with Whole(blobs, chunks) as update:
+        yield from codec.integers(_header(update, codec), _pieces(update), rank)
 
 
 class Whole(RawIOBase):
@@ -90,13 +93,13 @@ def _sha256(blobs: BlobStore, chunks: Sequence[Chunk]) -> str:
     return sha.hexdigest()
 
 
-def _values(blobs: BlobStore, chunks: Sequence[Chunk]) -> Iterator[Tensor]:
-    """The float32 values of an update, in pieces. Each piece is overwritten by the next.
+def _header(update: Whole, codec: UpdateCodec) -> bytes:
+    header = memoryview(bytearray(codec.header_bytes))
+    return bytes(header[: fill(update, header)])
 
-    Values are little-endian on the wire and, on every machine that torch runs on, in memory.
-    """
+
+def _pieces(update: Whole) -> Iterator[memoryview]:
+    """What follows the header. Each piece is overwritten by the next."""
     buffer = memoryview(bytearray(4 * CHUNK_VALUES))
-    with Whole(blobs, chunks) as update:
-        fill(update, memoryview(bytearray(HEADER_BYTES)))
-        while n_bytes := fill(update, buffer):
-            yield torch.frombuffer(buffer[:n_bytes], dtype=torch.float32)
+    while n_bytes := fill(update, buffer):
+        yield buffer[:n_bytes]

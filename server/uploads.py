@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from umbel.aggregation.errors import LyingLength, ProtocolViolation, UpdateRefused
 from umbel.aggregation.types import AssignmentId, ClientId
-from umbel.aggregation.wire import Codec, expected_bytes, least_chunk_bytes
+from umbel.aggregation.wire import least_chunk_bytes
 from umbel.server.blobs import BlobStore
 from umbel.server.driver import RunDriver
 from umbel.server.intake import Arrival, Intake
@@ -22,7 +22,7 @@ from umbel.server.problems import Refused
 from umbel.server.reception import Place, Reception
 from umbel.server.services import Services
 from umbel.server.stored import Chunk, StoredUpload
-from umbel.server.updates import check_update
+from umbel.server.updates import check_update, length_in_words
 from umbel.server.upload_store import Arrived, UploadMoved, UploadOver
 
 _HELD_BYTES_MAX = 64 << 10
@@ -131,10 +131,11 @@ class Uploads:
     async def _check(self, place: Place, arrived: Arrived) -> None:
         """Check the whole update, and drop what can never be folded."""
         whole = arrived.after
-        grid, layout = place.require_open().plan.grid, place.driver.layout
+        codec, rank = place.driver.codec, place.driver.rank(place.client)
+        place.require_open()
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._services.checker, check_update, self._services.blobs, whole.chunks, whole.sha256, layout, grid
+                self._services.checker, check_update, self._services.blobs, whole.chunks, whole.sha256, codec, rank
             )
         except (UpdateRefused, Refused):
             if arrived.known is not None:
@@ -211,9 +212,9 @@ def _known(upload: StoredUpload | None) -> StoredUpload:
 
 
 def _require_length(driver: RunDriver, length: int) -> None:
-    expected = expected_bytes(Codec.FLOAT32, driver.layout.n_values)
-    if length != expected:
-        raise LyingLength(f"Upload-Length is {length}, but an update of this model has {expected} bytes")
+    if length not in driver.codec.update_bytes:
+        expected = length_in_words(driver.codec)
+        raise LyingLength(f"Upload-Length is {length}, but an update of this model has {expected}")
 
 
 def _require_offset(known: StoredUpload, incoming: Incoming) -> None:

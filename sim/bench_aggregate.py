@@ -28,7 +28,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import CheckIn, Outcome
 from umbel.aggregation.runfile import RoundsSection, RunFile
 from umbel.aggregation.types import RunId, WorkDone
-from umbel.aggregation.wire import header_for
+from umbel.aggregation.wire import float32_header
 from umbel.client import Operator
 from umbel.client.coordinator import Coordinator
 from umbel.client.enrol import ensure_enrolled, identify
@@ -134,7 +134,7 @@ def _run_round(operator: Operator, sites: Sequence[Coordinator], run: str, n_val
     rounds = RoundsSection(1, len(sites), len(sites), over_selection=1.0, window_s=_LIMIT_S)
     operator.create_run(run, run_toml(RunFile(run, rounds)), operator.upload_model(encode_model(state)))
     layout = Layout.of_state(state)
-    header = header_for(layout).encode()
+    header = float32_header(layout).encode()
     updates = [header + _random(n_values, seed).numpy().tobytes() for seed in range(4)]
     gate = threading.Barrier(len(sites) + 1)
     with ThreadPoolExecutor(len(sites)) as pool:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from statistics import median
 
-from umbel.aggregation.runfile import RetentionSection, RoundsSection, RunFile
+from umbel.aggregation.runfile import CodecSection, RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.partition import DirichletSplit
 
@@ -114,7 +114,7 @@ def run_toml(run_file: RunFile) -> str:
     """The run file as its owner would write it."""
     top = {"name": run_file.name, "seed": run_file.seed}
     lines = _toml_lines(top)
-    for name in ("rounds", "training", "aggregation", "coverage", "retention"):
+    for name in ("rounds", "training", "aggregation", "codec", "coverage", "retention"):
         lines += ["", f"[{name}]", *_toml_lines(asdict(getattr(run_file, name)))]
     for override in run_file.override:
         lines += ["", "[[override]]", *_toml_lines(asdict(override))]
@@ -140,4 +140,5 @@ def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
     else:
         section = RoundsSection(rounds, target=10, minimum=MINIMUM, over_selection=1.2, window_s=WINDOW_S)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
-    return RunFile(RUN, section, seed, training, retention=RetentionSection(updates="1 round"))
+    codec, retention = CodecSection("integer"), RetentionSection(updates="1 round")
+    return RunFile(RUN, section, seed, training, codec=codec, retention=retention)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.signatures import Target, content_digest, sign
-from umbel.aggregation.wire import header_for
+from umbel.aggregation.wire import float32_header
 from umbel.sim.load import LoadFailed, Script, Until
 
 SAMPLE_COUNT = 10
@@ -83,7 +83,7 @@ def take_part(device: SimDevice, run: str, layout: Layout, outcomes: list[str]) 
     An upload that the round no longer waits for (409) is noted as released.
     """
     body = check_in_body(run, layout.digest, SAMPLE_COUNT)
-    update = header_for(layout).encode() + bytes(4 * layout.n_values)
+    update = float32_header(layout).encode() + bytes(4 * layout.n_values)
     while True:
         answer = yield device.check_in(body)
         checked_in: dict[str, Any] = json.loads(answer.body)

@@ -34,7 +34,7 @@ from umbel.aggregation.runfile import RetentionSection, RoundsSection, RunFile
 from umbel.aggregation.signatures import parse, sign
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ClientId, RunId, assignment_id
-from umbel.aggregation.wire import header_for
+from umbel.aggregation.wire import float32_header
 
 AUDIT_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 CLIENT_KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([n] * 32)) for n, name in enumerate(("a", "b", "c"), 1)}
@@ -71,7 +71,7 @@ def play() -> Played:
     assert isinstance(whole, dict)
     created = RunCreated(OPENED_AT - 60, whole, json_sha256(FILE), first, layout.to_json())
     updates = {
-        name: header_for(layout).encode() + torch.tensor(values).numpy().tobytes()
+        name: float32_header(layout).encode() + torch.tensor(values).numpy().tobytes()
         for name, values in (("a", [0.5, -0.25, 1.0, 0.125]), ("b", [-0.5, 0.75, -0.0625, 2.0]))
     }
     ended = (_abandoned(layout, first), _committed(layout, first, master, updates))

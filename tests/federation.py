@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 import httpx
 import torch
 
-from tests.server_device import Device, House, Json, repr_digest, run_file, small_state, update_of
+from tests.server_device import Device, House, Json, repr_digest, run_file, small_state, update_for
 from umbel.aggregation.layout import Layout
 from umbel.server.settings import Settings
 
@@ -26,7 +26,10 @@ T = TypeVar("T")
 N_DEVICES = 4
 N_ROUNDS = 2
 _PAUSE_S = 0.03
-RUN = run_file(count=N_ROUNDS, target=2, minimum=2, over_selection=2.0, window_s=300.0)  # a tenth of it: so long a round waits for all four
+RUN = (
+    run_file(count=N_ROUNDS, target=2, minimum=2, over_selection=2.0, window_s=300.0)  # a tenth: waits for all four
+    + '[codec]\nname = "integer"\n'
+)
 
 
 class Urls(httpx.AsyncBaseTransport):
@@ -148,7 +151,8 @@ class Federation:
         model = await answered(lambda: device.send("GET", f"/v1/models/{digest}"))
         assert hashlib.sha256(model.content).hexdigest() == digest
         draw = torch.Generator().manual_seed(int(digest[:12], 16) + int(device.name[1:]))
-        update = update_of(layout, torch.randn(layout.n_values, generator=draw) / 10)
+        values = torch.randn(layout.n_values, generator=draw) / 10
+        update = update_for(assignment, layout, values)
         if await self.upload(device, assignment["id"], update):
             self.note(assignment, await answered(lambda: device.report(assignment["id"], update, **changed)))
 

@@ -18,19 +18,25 @@ from typing import Any
 import httpx
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import TypeAdapter
 from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from torch import Tensor
 
 from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.signatures import Target, content_digest, sign
-from umbel.aggregation.wire import header_for
+from umbel.aggregation.update_codec import codec_for
+from umbel.aggregation.wire import float32_header
 from umbel.server.app import create_app
 from umbel.server.clock import Clock
 from umbel.server.settings import Settings
 
 Json = dict[str, Any]
+
+_CODEC = TypeAdapter(CodecPlan)
 
 _database_of: ContextVar[Callable[[Path], str | None]] = ContextVar("database_of", default=lambda _: None)
 
@@ -80,7 +86,13 @@ def repr_digest(data: bytes) -> str:
 
 def update_of(layout: Layout, values: Tensor) -> bytes:
     """The bytes of an update that holds `values`."""
-    return header_for(layout).encode() + values.to(torch.float32).numpy().tobytes()
+    return float32_header(layout).encode() + values.to(torch.float32).numpy().tobytes()
+
+
+def update_for(assignment: Json, layout: Layout, values: Tensor) -> bytes:
+    """The bytes of an update that holds `values`, as this assignment asks for them."""
+    codec = codec_for(_CODEC.validate_python(assignment["codec"]), Grid(**assignment["grid"]), layout)
+    return b"".join(codec.encode(lambda: iter([values.to(torch.float32)]), assignment["rank"]))
 
 
 @dataclass
@@ -170,7 +182,7 @@ class Device:
         assignment = await self.work(layout)
         model = await self.send("GET", f"/v1/models/{assignment['model']['sha256']}")
         assert sha256(model.content) == assignment["model"]["sha256"]
-        update = update_of(layout, values)
+        update = update_for(assignment, layout, values)
         uploaded = await self.upload(assignment["id"], update)
         assert uploaded.status_code == 201, uploaded.text
         reported = await self.report(assignment["id"], update)

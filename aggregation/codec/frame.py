@@ -33,7 +33,7 @@ def compress(pieces: Iterable[bytes | memoryview], n_raw: int, level: int = 1) -
     yield compressor.flush()
 
 
-def decompress(pieces: Iterable[bytes], n_raw: int) -> Iterator[bytes]:
+def decompress(pieces: Iterable[bytes | memoryview], n_raw: int) -> Iterator[bytes]:
     """The bytes of a frame that holds `n_raw`, in pieces of at most 16 MiB. The frame comes in pieces of any length.
 
     Raises `MalformedUpdate` for what is no such frame, `LyingLength` for one that holds or claims another length.
@@ -53,10 +53,10 @@ class _Frame:
         self._head: bytes | None = b""
         self._decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """The next bytes of it, once its header is whole and has been checked."""
         if self._head is not None:
-            self._head += data
+            self._head += bytes(data)
             if len(self._head) < _HEADER_BYTES_MAX:
                 return
             data = self._checked_head(self._head)
@@ -72,7 +72,7 @@ class _Frame:
         if self._n_seen != self._n_raw:
             raise LyingLength(f"the compressed update holds {self._n_seen} bytes, not {self._n_raw}")
 
-    def _decoded(self, data: bytes) -> bytes:
+    def _decoded(self, data: bytes | memoryview) -> bytes:
         if self._decoder.eof:
             raise LyingLength("bytes follow the compressed update")
         try:

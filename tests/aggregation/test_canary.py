@@ -243,7 +243,7 @@ def test_a_spread_is_a_set_of_the_right_size_whatever_the_order(
 
 def test_named_sites_are_asked_and_waited_for_until_patience_runs_out() -> None:
     file = RunFile("demo", ROUNDS, coverage=CoverageFloor(sites=(ClientId("p2"),)), canary=CanarySection())
-    plan = file.first_plan()
+    plan = file.first_plan(10)
     assert list(choose(plan, FLEET, 0.0).cohort or ()) == ["h4", "lab", "p2"]
     without = [one for one in FLEET if one.client != "p2"]
     assert choose(plan, without, 0.0).cohort is None
@@ -265,7 +265,7 @@ def test_who_has_failed_is_asked_again_only_where_there_are_too_few_others_or_it
 
 
 def opened() -> Training:
-    state, commands = advance(Recruiting(FILE.first_plan(), since=0.0), Gathered(1.0, tuple(FLEET)))
+    state, commands = advance(Recruiting(FILE.first_plan(10), since=0.0), Gathered(1.0, tuple(FLEET)))
     assert isinstance(state, Training)
     assert commands
     return state
@@ -298,14 +298,14 @@ def test_an_operator_ends_a_canary_as_any_round() -> None:
 
 
 def test_a_run_begins_with_its_canary_if_it_has_one() -> None:
-    plan = FILE.first_plan()
+    plan = FILE.first_plan(10)
     assert (plan.task, plan.number, plan.attempt) == (Task.CANARY, 1, 1)
     assert (plan.target, plan.minimum, plan.n_wanted, plan.window_s) == (3, 2, 3, 100.0)
     assert FILE.canary_plan(4).attempt == 4
-    assert RunFile("demo", ROUNDS).first_plan() == RunFile("demo", ROUNDS).round_plan(1, 1)
+    assert RunFile("demo", ROUNDS).first_plan(10) == RunFile("demo", ROUNDS).round_plan(1, 1)
     assert assignment_id(RunId("demo"), 1, 2, NORTH, Task.CANARY) == "demo.1.c2.north"
     slow = RunFile("demo", ROUNDS, canary=CanarySection(), override=(Override(1, 1, window_s=7.0),))
-    assert (slow.first_plan().window_s, slow.first_plan().minimum) == (7.0, 2)
+    assert (slow.first_plan(10).window_s, slow.first_plan(10).minimum) == (7.0, 2)
 
 
 def test_an_empty_section_is_a_canary() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.messages import (
     AssignmentState,
@@ -25,7 +26,6 @@ from umbel.aggregation.messages import (
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress, RunView
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import Assignment, AssignmentId, ModelRef, RunId, TrainingPlan, Weighting, WorkDone
-from umbel.aggregation.wire import Codec
 
 KEY = "JrQLj5P/89iXES9+vFgrIy29clF9CC/oPPsw3c5D0bs="  # test-key-ed25519 of RFC 9421, B.1.4
 MODEL = ModelRef(3, "a" * 64, 1000, "b" * 64)
@@ -36,7 +36,7 @@ ASSIGNMENT = Assignment(
     attempt=1,
     model=MODEL,
     training=TrainingPlan(local_steps=5),
-    codec=Codec.FLOAT32,
+    codec=CodecPlan(),
     grid=Grid.finest(max_abs=64.0, total_weight_max=300 << 20),
     sample_count_max=1 << 20,
     seed=5,

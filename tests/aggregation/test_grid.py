@@ -77,7 +77,7 @@ def folded(updates: Sequence[Update], grid: Grid = GRID) -> GridAccumulator:
 
 
 def mean_of(total: GridAccumulator) -> Tensor:
-    return total.mean_slice(0, total.n_values)
+    return total.mean_slice(0, total.n_sums)
 
 
 def integer_sums(total: GridAccumulator) -> list[int]:
@@ -121,7 +121,7 @@ def test_any_split_into_partial_sums_gives_the_same_bits(updates: list[Update], 
     low, high = sorted((one, two))
     merged = GridAccumulator(len(updates[0].values), GRID)
     for part in (updates[high:], updates[:low], updates[low:high]):
-        partial = GridAccumulator(merged.n_values, GRID)
+        partial = GridAccumulator(merged.n_sums, GRID)
         for update in part:
             partial.fold_vector(update.vector, update.weight)
         merged.merge(partial)
@@ -134,7 +134,7 @@ def test_any_split_into_partial_sums_gives_the_same_bits(updates: list[Update], 
 @given(rounds(), st.lists(st.integers(0, 7), max_size=4))
 def test_any_chunking_gives_the_same_bits(updates: list[Update], cuts: list[int]) -> None:
     chunked = GridAccumulator(len(updates[0].values), GRID)
-    n_values = chunked.n_values
+    n_values = chunked.n_sums
     edges = [0, *sorted(min(cut, n_values) for cut in cuts), n_values]
     for update in updates:
         chunks = [update.vector[a:b] for a, b in itertools.pairwise(edges)]
@@ -215,20 +215,20 @@ def test_the_sum_holds_at_the_extremes(sign: float, weights: list[int], max_abs:
 def test_a_refused_update_changes_nothing(updates: list[Update], poison: float, data: st.DataObject) -> None:
     total = folded(updates)
     before = (total.sums.clone(), total.total_weight, total.n_folded)
-    bad = torch.zeros(total.n_values)
-    if total.n_values:
-        index = data.draw(st.integers(0, total.n_values - 1))
+    bad = torch.zeros(total.n_sums)
+    if total.n_sums:
+        index = data.draw(st.integers(0, total.n_sums - 1))
         bad[index] = poison
         refusal = UpdateOutOfRange if math.isfinite(poison) else NonFiniteUpdate
         with pytest.raises(refusal, match=f"value {index} of the update"):
             total.fold_vector(bad, 1)
-    for wrong in (torch.zeros(total.n_values + 1), torch.zeros(max(total.n_values - 1, 0))):
-        if wrong.numel() != total.n_values:
+    for wrong in (torch.zeros(total.n_sums + 1), torch.zeros(max(total.n_sums - 1, 0))):
+        if wrong.numel() != total.n_sums:
             with pytest.raises(LyingLength):
                 total.fold_vector(wrong, 1)
     for weight in (0, -1, GRID.total_weight_max + 1):
         with pytest.raises(ValueError, match="takes the total to"):
-            total.fold_vector(torch.zeros(total.n_values), weight)
+            total.fold_vector(torch.zeros(total.n_sums), weight)
     assert torch.equal(total.sums, before[0])
     assert (total.total_weight, total.n_folded) == before[1:]
 

@@ -7,12 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation import wire
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused, WrongCodec, WrongLayout
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.wire import HEADER_BYTES, Codec, UpdateHeader, expected_bytes, header_for, read_header
+from umbel.aggregation.wire import HEADER_BYTES, Codec, UpdateHeader, float32_header
 
+BYTES = range(28, 29)
 LAYOUT = Layout.of_state({"w": torch.zeros(5), "b": torch.zeros(2)})
-HEADER = header_for(LAYOUT).encode()
+HEADER = float32_header(LAYOUT).encode()
+
+
+def read_header(data: bytes, layout: Layout) -> UpdateHeader:
+    return wire.read_header(data, layout, Codec.FLOAT32, BYTES)
 
 
 def with_bytes(offset: int, data: bytes) -> bytes:
@@ -28,9 +34,10 @@ def test_what_follows_the_header_is_not_looked_at() -> None:
     assert read_header(HEADER + b"\xff" * 99, LAYOUT) == read_header(HEADER, LAYOUT)
 
 
-def test_the_length_of_an_update_follows_from_the_layout() -> None:
-    assert expected_bytes(Codec.FLOAT32, 7) == 64 + 28
-    assert expected_bytes(Codec.FLOAT32, 0) == 64
+def test_a_payload_may_have_a_range_of_lengths() -> None:
+    assert wire.read_header(HEADER, LAYOUT, Codec.FLOAT32, range(20, 29)).payload_bytes == 28
+    with pytest.raises(LyingLength, match="28 bytes; the model has 7 values, which take 27 bytes at most"):
+        wire.read_header(HEADER, LAYOUT, Codec.FLOAT32, range(20, 28))
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ class Double:
         assert (request.headers["upload-complete"] == "?1") == (len(upload.data) == upload.total)
         if len(upload.data) == upload.total:
             assert hashlib.sha256(upload.data).digest() == upload.sha256
-            read_header(bytes(upload.data), self.layout)
+            lengths = range(4 * self.layout.n_values, 4 * self.layout.n_values + 1)
+            read_header(bytes(upload.data), self.layout, Codec.FLOAT32, lengths)
 
     def _upload_answer(self, status: int, upload: Incoming) -> httpx.Response:
         complete = "?1" if len(upload.data) == upload.total else "?0"
@@ -245,7 +246,7 @@ class Double:
                 name: getattr(training, name)
                 for name in ("local_epochs", "local_steps", "batch_size", "learning_rate", "proximal_mu", "evaluate")
             },
-            "codec": int(Codec.FLOAT32),
+            "codec": {"codec": 0, "inverse_step": 0.0, "key": 0, "clip_norm": None},
             "grid": {"step": grid.step, "max_abs": grid.max_abs, "total_weight_max": grid.total_weight_max},
             "sample_count_max": plan.sample_count_max,
             "seed": 1000 + self.round,

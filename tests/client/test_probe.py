@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import Assignment, ClientId, ModelRef, RunId, TrainingPlan, WorkDone, assignment_id
-from umbel.aggregation.wire import Codec
 from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.link import Link
@@ -42,7 +42,7 @@ def offer(training: TrainingPlan | None = None, share: float = 0.01) -> Assignme
         attempt=1,
         model=ModelRef(0, "ab" * 32, 500, layout.digest),
         training=training or TrainingPlan(),
-        codec=Codec.FLOAT32,
+        codec=CodecPlan(),
         grid=Grid.finest(max_abs=64.0, total_weight_max=100),
         sample_count_max=100,
         seed=1,

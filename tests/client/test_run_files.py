@@ -119,6 +119,6 @@ def test_a_file_that_is_accepted_can_be_planned_stored_and_read_again(
         assert 0.1 <= plan.window_s <= 366 * 86_400
         assert plan.n_wanted >= plan.target >= plan.minimum >= 1
         run.training_plan(number)
-    run.first_plan()
+    run.first_plan(10)
     files = TypeAdapter(RunFile)
     assert files.validate_json(canonical(files.dump_python(run, mode="json"))) == run

@@ -41,18 +41,20 @@ from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.codec.codec import Context
 from umbel.aggregation.codec.eden import Eden
 from umbel.aggregation.codec.payload import Precision
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.qsgd import Qsgd
 from umbel.aggregation.codec.registry import CODECS
 from umbel.aggregation.codec.topk import TopK
 from umbel.aggregation.errors import LayoutError, SignatureRefused, UpdateRefused
-from umbel.aggregation.grid import Grid
+from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.records import Fate
 from umbel.aggregation.runfile import RoundsSection, RunFile
 from umbel.aggregation.signatures import SignedHeaders, Target, parse, sign
 from umbel.aggregation.types import RunId, WorkDone
-from umbel.aggregation.wire import HEADER_BYTES, header_for
+from umbel.aggregation.update_codec import codec_for
+from umbel.aggregation.wire import HEADER_BYTES, float32_header
 from umbel.client.audit import read_lines, verify
 from umbel.server.blobs import BlobStore
 from umbel.server.downloads import parse_range
@@ -62,10 +64,11 @@ from umbel.server.problems import Refused
 from umbel.server.routes_admin import read_run_file
 from umbel.server.stored import Chunk
 from umbel.server.tensor_file import TensorFile
-from umbel.server.updates import check_update, checked_values
+from umbel.server.updates import check_update, integers
 
 LAYOUT = Layout.of_state({"a": torch.zeros(3), "b": torch.zeros(2, 2), "n": torch.tensor(0)})
 GRID = Grid.finest(max_abs=8.0, total_weight_max=1000)
+CODEC = codec_for(CodecPlan(), GRID, LAYOUT)
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _PUBLIC_KEY = KEY.public_key().public_bytes_raw()
 _NOW = 1_700_000_000.0
@@ -142,19 +145,20 @@ class _Chunks:
 def update(data: bytes) -> None:
     """An update in up to 256 chunks. First byte: where to cut, and whether a header as it should be comes before."""
     how, rest = data[0] if data else 0, data[1:]
-    whole = header_for(LAYOUT).encode() + rest if how & 1 else rest
+    whole = float32_header(LAYOUT).encode() + rest if how & 1 else rest
     size = (how >> 1) + 1
     pieces = [whole[first : first + size] for first in range(0, len(whole), size)]
     blobs = cast(BlobStore, _Chunks(pieces))
     chunks = [Chunk(str(i), len(piece)) for i, piece in enumerate(pieces)]
     taken = False
     with contextlib.suppress(UpdateRefused):
-        check_update(blobs, chunks, sha256(whole).hexdigest(), LAYOUT, GRID)
+        check_update(blobs, chunks, sha256(whole).hexdigest(), CODEC, 0)
         taken = True
     assert taken == _is_good(whole), "an update is taken exactly if it is good"
     if taken:
-        folded = torch.cat([values.clone() for values in checked_values(blobs, chunks, GRID)])
-        assert folded.numpy().tobytes() == whole[HEADER_BYTES:], "what is folded is what was sent"
+        folded = torch.cat([part.clone() for part in integers(blobs, chunks, CODEC, 0)])
+        sent = torch.frombuffer(bytearray(whole[HEADER_BYTES:]), dtype=torch.float32)
+        assert torch.equal(folded, to_integers(sent, GRID)), "what is folded is what was sent"
 
 
 def payload(data: bytes) -> None:
@@ -170,7 +174,7 @@ def payload(data: bytes) -> None:
 
 
 def _is_good(whole: bytes) -> bool:
-    if whole[:HEADER_BYTES] != header_for(LAYOUT).encode() or len(whole) != HEADER_BYTES + 4 * LAYOUT.n_values:
+    if whole[:HEADER_BYTES] != float32_header(LAYOUT).encode() or len(whole) != HEADER_BYTES + 4 * LAYOUT.n_values:
         return False
     values = np.frombuffer(whole[HEADER_BYTES:], dtype="<f4")
     return bool(np.isfinite(values).all() and (np.abs(values) <= GRID.max_abs).all())
@@ -320,7 +324,7 @@ def seeds() -> dict[str, list[bytes]]:
     signed = sign(KEY, "ward-7", target, bytes(32), int(_NOW), "n" * 22).as_dict().values()
     documented = str(runfile.__doc__).split("```")[1].removeprefix("toml\n")
     return {
-        "update": [bytes([1]) + bytes(4 * LAYOUT.n_values), bytes([40]) + header_for(LAYOUT).encode()],
+        "update": [bytes([1]) + bytes(4 * LAYOUT.n_values), bytes([40]) + float32_header(LAYOUT).encode()],
         "payload": [
             bytes([i]) + b"".join(codec.encode(torch.linspace(-1, 1, _CONTEXT.n_values), _CONTEXT))
             for i, codec in enumerate(_CODECS)

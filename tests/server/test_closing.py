@@ -15,6 +15,7 @@ from umbel.aggregation.types import ClientId
 from umbel.server.closing import Closer
 from umbel.server.driver import RunDriver
 from umbel.server.folding import SumDropped
+from umbel.server.round_codec import RoundCodec
 from umbel.server.stored import LiveRun
 from umbel.server.upload_store import UpdateGone
 
@@ -49,7 +50,7 @@ def test_a_round_that_has_ended_elsewhere_is_not_closed_again(tmp_path: Path) ->
     async def scenario() -> None:
         async with house(tmp_path) as it:
             live = await outdated(it)
-            closer = Closer(it.state.services, LAYOUT)
+            closer = Closer(it.state.services, LAYOUT, RoundCodec(LAYOUT))
             assert await closer.close(closing(live)) is None
             with pytest.raises(SumDropped):
                 await closer.take_up(live, {})
@@ -78,6 +79,6 @@ def test_an_update_that_is_lost_while_its_round_is_open_is_an_error(tmp_path: Pa
             services, live = it.state.services, it.state.coordinator.drivers["demo"].live
             lost = replace(live, folded_by={ClientId("d0"): services.replicas.id})
             with pytest.raises(UpdateGone, match=r"of demo\.1\.1\.d0 is not stored any more"):
-                await Closer(services, LAYOUT).take_up(lost, {})
+                await Closer(services, LAYOUT, RoundCodec(LAYOUT)).take_up(lost, {})
 
     asyncio.run(scenario())

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from tests.server_device import small_state, update_of
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ClientId
+from umbel.aggregation.update_codec import Part, codec_for
 from umbel.server.folding import Folding
 from umbel.server.local_blobs import LocalBlobs
 from umbel.server.stored import Chunk
@@ -30,8 +32,9 @@ def test_an_update_that_left_the_grid_after_its_check_fails_the_fold(tmp_path: P
 
     async def fold() -> None:
         with ThreadPoolExecutor(1) as worker:
-            folding = Folding(layout.n_values, Grid.finest(max_abs=8.0, total_weight_max=10), blobs, worker)
-            folding.add(ClientId("a"), [Chunk("updates/a/0", len(update))], 1)
+            codec = codec_for(CodecPlan(), Grid.finest(max_abs=8.0, total_weight_max=10), layout)
+            folding = Folding(codec, blobs, worker)
+            folding.add(ClientId("a"), [Chunk("updates/a/0", len(update))], Part(1, 0))
             await folding.total()
 
     with pytest.raises(UpdateOutOfRange):

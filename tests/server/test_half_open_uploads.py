@@ -18,7 +18,7 @@ from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.runfile import RoundsSection, RunFile
 from umbel.aggregation.signatures import content_digest
-from umbel.aggregation.wire import header_for
+from umbel.aggregation.wire import float32_header
 from umbel.client import Operator
 from umbel.sim.demo_plan import run_toml
 from umbel.sim.load import Load, Script, Until
@@ -32,7 +32,7 @@ MB_EACH_MAX = 0.2
 N_CONNECTIONS = 64
 STATE = {"weight": torch.zeros(40_000)}
 LAYOUT = Layout.of_state(STATE)
-UPDATE = header_for(LAYOUT).encode() + bytes(4 * LAYOUT.n_values)
+UPDATE = float32_header(LAYOUT).encode() + bytes(4 * LAYOUT.n_values)
 HALF = len(UPDATE) // 2
 PARTIAL = {"Content-Type": "application/partial-upload", "Upload-Offset": str(HALF), "Upload-Complete": "?1"}
 WHOLE = {"Upload-Length": str(len(UPDATE)), "Repr-Digest": content_digest(hashlib.sha256(UPDATE).digest())}

@@ -105,7 +105,7 @@ def test_orders_are_told_with_their_reason_and_refusals_of_an_operator_as_such(
 
 def test_a_canary_and_an_evaluation_are_told_from_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    round_opened(replace(RunFile("demo", RoundsSection(1, 2)).first_plan(), task=Task.EVALUATION), 2)
+    round_opened(replace(RunFile("demo", RoundsSection(1, 2)).first_plan(10), task=Task.EVALUATION), 2)
 
     async def scenario() -> None:
         async with house(tmp_path) as it:

@@ -28,7 +28,7 @@ from tests.server_device import (
     update_of,
 )
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.wire import UpdateHeader, header_for
+from umbel.aggregation.wire import UpdateHeader, float32_header
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 
@@ -96,7 +96,7 @@ async def a_wrong_shape(scene: Scene) -> httpx.Response:
 
 @refused("wrong-layout")
 async def a_wrong_layout_digest_in_the_update(scene: Scene) -> httpx.Response:
-    header = header_for(scene.layout)
+    header = float32_header(scene.layout)
     other = UpdateHeader(header.codec, header.n_values, bytes(32), header.payload_bytes)
     return await scene.upload(scene.with_header(other.encode()))
 
@@ -108,7 +108,7 @@ async def a_wrong_layout_digest_at_check_in(scene: Scene) -> httpx.Response:
 
 @refused("lying-length")
 async def a_lying_length_in_the_header(scene: Scene) -> httpx.Response:
-    header = bytearray(header_for(scene.layout).encode())
+    header = bytearray(float32_header(scene.layout).encode())
     struct.pack_into("<Q", header, 8, 1 << 60)
     return await scene.upload(scene.with_header(bytes(header)))
 

@@ -16,7 +16,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.signatures import Target, parse, sign, signature_base
 from umbel.aggregation.types import ClientId, Weighting, derive_seed
 from umbel.aggregation.weighting import Candidate, draw
-from umbel.aggregation.wire import HEADER_BYTES, header_for, least_chunk_bytes, read_header
+from umbel.aggregation.wire import HEADER_BYTES, Codec, float32_header, least_chunk_bytes, read_header
 
 FOLDER = Path(__file__).parent
 
@@ -30,10 +30,11 @@ def test_the_bytes_of_an_update() -> None:
     layout = Layout.from_json(vector["layout_json"])
     assert layout.digest == vector["layout_digest"]
     payload = struct.pack(f"<{layout.n_values}f", *vector["values"])
-    data = header_for(layout).encode() + payload
+    data = float32_header(layout).encode() + payload
     assert data.hex() == vector["update_hex"]
     assert hashlib.sha256(data).hexdigest() == vector["update_sha256"]
-    assert read_header(data[:HEADER_BYTES], layout) == header_for(layout)
+    lengths = range(len(payload), len(payload) + 1)
+    assert read_header(data[:HEADER_BYTES], layout, Codec.FLOAT32, lengths) == float32_header(layout)
 
 
 def test_the_least_lengths_of_chunks() -> None:

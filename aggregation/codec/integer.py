@@ -1,0 +1,235 @@
+"""Codec 1: an update as integers on the round's step, entropy coded. Unbiased, linear, stateless.
+
+    k = floor(x / D + u + phi)        u: shared by the cohort, phi: the client's own; `quantize.py`
+
+The sum of the integers is exact, and what the dither has added to it is known. There is no rotation: entropy coding
+lives on what a rotation destroys. Cost: about log2(rms / D) + 2.05 bits for Gaussian values, less for heavier tails;
+`entropy.py` writes them.
+
+The payload:
+
+```
+offset size field
+     0    4 inverse_step    float32, levels per unit of a weight; must be the plan's, bit for bit
+     4    4 norm            float32, the update's L2 norm in units of the weights, after clipping
+     8    4 rank            the client's place in the cohort; must be the assignment's
+    12    1 width           bits of a symbol: 1, 2, 4 or 8, as the client found best
+    13    3 reserved        zero
+    16      one Zstandard frame of the integers
+```
+
+The norm is what the next round's step is made of (`plan.py`): one more coordinate of the sum, so that it adds up as the
+others do, at any replica and in a replay. A client could lie about it as it could about its update; the integers bound
+by how much, for each is off by less than one: | ||k|| - ||x|| / D | <= sqrt(n).
+
+Values beyond 32,765 steps are cut there before they are encoded.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from umbel.aggregation.codec import entropy
+from umbel.aggregation.codec.philox import DITHER_GROUP, dither
+from umbel.aggregation.codec.plan import CodecPlan, as_float32
+from umbel.aggregation.codec.quantize import LEVEL_MAX, Dithers, Levels, phase, quantize
+from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
+from umbel.aggregation.grid import Grid, check_values
+from umbel.aggregation.integer_sum import IntegerSum
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.torch_later import torch
+from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for, read_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HEAD = struct.Struct("<ffIB3s")
+_RMS_UNIT = 256  # the measured root mean square is summed in 1/256 of a step
+_RMS_MAX = 1 << 23  # LEVEL_MAX times the unit; times the greatest weight, 2^38, it stays within 62 bits
+_LEVELS = Levels()
+_WITHIN = 1 + 2.0**-20  # what float32 may add to a norm
+_SAMPLED_SEGMENTS = 4
+
+
+class Weighed(Protocol):
+    """One client in a sum."""
+
+    @property
+    def weight(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LevelsHead:
+    """The fixed beginning of the payload."""
+
+    inverse_step: float
+    norm: float
+    rank: int
+    width: int
+
+    def encode(self) -> bytes:
+        return _HEAD.pack(self.inverse_step, self.norm, self.rank, self.width, bytes(3))
+
+
+class IntegerCodec:
+    """The integer codec of one round and model; see `UpdateCodec`."""
+
+    def __init__(self, plan: CodecPlan, grid: Grid, layout: Layout) -> None:
+        self._plan = plan
+        self._grid = grid
+        self._layout = layout
+        self._n_values = layout.n_values
+        most = _HEAD.size + entropy.compressed_bytes_max(self._n_values)
+        self._payload_bytes = range(_HEAD.size, most + 1)
+
+    @property
+    def header_bytes(self) -> int:
+        return HEADER_BYTES + _HEAD.size
+
+    @property
+    def update_bytes(self) -> range:
+        return range(HEADER_BYTES + self._payload_bytes.start, HEADER_BYTES + self._payload_bytes.stop)
+
+    @property
+    def unit(self) -> float:
+        return 1.0 / self._plan.inverse_step
+
+    # --- a client's side ----------------------------------------------------------------------------------------------
+
+    def encode(self, change: Callable[[], Iterator[Tensor]], rank: int) -> Iterator[bytes]:
+        """The update, whole when its first piece comes: its length stands at its head."""
+        norm, sample = self._survey(change)
+        scale, norm = self._clipped(norm)
+        shared = phase(rank)
+        width = entropy.best_width([self._levels(first, values, scale, shared) for first, values in sample])
+        segments = (self._levels(first, values, scale, shared) for first, values in self._segments(change))
+        frame = list(entropy.compress(segments, self._n_values, width))
+        payload_bytes = _HEAD.size + sum(map(len, frame))
+        yield header_for(self._layout, Codec.INTEGER, payload_bytes).encode()
+        yield LevelsHead(self._plan.inverse_step, norm, rank, width).encode()
+        yield from frame
+
+    def _survey(self, change: Callable[[], Iterator[Tensor]]) -> tuple[float, list[tuple[int, Tensor]]]:
+        """The L2 norm of the change, and a few of its segments from all over it."""
+        energy = 0.0
+        sample: list[tuple[int, Tensor]] = []
+        every = max(1, -(-self._n_values // entropy.SEGMENT) // _SAMPLED_SEGMENTS)
+        for number, (first, values) in enumerate(self._segments(change)):
+            energy += float(values.to(torch.float64).square().sum())
+            if number % every == 0:
+                sample.append((first, values.clone()))
+        return math.sqrt(energy), sample
+
+    def _segments(self, change: Callable[[], Iterator[Tensor]]) -> Iterator[tuple[int, Tensor]]:
+        """The change in segments, each with the index of its first value; checked, and cut to the greatest level."""
+        most = (LEVEL_MAX - 1) / self._plan.inverse_step
+        for first, values in in_segments(change(), entropy.SEGMENT):
+            check_values(values, self._grid, first)
+            yield first, values.clamp_(-most, most)
+
+    def _clipped(self, norm: float) -> tuple[float, float]:
+        """What to multiply the change by, and the norm that it has then."""
+        most = self._plan.clip_norm
+        scale = 1.0 if most is None or norm <= most else most / norm
+        return scale, as_float32(norm * scale)
+
+    def _levels(self, first: int, values: Tensor, scale: float, shared: int) -> Tensor:
+        scaled = values if scale == 1.0 else values * scale
+        return quantize(scaled, self._plan.inverse_step, dither(self._plan.key, first, values.numel()), shared, _LEVELS)
+
+    # --- the coordinator's side ---------------------------------------------------------------------------------------
+
+    def values(self, header: bytes, pieces: Iterable[bytes | memoryview], rank: int) -> Iterator[Tensor]:
+        head = self._head(header, rank)
+        largest, energy = 0, 0
+        for levels in entropy.decompress(pieces, self._n_values, head.width):
+            if levels.numel():
+                largest = max(largest, int(levels.abs().max()))
+                energy += int(levels.to(torch.int64).square().sum())
+            if largest > min(LEVEL_MAX, self._grid.max_abs * self._plan.inverse_step + 1):
+                raise UpdateOutOfRange(f"the update holds the level {largest}, beyond the run's max_abs")
+            yield levels
+        self._check_norm(head.norm, energy)
+
+    def integers(self, header: bytes, pieces: Iterable[bytes | memoryview], rank: int) -> Iterator[Tensor]:
+        yield from self.values(header, pieces, rank)
+        rms = self._head(header, rank).norm * self._plan.inverse_step / math.sqrt(max(self._n_values, 1))
+        yield torch.tensor([min(round(rms * _RMS_UNIT), _RMS_MAX)], dtype=torch.int64)
+
+    def new_sum(self) -> IntegerSum:
+        return IntegerSum(self._n_values + 1, self._grid.total_weight_max)
+
+    def mean(self, total: IntegerSum, parts: Iterable[Weighed]) -> MeanOfLevels:
+        dithers = Dithers(((part.weight, phase(part.rank)) for part in parts), _LEVELS)
+        if dithers.total_weight != total.total_weight:
+            raise ValueError(f"the parts weigh {dithers.total_weight}, the sum {total.total_weight}")
+        return MeanOfLevels(total, dithers, self._plan)
+
+    def update_rms(self, total: IntegerSum) -> float | None:
+        return float(total.sums[-1]) / _RMS_UNIT / total.total_weight / self._plan.inverse_step
+
+    def _head(self, header: bytes, rank: int) -> LevelsHead:
+        """What the first bytes of an update say, which must be what the plan asks for."""
+        if len(header) < self.header_bytes:
+            raise MalformedUpdate(f"an update of this codec starts with {self.header_bytes} bytes; {len(header)} came")
+        read_header(header, self._layout, Codec.INTEGER, self._payload_bytes)
+        inverse_step, norm, said_rank, width, zero = _HEAD.unpack(header[HEADER_BYTES : self.header_bytes])
+        if any(zero) or width not in entropy.WIDTHS:
+            raise MalformedUpdate("the integers' head is malformed; see docs/wire.md")
+        if inverse_step != self._plan.inverse_step:
+            raise WrongCodec(f"the plan asks for {self._plan.inverse_step!r} levels a unit, not {inverse_step!r}")
+        if said_rank != rank:
+            raise WrongCodec(f"this client's rank is {rank}, the update says {said_rank}")
+        most = math.inf if self._plan.clip_norm is None else self._plan.clip_norm * _WITHIN
+        if not 0 <= norm <= most or norm == math.inf:
+            raise UpdateOutOfRange(f"the update says that its norm is {norm}; the run's clip_norm is {most:g}")
+        return LevelsHead(inverse_step, norm, said_rank, width)
+
+    def _check_norm(self, norm: float, energy: int) -> None:
+        """Raise `UpdateOutOfRange` unless an update of this norm could have these integers."""
+        off = abs(math.sqrt(energy) - norm * self._plan.inverse_step)
+        if off > math.sqrt(self._n_values) + 1e-3 * math.sqrt(energy):
+            raise UpdateOutOfRange(f"the update says that its norm is {norm:g}, and its integers say otherwise")
+
+
+class MeanOfLevels:
+    """The weighted mean of the updates in a sum of levels: what the dither has added is taken off."""
+
+    def __init__(self, total: IntegerSum, dithers: Dithers, plan: CodecPlan) -> None:
+        self._total = total
+        self._dithers = dithers
+        self._plan = plan
+
+    def mean_slice(self, start: int, stop: int) -> Tensor:
+        """The mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
+        if self._total.total_weight == 0:
+            raise ValueError("nothing was folded, so there is no mean")
+        first = start - start % DITHER_GROUP
+        shared = dither(self._plan.key, first, stop - first)[start - first :]
+        steps = self._dithers.subtract(self._total.sums[start:stop], shared)
+        return steps.div_(self._total.total_weight).div_(self._plan.inverse_step)
+
+
+def in_segments(pieces: Iterable[Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
+    """Float32 pieces of any lengths as segments of one, the last shorter, with the index of each one's first value.
+
+    A segment is overwritten by the next.
+    """
+    segment, n_held, first = torch.empty(size), 0, 0
+    for piece in pieces:
+        offset = 0
+        while offset < piece.numel():
+            n_taken = min(size - n_held, piece.numel() - offset)
+            segment[n_held : n_held + n_taken] = piece[offset : offset + n_taken]
+            n_held, offset = n_held + n_taken, offset + n_taken
+            if n_held == size:
+                yield first, segment
+                first, n_held = first + size, 0
+    if n_held:
+        yield first, segment[:n_held]

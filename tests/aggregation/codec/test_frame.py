@@ -1,0 +1,95 @@
+"""Frames from strangers: bombs, lies and appendages have typed refusals, and cost little memory."""
+
+import tracemalloc
+from collections.abc import Iterable
+from contextlib import suppress
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
+from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused
+
+MIB = 1 << 20
+
+
+def read(pieces: Iterable[bytes], n_raw: int) -> bytes:
+    return b"".join(decompress(pieces, n_raw))
+
+
+def framed(data: bytes, *, window_log: int = 19, **settings: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=window_log, **settings)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
+
+
+@given(st.lists(st.binary(max_size=1000), max_size=5), st.integers(1, 100), st.sampled_from([1, 9]))
+def test_what_was_compressed_comes_back(pieces: list[bytes], n_piece: int, level: int) -> None:
+    data = b"".join(pieces)
+    made = b"".join(compress(pieces, len(data), level))
+    assert len(made) <= framed_bytes_max(len(data))
+    assert read((made[i : i + n_piece] for i in range(0, len(made), n_piece)), len(data)) == data
+
+
+def test_a_bomb_that_tells_the_truth_is_refused_by_its_header() -> None:
+    bomb = framed(bytes(512 * MIB))
+    assert len(bomb) < 20_000
+    tracemalloc.start()
+    with pytest.raises(LyingLength, match="claims 536870912 bytes; it must claim 1000"):
+        read([bomb], 1000)
+    assert tracemalloc.get_traced_memory()[1] < MIB
+    tracemalloc.stop()
+
+
+def test_a_bomb_that_lies_is_refused_after_a_little() -> None:
+    """The blocks of 512 MiB under the header of a frame of 1 MiB: both say so in four bytes at the same place."""
+    bomb, honest = framed(bytes(512 * MIB)), framed(bytes(MIB))
+    assert zstandard.get_frame_parameters(honest).content_size == MIB
+    lying = honest[: zstandard.frame_header_size(honest)] + bomb[zstandard.frame_header_size(bomb) :]
+    tracemalloc.start()
+    with pytest.raises(UpdateRefused):
+        read([lying], MIB)
+    assert tracemalloc.get_traced_memory()[1] < 40 * MIB
+    tracemalloc.stop()
+
+
+def test_a_frame_that_does_not_say_its_length_is_refused() -> None:
+    with pytest.raises(LyingLength, match="claims no length"):
+        read([framed(b"x" * 100, write_content_size=0)], 100)
+
+
+@pytest.mark.parametrize("after", [b"\0", b"another", framed(b""), framed(b"x" * 50)])
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_nothing_may_follow(after: bytes, is_apart: bool) -> None:
+    good = framed(b"x" * 100)
+    with pytest.raises(LyingLength, match="bytes follow"):
+        read([good, after] if is_apart else [good + after], 100)
+
+
+def test_a_frame_that_breaks_off_is_refused() -> None:
+    good = framed(bytes(range(256)) * 10)
+    for end in range(len(good)):
+        with pytest.raises((MalformedUpdate, LyingLength)):
+            read([good[:end]], 2560)
+
+
+def test_a_large_window_is_refused() -> None:
+    data = bytes(range(256)) * (4 * MIB // 256)
+    with pytest.raises(MalformedUpdate, match="a window of 4194304 bytes"):
+        read([framed(data, window_log=22)], len(data))
+
+
+def test_a_dictionary_is_refused() -> None:
+    words = zstandard.ZstdCompressionDict(b"the words of a dictionary" * 20, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    trained = zstandard.train_dictionary(1024, [bytes([i, j]) * 20 for i in range(40) for j in range(40)])
+    assert words.dict_id() == 0, "a raw one leaves no trace: what it makes cannot be read, and that is all"
+    data = bytes([1, 2]) * 40
+    with pytest.raises(MalformedUpdate, match="asks for a dictionary"):
+        read([zstandard.ZstdCompressor(dict_data=trained).compress(data)], len(data))
+
+
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_any_bytes_are_read_or_refused(data: bytes, n_raw: int) -> None:
+    with suppress(UpdateRefused):
+        assert len(read([data], n_raw)) == n_raw
