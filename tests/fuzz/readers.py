@@ -38,7 +38,13 @@ from umbel.aggregation.audit import (
     key_text,
 )
 from umbel.aggregation.canonical import canonical, parsed
+from umbel.aggregation.codec.codec import Context
+from umbel.aggregation.codec.eden import Eden
+from umbel.aggregation.codec.payload import Precision
 from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.qsgd import Qsgd
+from umbel.aggregation.codec.registry import CODECS
+from umbel.aggregation.codec.topk import TopK
 from umbel.aggregation.errors import LayoutError, SignatureRefused, UpdateRefused
 from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
@@ -77,6 +83,8 @@ _MESSAGES_THAT_PARSE = (
     WorkDone(10, 3, 4, "0" * 64, 1.5, {"loss": 0.5}, {"loss": 0.25}, 4),
     Decline("no time"),
 )
+_CODECS = (*(make() for make in CODECS.values()), Eden(1), Qsgd(1000), TopK(0.5, Precision.FLOAT32))
+_CONTEXT = Context(Layout.of_state({"a": torch.zeros(12, 3), "b": torch.zeros(7)}), 1)
 _MODEL = ModelId(0, "a" * 64, "a" * 64)
 
 
@@ -165,6 +173,18 @@ def integers_update(data: bytes) -> None:
         levels = torch.cat(taken[:-1])
         assert levels.numel() == LAYOUT.n_values
         assert int(levels.abs().max()) <= GRID.max_abs * INTEGER_PLAN.inverse_step + 1
+
+
+def payload(data: bytes) -> None:
+    """A codec's payload, in pieces of seven bytes. First byte: which codec. What is taken is finite, and all there."""
+    codec, rest = _CODECS[data[0] % len(_CODECS) if data else 0], data[1:]
+    pieces = [rest[first : first + 7] for first in range(0, len(rest), 7)]
+    with contextlib.suppress(UpdateRefused):
+        values = torch.cat(list(codec.decode(pieces, _CONTEXT)))
+        assert values.dtype == torch.float32
+        assert values.shape == (_CONTEXT.n_values,)
+        assert bool(values.isfinite().all())
+        assert len(rest) <= codec.payload_bytes_max(_CONTEXT.n_values)
 
 
 def _is_good(whole: bytes) -> bool:
@@ -295,6 +315,7 @@ READERS: Mapping[str, Callable[[bytes], None]] = {
     for reader in (
         update,
         integers_update,
+        payload,
         model,
         header,
         run_file,
@@ -320,6 +341,10 @@ def seeds() -> dict[str, list[bytes]]:
     return {
         "update": [bytes([1]) + bytes(4 * LAYOUT.n_values), bytes([40]) + float32_header(LAYOUT).encode()],
         "integers_update": [b"".join(INTEGER_CODEC.encode(lambda: iter([torch.randn(8)]), 1))],
+        "payload": [
+            bytes([i]) + b"".join(codec.encode(torch.linspace(-1, 1, _CONTEXT.n_values), _CONTEXT))
+            for i, codec in enumerate(_CODECS)
+        ],
         "model": [file],
         "header": [file[8 : 8 + n_bytes]],
         "run_file": [documented.encode()],

@@ -1,0 +1,105 @@
+"""What a codec is: a weight change becomes bytes at the client, and consecutive float32 chunks at the coordinator.
+
+Each codec is a frozen dataclass of its own parameters, and both ends make it from what the plan says. So nothing that
+the plan knows is ever sent: no length, no key, no parameter. `registry.py` has their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import derive_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK_VALUES = 1 << 18  # a part of the formats: what is laid out chunk by chunk is laid out in chunks of this many
+VALUE_BYTES = 4
+
+
+class Mode(StrEnum):
+    """The two ways of Konecny et al. (2016) to send fewer numbers than the vector has.
+
+    `STRUCTURED`: the client trains within what can be sent, and sends that as it is; anything else is left out.
+    `SKETCHED`: the client trains freely, and what is sent is scaled up so that its expectation is the whole.
+    """
+
+    STRUCTURED = "structured"
+    SKETCHED = "sketched"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the plan says of one client's update. `key`: public, 63 bits, of the round."""
+
+    layout: Layout
+    key: int
+    cohort_index: int = 0
+
+    @property
+    def n_values(self) -> int:
+        return self.layout.n_values
+
+    def own_key(self, purpose: str) -> int:
+        """A key that no other client of the cohort has, and no other use."""
+        return derive_seed(self.key, "codec", purpose, self.cohort_index)
+
+    def shared_key(self, purpose: str, *labels: str) -> int:
+        """A key that the whole cohort has, for one use."""
+        return derive_seed(self.key, "codec", purpose, *labels)
+
+
+class UpdateCodec(Protocol):
+    """`is_unbiased`: over the keys, the expectation of what is decoded is what was encoded.
+    `is_linear`: over one cohort, the sum of what is decoded is what the sum of the payloads decodes to.
+    `is_stateful`: encoding leaves something behind that the next round needs. (No codec here does; what error feedback
+    remembers stands beside the codec, in `feedback.py`.)
+    """
+
+    @property
+    def is_unbiased(self) -> bool: ...
+    @property
+    def is_linear(self) -> bool: ...
+    @property
+    def is_stateful(self) -> bool: ...
+
+    def payload_bytes_max(self, n_values: int) -> int:
+        """No payload that `encode` makes of so many values is longer."""
+        ...
+
+    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+        """The payload, in pieces. `values`: float32, `context.n_values` of them, finite, on any device.
+
+        Raises `ValueError` for other values, and for those too large to be scaled.
+        """
+        ...
+
+    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+        """Consecutive finite float32 chunks on the CPU, `context.n_values` values in all; `pieces` of any length.
+
+        Raises an `UpdateRefused` for any other payload, at the latest after the last chunk: until the iterator has
+        ended nothing is certain. Memory is bounded by what the plan says, whatever the bytes say.
+        """
+        ...
+
+
+def chunks(n_values: int) -> Iterator[slice]:
+    """The places of the chunks."""
+    return (slice(first, min(first + CHUNK_VALUES, n_values)) for first in range(0, n_values, CHUNK_VALUES))
+
+
+def chunk_lengths(n_values: int) -> list[int]:
+    return [place.stop - place.start for place in chunks(n_values)]
+
+
+def require_encodable(values: Tensor, context: Context) -> None:
+    """Raise `ValueError` for what is no weight change of this layout."""
+    if values.dtype != torch.float32 or values.shape != (context.n_values,):
+        raise ValueError(f"a weight change is {context.n_values} float32, not {list(values.shape)} of {values.dtype}")
+    if not bool(values.isfinite().all()):
+        raise ValueError("the weight change has a NaN or an infinity; train with a lower learning rate")

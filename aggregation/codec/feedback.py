@@ -1,0 +1,153 @@
+"""Error feedback: what a lossy codec has not sent is added to the next change; and deep gradient compression.
+
+Karimireddy, Rebjock, Stich and Jaggi: Error feedback fixes SignSGD and other gradient compression schemes (ICML 2019),
+algorithm 2; the idea is that of Seide et al. (2014): with delta the weight change and e what is left over,
+
+    p = delta + e;    send C(p);    e' = p - C(p).
+
+So nothing is lost for good: after any number of rounds, all that was sent and what is left add up to all changes.
+
+Lin, Han, Mao, Wang and Dally: Deep gradient compression (ICLR 2018), section 3, accumulates velocity too (momentum
+correction), so that a coordinate that waits long has moved as far as momentum would have taken it:
+
+    g = delta min(1, C N^-1/2 / ||delta||)         local clipping, for N clients;
+    u' = m u + g;    v' = v + u';    send C(v');    u and v become 0 where it was sent (momentum factor masking)
+
+and begins with more coordinates than it ends with (`warm_up_share`).
+
+State belongs to a version of the model. It is used with the change of the next version alone, and dropped if the client
+has missed one: by then it leads away from where the others have gone. The functions here change nothing: whoever calls
+them keeps the state from before until the round is committed, for what an abandoned round was sent is not in the model,
+and the attempt after it must begin where that one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.codec.codec import Context, UpdateCodec, require_encodable
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WARM_UP_SHARES = (1 / 4, 1 / 16, 1 / 64, 0.004, 0.001)  # sparsity of 75, 93.75, 98.4375, 99.6 and 99.9 %
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What was left over when the change of model `version` was sent. `values`: float32, one for each coordinate.
+
+    `velocity`: u of deep gradient compression; None in plain error feedback.
+    """
+
+    version: int
+    values: Tensor
+    velocity: Tensor | None = None
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """For a safetensors file."""
+        tensors = {"version": torch.tensor(self.version, dtype=torch.int64), "residual": self.values}
+        return tensors if self.velocity is None else {**tensors, "velocity": self.velocity}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Residual:
+        """The inverse. Raises `ValueError` for anything else."""
+        if not {"version", "residual"} <= set(tensors) <= {"version", "residual", "velocity"}:
+            raise ValueError(f"not the state of error feedback: it holds {sorted(tensors)}")
+        version, values, velocity = tensors["version"], tensors["residual"], tensors.get("velocity")
+        if version.dtype != torch.int64 or version.dim() or int(version) < 0:
+            raise ValueError("not the state of error feedback: its version is no count")
+        for vector in (values, velocity):
+            if vector is not None and not _is_change(vector, values.numel()):
+                raise ValueError("not the state of error feedback: its vectors are not finite float32 of one length")
+        return cls(int(version), values, velocity)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A payload, and what is to be kept once the round has been committed."""
+
+    pieces: tuple[bytes, ...]
+    left: Residual
+
+
+@dataclass(frozen=True, slots=True)
+class MomentumCorrection:
+    """Deep gradient compression's parameters: `momentum` m, `clip_norm` C of all `n_clients` together; None: none."""
+
+    momentum: float = 0.9
+    clip_norm: float | None = None
+    n_clients: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie at 0 or above, and below 1, not {self.momentum}")
+        if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
+            raise ValueError(f"clip_norm must be finite and above 0, not {self.clip_norm}")
+        if self.n_clients < 1:
+            raise ValueError(f"n_clients counts from 1, not {self.n_clients}")
+
+    def clipped(self, change: Tensor) -> Tensor:
+        """g: the norm of a sum of n independent changes is sqrt(n) times one's, so each may have C / sqrt(n)."""
+        if self.clip_norm is None:
+            return change
+        norm, most = float(change.norm(dtype=torch.float64)), self.clip_norm * self.n_clients**-0.5
+        return change * (most / norm) if norm > most else change
+
+
+def send(codec: UpdateCodec, change: Tensor, context: Context, version: int, before: Residual | None) -> Sent:
+    """Error feedback: the payload of the change of model `version` and what was left before, and what is left now.
+
+    Raises `ValueError` for what cannot be encoded.
+    """
+    require_encodable(change, context)
+    kept = _kept(before, context, version)
+    wanted = change if kept is None else change + kept.values.to(change.device)
+    pieces = tuple(codec.encode(wanted, context))
+    return Sent(pieces, Residual(version, wanted.cpu() - _decoded(codec, pieces, context)))
+
+
+def send_corrected(
+    codec: UpdateCodec,
+    change: Tensor,
+    context: Context,
+    version: int,
+    before: Residual | None,
+    correction: MomentumCorrection,
+) -> Sent:
+    """Deep gradient compression, with a codec that sends some coordinates and not the others (`TopK`).
+
+    What rounding took from a value that was sent stays in v, as it does in error feedback.
+    """
+    require_encodable(change, context)
+    kept, velocity = _kept(before, context, version), correction.clipped(change)
+    if kept is not None and kept.velocity is not None:
+        velocity = velocity + kept.velocity.to(change.device) * correction.momentum
+    wanted = velocity if kept is None else velocity + kept.values.to(change.device)
+    pieces = tuple(codec.encode(wanted, context))
+    decoded = _decoded(codec, pieces, context)
+    return Sent(pieces, Residual(version, wanted.cpu() - decoded, torch.where(decoded == 0, velocity.cpu(), 0.0)))
+
+
+def warm_up_share(n_rounds_before: int, rounds_a_stage: int = 1) -> float:
+    """The share of coordinates to send: a quarter at first, from the fifth stage on one in a thousand."""
+    return WARM_UP_SHARES[min(n_rounds_before // rounds_a_stage, len(WARM_UP_SHARES) - 1)]
+
+
+def _kept(before: Residual | None, context: Context, version: int) -> Residual | None:
+    """What is left from the version just before, of a model of this size."""
+    if before is None or before.version + 1 != version or before.values.numel() != context.n_values:
+        return None
+    return before
+
+
+def _decoded(codec: UpdateCodec, pieces: tuple[bytes, ...], context: Context) -> Tensor:
+    """As the coordinator will read it."""
+    return torch.cat([torch.empty(0), *codec.decode(pieces, context)])
+
+
+def _is_change(vector: Tensor, n_values: int) -> bool:
+    return vector.dtype == torch.float32 and vector.shape == (n_values,) and bool(vector.isfinite().all())

@@ -1,0 +1,123 @@
+"""Payloads as bytes: float32 and bfloat16 little-endian, and a reader that takes exactly what the plan asks for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.errors import LyingLength, MalformedUpdate, NonFiniteUpdate
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PIECE_BYTES = 1 << 20
+if sys.byteorder != "little":
+    raise ImportError("payloads are little-endian, and so must be the machine")
+
+
+class Precision(StrEnum):
+    """How a value is written. bfloat16 is rounded to nearest, ties to even; what is too large becomes its largest."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def n_bytes(self) -> int:
+        return 4 if self is Precision.FLOAT32 else 2
+
+    def written(self, values: Tensor) -> Tensor:
+        """float32 -> uint8."""
+        if self is Precision.FLOAT32:
+            return values.contiguous().view(torch.uint8)
+        most = torch.finfo(torch.bfloat16).max
+        return values.clamp(-most, most).to(torch.bfloat16).view(torch.uint8)
+
+    def read(self, data: Tensor) -> Tensor:
+        """uint8 -> float32. Raises `NonFiniteUpdate`."""
+        dtype = torch.float32 if self is Precision.FLOAT32 else torch.bfloat16
+        return require_finite(data.contiguous().view(dtype).to(torch.float32))
+
+
+def bytes_of(data: Tensor) -> Iterator[bytes]:
+    """uint8, any device -> its bytes, in pieces of 1 MiB."""
+    for piece in torch.split(data.cpu(), _PIECE_BYTES):
+        yield piece.numpy().tobytes()
+
+
+def require_finite(values: Tensor) -> Tensor:
+    """Raise `NonFiniteUpdate` for a NaN or an infinity."""
+    if not bool(values.isfinite().all()):
+        raise NonFiniteUpdate("the update holds a NaN or an infinity, or a scale that makes one")
+    return values
+
+
+def scales_written(scales: Tensor) -> Tensor:
+    """float64 or float32 -> float32 as uint8. Raises `ValueError` for what is too large."""
+    narrow = scales.to(torch.float32)
+    if not bool(narrow.isfinite().all()):
+        raise ValueError("the weight change is too large to be scaled in float32; train with a lower learning rate")
+    return narrow.contiguous().view(torch.uint8)
+
+
+def at_most(pieces: Iterable[bytes], n_bytes_max: int) -> Iterator[bytes]:
+    """The pieces, in all no longer than that. Raises `LyingLength`: empty blocks make a Zstandard frame endless."""
+    n_left = n_bytes_max
+    for piece in pieces:
+        n_left -= len(piece)
+        if n_left < 0:
+            raise LyingLength(f"the payload is longer than {n_bytes_max} bytes")
+        yield piece
+
+
+class Payload:
+    """What has come of a payload, and is not read yet. Holds no more than was asked for, and one piece."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._pending = memoryview(b"")
+
+    def take(self, n_bytes: int) -> Tensor:
+        """The next bytes: uint8, exactly so many. Raises `LyingLength` if there are fewer.
+
+        `n_bytes` must come from the plan, or have been compared with it.
+        """
+        taken = bytearray()
+        while (n_missing := n_bytes - len(taken)) > 0:
+            if not self._pending and not self._next():
+                raise LyingLength(f"the payload breaks off: {n_missing} bytes are missing")
+            taken += self._pending[:n_missing]
+            self._pending = self._pending[n_missing:]
+        return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
+
+    def take_rest(self, n_bytes_max: int) -> Tensor:
+        """All that is left. Raises `LyingLength` if it is more than `n_bytes_max`."""
+        taken = bytearray()
+        while self._pending or self._next():
+            if len(taken) + len(self._pending) > n_bytes_max:
+                raise LyingLength(f"the payload is too long: more than {n_bytes_max} bytes where it should end")
+            taken += self._pending
+            self._pending = memoryview(b"")
+        return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
+
+    def take_scales(self, n_scales: int) -> Tensor:
+        """float32, finite and not negative. Raises `NonFiniteUpdate` or `MalformedUpdate`."""
+        scales = Precision.FLOAT32.read(self.take(4 * n_scales))
+        if bool((scales < 0).any()):
+            raise MalformedUpdate("the payload has a negative scale")
+        return scales
+
+    def end(self) -> None:
+        """Raise `LyingLength` unless all has been read."""
+        if self._pending or self._next():
+            raise LyingLength("bytes follow the payload")
+
+    def _next(self) -> bool:
+        """Whether there was another piece that is not empty."""
+        for piece in self._pieces:
+            if piece:
+                self._pending = memoryview(piece)
+                return True
+        return False
