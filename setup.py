@@ -17,9 +17,6 @@ class BuildKernels(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split(".")).with_suffix(".native.so"))
 
-    def get_export_symbols(self, ext: Extension) -> list[str]:
-        return list(ext.export_symbols)
-
 
 setup(
     cmdclass={"build_ext": BuildKernels},

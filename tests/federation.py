@@ -26,9 +26,7 @@ T = TypeVar("T")
 N_DEVICES = 4
 N_ROUNDS = 2
 _PAUSE_S = 0.03
-RUN = run_file(
-    count=N_ROUNDS, target=2, minimum=2, over_selection=2.0, window_s=300.0
-)  # a tenth of it: so long a round waits for all four
+RUN = run_file(count=N_ROUNDS, target=2, minimum=2, over_selection=2.0, window_s=300.0)  # a tenth of it: so long a round waits for all four
 
 
 class Urls(httpx.AsyncBaseTransport):

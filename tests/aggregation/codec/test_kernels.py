@@ -366,6 +366,7 @@ def test_asking_for_a_path_that_is_not_there_is_an_error(unchosen: pytest.Monkey
 @pytest.mark.parametrize("options", [[], ["-e"]], ids=["copied", "editable"])
 @pytest.mark.parametrize("has_compiler", [True, False], ids=["compiler", "no compiler"])
 def test_umbel_installs_with_and_without_a_compiler(tmp_path: Path, options: list[str], has_compiler: bool) -> None:
+    pytest.importorskip("setuptools", "77")
     source = tmp_path / "source"
     tree = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     for name in tree.stdout.decode().splitlines():
@@ -396,6 +397,9 @@ def new_environment(folder: Path) -> str:
     """Its interpreter; it sees this one's packages after its own, but not where this one finds umbel."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
+    subprocess.run(
+        [python, "-m", "pip", "uninstall", "-qy", "setuptools"], capture_output=True, check=True
+    )  # an old one
     where = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,
