@@ -36,6 +36,7 @@ setup(
                 "-fno-rtti",
                 "-fvisibility=hidden",
                 "-Wno-psabi",
+                "-Wno-uninitialized",  # inside GCC 12's own header
             ],
             optional=True,
         )

@@ -77,8 +77,22 @@ INLINE void butterflies_of_vectors(Floats (&x)[N]) {
     }
 }
 
+template <bool IS_STREAMED>
+INLINE void put(float *to, Floats x) {
+    if (IS_STREAMED) {
+        stream(to, x);
+    } else {
+        store(to, x);
+    }
+}
+
+// Is `out` so large that its lines should not be read, and displace others, before they are written whole?
+INLINE bool is_for_streams(const float *out, int64_t count) {
+    return PIECES <= 2 && count >= 1 << 20 && (uintptr_t)out % 64 == 0;
+}
+
 // RADIX values STRIDE apart, of all columns of a tile; `in` may be `out`.
-template <int STRIDE, int RADIX>
+template <int STRIDE, int RADIX, bool IS_STREAMED = false>
 INLINE void columns(const float *in, float *out, float factor) {
     for (int base = 0; base < TILE; base += STRIDE * RADIX) {
         for (int column = base; column < base + STRIDE; column += WIDTH) {
@@ -87,25 +101,27 @@ INLINE void columns(const float *in, float *out, float factor) {
             for (int i = 0; i < RADIX; i++) x[i] = load<Floats>(in + column + i * STRIDE);
             butterflies_of_vectors(x);
 #pragma GCC unroll 16
-            for (int i = 0; i < RADIX; i++) store(out + column + i * STRIDE, x[i] * factor);
+            for (int i = 0; i < RADIX; i++) put<IS_STREAMED>(out + column + i * STRIDE, x[i] * factor);
         }
     }
 }
 
 // The last six levels of a block of 64 x 64, strides 64 to 2048, and the factor. Those of strides 64 and 128 are done
 // by `runs_of_block` where registers are many.
-INLINE void last_levels(const float *in, float *tile, float *out) {
+template <bool IS_STREAMED>
+INLINE void last_levels(float *tile, float *out) {
     const float factor = 1.0f / SIDE;
     if (PIECES == 1) {
-        columns<256, 16>(in, out, factor);
+        columns<256, 16, IS_STREAMED>(tile, out, factor);
     } else {
-        columns<64, 8>(in, tile, 1.0f);
-        columns<512, 8>(tile, out, factor);
+        columns<64, 8>(tile, tile, 1.0f);
+        columns<512, 8>(tile, IS_STREAMED ? tile : out, factor);
+        for (int at = 0; IS_STREAMED && at < TILE; at += WIDTH) stream(out + at, load<Floats>(tile + at));
     }
 }
 
 // Rows that are far apart fall into the same sets of the cache: so only so many are fetched ahead.
-enum { ROWS_AHEAD = 8 };
+enum { ROWS_AHEAD = 12 };
 
 // The first levels of a block of 64 x 64 whose rows are `stride` apart: signs, and the butterflies inside each run of
 // 64, or of 4 such runs.
@@ -194,7 +210,25 @@ INLINE bool is_whole(Blocks blocks, int64_t block) {
     return (SIDE - 1) * blocks.n_blocks * SIDE + (block + 1) * SIDE <= blocks.n_values;
 }
 
+// Signs, and back to the rows of the vector.
+template <bool IS_STREAMED>
+INLINE void scatter_block(const float *tile, uint64_t key, int64_t position, int64_t stride, float *values) {
+    SignBits bits;
+    for (int row = 0; row < SIDE; row++) {
+        if (row % 32 == 0) sign_bits(key, position + row * SIDE, bits);
+        for (int i = 0; i < 4; i++) {
+            const int place = row % 32 * 4 + i;
+            for (int piece = 0; piece < PIECES; piece++) {
+                const Floats x = load<Floats>(tile + row * SIDE + i * LANES + piece * WIDTH);
+                const Words word = bits.words[place / 32][piece] >> place % 32;
+                put<IS_STREAMED>(values + row * stride + i * LANES + piece * WIDTH, flipped(x, word, 0));
+            }
+        }
+    }
+}
+
 // Positions `position` on of the rotated vector, at most a tile of them, by way of `tile`, to `out` (which may be it).
+template <bool IS_STREAMED>
 INLINE void rotate_tile(const float *values, Blocks blocks, uint64_t key, int64_t position, int64_t count, float *tile,
                         float *out) {
     if (blocks.side != SIDE) {
@@ -211,15 +245,18 @@ INLINE void rotate_tile(const float *values, Blocks blocks, uint64_t key, int64_
         move_runs<true>(tile, values, blocks, position, TILE);
         runs_of_block<true>(tile, SIDE, key, position, tile);
     }
-    last_levels(tile, tile, out);
+    last_levels<IS_STREAMED>(tile, out);
 }
 
 // The reverse of `rotate_tile`.
+template <bool IS_STREAMED>
 INLINE void unrotate_tile(const float *rotated, Blocks blocks, uint64_t key, int64_t position, int64_t count,
                           float *tile, float *values) {
     if (blocks.side == SIDE) {
         runs_of_block<false>(rotated, SIDE, key, position, tile);
-        last_levels(tile, tile, tile);
+        last_levels<false>(tile, tile);
+        const int64_t block = position / TILE, stride = blocks.n_blocks * SIDE;
+        if (is_whole(blocks, block)) return scatter_block<IS_STREAMED>(tile, key, position, stride, values + block * SIDE);
     } else {
         memcpy(tile, rotated, (size_t)count * sizeof(float));
         transform_small(tile, blocks.side, count);
@@ -229,7 +266,7 @@ INLINE void unrotate_tile(const float *rotated, Blocks blocks, uint64_t key, int
 }
 
 // The same in double precision, which only the sum of a round needs, once: plain loops.
-static void unrotate_tile(const double *rotated, Blocks blocks, uint64_t key, int64_t position, int64_t count,
+static void unrotate_tile_double(const double *rotated, Blocks blocks, uint64_t key, int64_t position, int64_t count,
                           double *tile, double *values) {
     const int64_t size = blocks.side * blocks.side;
     memcpy(tile, rotated, (size_t)count * sizeof(double));
@@ -258,22 +295,37 @@ static void unrotate_tile(const double *rotated, Blocks blocks, uint64_t key, in
     move_runs<false>(tile, values, blocks, position, count);
 }
 
-KERNEL(rotate)(const float *values, Blocks blocks, uint64_t key, int64_t first, int64_t count, float *out) {
+template <bool IS_STREAMED>
+static void rotate_tiles(const float *values, Blocks blocks, uint64_t key, int64_t first, int64_t count, float *out) {
     alignas(64) float tile[TILE];
     for (int64_t done = 0; done < count; done += TILE)
-        rotate_tile(values, blocks, key, first + done, least(TILE, count - done), tile, out + done);
+        rotate_tile<IS_STREAMED>(values, blocks, key, first + done, least(TILE, count - done), tile, out + done);
+    if (IS_STREAMED) finish_streams();
+}
+
+KERNEL(rotate)(const float *values, Blocks blocks, uint64_t key, int64_t first, int64_t count, float *out) {
+    if (is_for_streams(out, count)) return rotate_tiles<true>(values, blocks, key, first, count, out);
+    rotate_tiles<false>(values, blocks, key, first, count, out);
+}
+
+template <bool IS_STREAMED>
+static void unrotate_tiles(const float *rotated, Blocks blocks, uint64_t key, int64_t first, int64_t count,
+                           float *values) {
+    alignas(64) float tile[TILE];
+    for (int64_t done = 0; done < count; done += TILE)
+        unrotate_tile<IS_STREAMED>(rotated + done, blocks, key, first + done, least(TILE, count - done), tile, values);
+    if (IS_STREAMED) finish_streams();
 }
 
 KERNEL(unrotate)(const float *rotated, Blocks blocks, uint64_t key, int64_t first, int64_t count, float *values) {
-    alignas(64) float tile[TILE];
-    for (int64_t done = 0; done < count; done += TILE)
-        unrotate_tile(rotated + done, blocks, key, first + done, least(TILE, count - done), tile, values);
+    if (is_for_streams(values, count)) return unrotate_tiles<true>(rotated, blocks, key, first, count, values);
+    unrotate_tiles<false>(rotated, blocks, key, first, count, values);
 }
 
 KERNEL(unrotate_double)(const double *rotated, Blocks blocks, uint64_t key, int64_t first, int64_t count, double *values) {
     alignas(64) double tile[TILE];
     for (int64_t done = 0; done < count; done += TILE)
-        unrotate_tile(rotated + done, blocks, key, first + done, least(TILE, count - done), tile, values);
+        unrotate_tile_double(rotated + done, blocks, key, first + done, least(TILE, count - done), tile, values);
 }
 
 KERNEL(signs)(uint64_t key, int64_t first, int64_t count, float *out) {
@@ -534,7 +586,7 @@ KERNEL(pack_rotated)(const float *values, Blocks blocks, uint64_t sign_key, uint
     alignas(64) float tile[TILE];
     for (int64_t done = 0; done < count; done += TILE) {
         const int64_t n = least(TILE, count - done);
-        rotate_tile(values, blocks, sign_key, first + done, n, tile, tile);
+        rotate_tile<false>(values, blocks, sign_key, first + done, n, tile, tile);
         quantize_and_pack(tile, dither_key, first + done, n, q, bits, out + done / 8 * bits);
     }
 }

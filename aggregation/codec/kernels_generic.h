@@ -51,10 +51,16 @@ INLINE Words products_of_halves(Words a, Words b) {
     const Ints a_low = (Ints)(a << 16) >> 16, b_low = (Ints)(b << 16) >> 16;
     return (Words)(a_low * b_low + ((Ints)a >> 16) * ((Ints)b >> 16));
 }
+#if HAS_X86
+INLINE Longs product(Longs a, Longs b) { return (Longs)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+#else
 INLINE Longs product(Longs a, Longs b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
+#endif
 INLINE Longs product_signed(Longs a, Longs b) { return a * b; }
 INLINE Longs first_half(Ints x) { return (Longs){(uint64_t)(int64_t)x[0], (uint64_t)(int64_t)x[1]}; }
 INLINE Longs second_half(Ints x) { return (Longs){(uint64_t)(int64_t)x[2], (uint64_t)(int64_t)x[3]}; }
 // The low words of `even` in the even lanes, those of `odd` in the odd ones.
 INLINE Words interleaved(Longs even, Longs odd) { return (Words)((even & 0xFFFFFFFFu) | (odd << 32)); }
 INLINE void prefetch(const void *place) { __builtin_prefetch(place); }
+INLINE void stream(float *to, Floats x) { memcpy(to, &x, sizeof x); }  // never called
+INLINE void finish_streams() {}
