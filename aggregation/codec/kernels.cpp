@@ -11,14 +11,21 @@
 #if !defined(__GNUC__)
 #error "these kernels are written in the vector extensions of GCC and clang"
 #endif
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
+#error "float32 sums must be rounded to float32 one by one"
+#endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "packed words are little-endian"
 #endif
+#if !defined(HAS_X86)  // 0 on the command line leaves what other machines get
 #if defined(__x86_64__)
 #define HAS_X86 1
-#include <immintrin.h>
 #else
 #define HAS_X86 0
+#endif
+#endif
+#if HAS_X86
+#include <immintrin.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline))

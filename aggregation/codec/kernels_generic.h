@@ -29,31 +29,36 @@ INLINE void butterflies_of_lanes(Floats (&x)[PIECES]) {
 }
 
 INLINE Words chosen(Ints which, Words yes, Words no) { return (yes & (Words)which) | (no & ~(Words)which); }
-INLINE Floats clamp(Floats x, Floats low, Floats high) {
-    const Floats raised = (Floats)chosen((Ints)(x < low), (Words)low, (Words)x);
-    return (Floats)chosen((Ints)(raised > high), (Words)high, (Words)raised);
-}
 INLINE Ints clamp(Ints x, Ints low, Ints high) {
     const Ints raised = (Ints)chosen((Ints)(x < low), (Words)low, (Words)x);
     return (Ints)chosen((Ints)(raised > high), (Words)high, (Words)raised);
 }
-INLINE Words greater(Words a, Words b) { return chosen((Ints)(a > b), a, b); }
+// Below 2^31, where all machines compare.
+INLINE Words greater(Words a, Words b) { return chosen((Ints)((Ints)a > (Ints)b), a, b); }
+
+#if HAS_X86
+INLINE Floats clamp(Floats x, Floats low, Floats high) {
+    return (Floats)_mm_min_ps(_mm_max_ps((__m128)x, (__m128)low), (__m128)high);
+}
+INLINE Ints rounded(Floats x) { return (Ints)_mm_cvtps_epi32((__m128)x); }
+// The sum of the products of both halves of each lane.
+INLINE Words products_of_halves(Words a, Words b) { return (Words)_mm_madd_epi16((__m128i)a, (__m128i)b); }
+INLINE Longs product(Longs a, Longs b) { return (Longs)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+#else
+INLINE Floats clamp(Floats x, Floats low, Floats high) {
+    const Floats raised = (Floats)chosen((Ints)(x < low), (Words)low, (Words)x);
+    return (Floats)chosen((Ints)(raised > high), (Words)high, (Words)raised);
+}
 // Half to even, by the addition of 2^23 with the sign of x, above which there are no fractions.
 INLINE Ints rounded(Floats x) {
-    const Words sign = (Words)x & (1u << 31);
+    const Words sign = (Words)x & (1u << 31), size = (Words)x & 0x7FFFFFFFu;
     const Floats whole = (Floats)(sign | 0x4B000000u), near = (x + whole) - whole;
-    const Words size = (Words)x & 0x7FFFFFFFu;
-    const Floats y = (Floats)chosen((Ints)(size < 0x4B000000u), (Words)near, (Words)x);
-    return __builtin_convertvector(y, Ints);
+    return __builtin_convertvector((Floats)chosen((Ints)(size < 0x4B000000u), (Words)near, (Words)x), Ints);
 }
-// The sum of the products of both halves of each lane.
 INLINE Words products_of_halves(Words a, Words b) {
     const Ints a_low = (Ints)(a << 16) >> 16, b_low = (Ints)(b << 16) >> 16;
     return (Words)(a_low * b_low + ((Ints)a >> 16) * ((Ints)b >> 16));
 }
-#if HAS_X86
-INLINE Longs product(Longs a, Longs b) { return (Longs)_mm_mul_epu32((__m128i)a, (__m128i)b); }
-#else
 INLINE Longs product(Longs a, Longs b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
 #endif
 INLINE Longs product_signed(Longs a, Longs b) { return a * b; }

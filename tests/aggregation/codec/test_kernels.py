@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -357,6 +358,38 @@ def test_asking_for_a_path_that_is_not_there_is_an_error(unchosen: pytest.Monkey
     unchosen.setattr(native, "FILE", "nowhere.so")
     with pytest.raises(NoKernels, match="without its compiled kernels"):
         native.chosen()
+
+
+@pytest.mark.slow
+def test_what_machines_other_than_x86_get_is_the_same(tmp_path: Path, unchosen: pytest.MonkeyPatch) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler here")
+    library = tmp_path / "portable.so"
+    source = ROOT / "aggregation" / "codec" / "kernels.cpp"
+    options = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-DHAS_X86=0"]
+    subprocess.run([compiler, *options, "-o", library, source], check=True)
+    portable = native.Library(str(library))
+    assert portable.paths == (native.Path.GENERIC,)
+    unchosen.setattr(kernels, "chosen", lambda: portable.kernels(native.Path.GENERIC))
+    values = torch.randn(40_000, generator=torch.Generator().manual_seed(4))
+    values[: len(EXTREMES)] = EXTREMES.clamp(-LIMIT_ROTATED, LIMIT_ROTATED)
+    blocks, out, back = Blocks.of(40_000), torch.empty(40_960), torch.empty(40_000)
+    kernels.rotate_into(out, values, blocks, 1)
+    kernels.unrotate_into(back, out, blocks, 1)
+    assert equal_bits(out, rotate(values, blocks, 1))
+    assert equal_bits(back, unrotate(out, blocks, 1))
+    for bits in range(1, 16):
+        quantizer = Quantizer(2.0**bits, 2, 3, Levels.of_width(bits))
+        packed = torch.empty(packed_bytes(40_960, bits), dtype=torch.uint8)
+        kernels.rotate_and_pack_into(packed, values, blocks, 1, quantizer, bits)
+        levels = quantized(out, quantizer, 0)
+        assert torch.equal(packed, pack(levels, bits))
+        for dtype in (torch.int32, torch.int64):
+            sums = torch.zeros(40_960, dtype=dtype)
+            folded = kernels.fold_packed(sums, packed, bits, -3)
+            assert torch.equal(sums, (levels * -3).to(dtype))
+            assert folded.sum_of_squares == int(levels.to(torch.int64).square().sum())
 
 
 # --- installing ------------------------------------------------------------------------------------------------------
