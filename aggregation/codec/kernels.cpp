@@ -39,6 +39,7 @@ const int ABI = 1;  // native.py has the same number: raise both whenever a func
 
 // Where the streams' bits go; see philox.py and packing.py.
 enum { LANES = 16, SIGN_VECTORS = 128, DITHER_VECTORS = 8, GROUP = 512, ROWS = GROUP / LANES };
+const uint64_t EVEN_AND_ODD[2][LANES / 2] = {{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}};
 enum { STREAM_DITHER = 1, STREAM_SIGNS = 2 };
 
 // What is worked on in the first-level cache: the largest block, and a whole number of every smaller block and group.

@@ -22,8 +22,7 @@ INLINE void philox(uint64_t key, uint32_t stream, uint32_t last, uint64_t block,
     for (int piece = 0; piece < PIECES; piece++) {
         Longs c[2][4];
         for (int odd = 0; odd < 2; odd++) {
-            Longs number;
-            for (int i = 0; i < WIDTH / 2; i++) number[i] = block + (uint64_t)(piece * WIDTH + 2 * i + odd);
+            const Longs number = load<Longs>(EVEN_AND_ODD[odd] + piece * WIDTH / 2) + block;
             c[odd][0] = number;
             c[odd][1] = number >> 32;
             c[odd][2] = Longs{} + stream;
@@ -164,9 +163,9 @@ static void move_runs(T *tile, V *values, Blocks blocks, int64_t position, int64
         const int64_t from = row * blocks.n_blocks * side + block * side;
         const int64_t length = from < blocks.n_values ? least(side, blocks.n_values - from) : 0;
         if (IS_GATHER) {
-            memcpy(tile + done, values + from, (size_t)length * sizeof(T));
+            if (length > 0) memcpy(tile + done, values + from, (size_t)length * sizeof(T));
             memset(tile + done + length, 0, (size_t)(side - length) * sizeof(T));
-        } else {
+        } else if (length > 0) {
             memcpy((void *)(values + from), tile + done, (size_t)length * sizeof(T));
         }
     }
