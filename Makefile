@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 PARTS = aggregation client server sim umbel tests examples
+BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels*.cpp aggregation/codec/kernels*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast check fmt fuzz bench docs clean
@@ -51,13 +52,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and alone: its pin decides which build is taken, before another package asks for it loosely.
-$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.demo: $(BUILD) | $(VENV)/bin/python
 	@echo "installing umbel into $(VENV) (some minutes the first time)"
 	$(PIP) torch
 	$(PIP) -e '.[server,sim]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.dev: $(BUILD) | $(VENV)/bin/python
 	@echo "installing umbel and its development tools into $(VENV) (some minutes the first time)"
 	$(PIP) torch
 	$(PIP) -e '.[dev]'

@@ -1,0 +1,135 @@
+// The integer codec's arithmetic for vector units: the same bits as philox.py, rotation.py, quantize.py and packing.py.
+//
+// One body, compiled once for every set of instructions: plain vectors of 16 bytes, AVX2 and AVX-512. Python chooses by
+// name: umbel_<path>_<function>. Every path gives the same integers and the same floats to the last bit, because all
+// add the same numbers in the same order, and the only fused multiply-adds are by +1 and -1, which round as additions do.
+//
+// Nothing here allocates, keeps state, starts a thread or looks at Python: buffers are the caller's.
+#include <stdint.h>
+#include <string.h>
+
+#if !defined(__GNUC__)
+#error "these kernels are written in the vector extensions of GCC and clang"
+#endif
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
+#error "float32 sums must be rounded to float32 one by one"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "packed words are little-endian"
+#endif
+#if !defined(HAS_X86)  // 0 on the command line leaves what other machines get
+#if defined(__x86_64__)
+#define HAS_X86 1
+#else
+#define HAS_X86 0
+#endif
+#endif
+#if HAS_X86
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define JOINED_(a, b, c) a##b##c
+#define JOINED(a, b, c) JOINED_(a, b, c)
+#define KERNEL(name) extern "C" __attribute__((visibility("default"))) void JOINED(umbel_, PATH, _##name)
+
+namespace {
+
+const int ABI = 1;  // native.py has the same number: raise both whenever a function changes
+
+// Where the streams' bits go; see philox.py and packing.py.
+enum { LANES = 16, SIGN_VECTORS = 128, DITHER_VECTORS = 8, GROUP = 512, ROWS = GROUP / LANES };
+const uint64_t EVEN_AND_ODD[2][LANES / 2] = {{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}};
+enum { STREAM_DITHER = 1, STREAM_SIGNS = 2 };
+
+// What is worked on in the first-level cache: the largest block, and a whole number of every smaller block and group.
+enum { TILE = 4096, SIDE = 64 };
+
+struct Blocks {
+    int64_t n_values, n_blocks, side;
+};
+
+struct Quantizer {
+    float inverse_step;
+    int32_t phi, low, high, offset;
+};
+
+// Of the levels that were folded.
+struct Folded {
+    int64_t sum_of_squares;
+    int64_t greatest;
+};
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+}  // namespace
+
+#define PATH generic
+#define PIECES 4
+namespace generic {
+#include "kernels_generic.h"
+#include "kernels_body.h"
+}  // namespace generic
+#undef PATH
+#undef PIECES
+
+#if HAS_X86
+#define PATH avx2
+#define PIECES 2
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+#include "kernels_avx2.h"
+#include "kernels_body.h"
+}  // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#undef PATH
+#undef PIECES
+
+#define PATH avx512
+#define PIECES 1
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+namespace avx512 {
+#include "kernels_avx512.h"
+#include "kernels_body.h"
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#undef PATH
+#undef PIECES
+#endif
+
+extern "C" {
+
+__attribute__((visibility("default"))) int umbel_abi(void) { return ABI; }
+
+// 1 for each path that this machine has: bit 0 generic, bit 1 AVX2, bit 2 AVX-512.
+__attribute__((visibility("default"))) int umbel_paths(void) {
+    int paths = 1;
+#if HAS_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) paths |= 2;
+    if ((paths & 2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        paths |= 4;
+#endif
+    return paths;
+}
+
+}  // extern "C"

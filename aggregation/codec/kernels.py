@@ -1,0 +1,213 @@
+"""What the codecs call for arithmetic on whole vectors: compiled for tensors on the CPU, torch for all others.
+
+Both give the same integers and the same floats to the last bit. Everything works on parts of a vector, into buffers
+that the caller keeps, so that a vector of any length takes no memory beside itself; parts may be done in threads.
+A part of a rotated vector begins at a multiple of `TILE`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.codec.native import Folded, Kernels, Quantizer, chosen
+from umbel.aggregation.codec.packing import GROUP, pack, packed_bytes, unpack
+from umbel.aggregation.codec.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
+from umbel.aggregation.codec.quantize import UNIT, quantize
+from umbel.aggregation.codec.rotation import Blocks, butterflies
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TILE = 4096  # positions: the largest block, and a whole number of every smaller block and group
+_BITS_MAX = 15
+_INT32 = 1 << 31
+
+
+def rotate_into(out: Tensor, values: Tensor, blocks: Blocks, key: int, first: int = 0) -> None:
+    """Positions `first` on of the rotated vector, as many as `out` holds: whole blocks. Both float32."""
+    _check_vector(values, blocks)
+    _check_part(first, out.numel(), blocks)
+    _check_types(out, torch.float32)
+    _check_types(values, torch.float32)
+    if kernels := _native(out, values):
+        kernels.rotate(out, values, blocks, key, first)
+    else:
+        out.copy_(_rotated(values, blocks, key, first, out.numel()))
+
+
+def unrotate_into(out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first: int = 0) -> None:
+    """The inverse, up to rounding: `rotated` is the rotated vector from `first` on, whole blocks; their coordinates in
+    `out`, the whole vector, are written. Both float32 or both float64.
+    """
+    _check_vector(out, blocks)
+    _check_part(first, rotated.numel(), blocks)
+    _check_types(out, torch.float32, torch.float64)
+    _check_types(rotated, out.dtype)
+    if kernels := _native(out, rotated):
+        kernels.unrotate(out, rotated, blocks, key, first)
+        return
+    laid = butterflies(rotated.clone(), blocks.size).div_(blocks.side)
+    laid.mul_(signs(key, first, rotated.numel(), rotated.device))
+    for row, places in enumerate(_runs(blocks, first, rotated.numel())):
+        run = out[places]
+        run.copy_(laid.view(-1, blocks.side, blocks.side)[:, row].reshape(-1)[: run.numel()])
+
+
+def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int = 0) -> None:
+    """Levels of coordinates `first` on (a multiple of 128): float32 -> int32 or int16."""
+    _check_first(first, DITHER_GROUP)
+    _check_length(out, values.numel())
+    _check_types(out, torch.int32, torch.int16)
+    _check_types(values, torch.float32)
+    kernels = _native(out, values)
+    if kernels and _fits(quantizer):
+        kernels.quantize(out, values, quantizer, first)
+    else:
+        out.copy_(_quantized(values, quantizer, first))
+
+
+def pack_into(out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int = 0) -> None:
+    """The lowest `bits` (1 to 15) of those levels, packed; `first` is a multiple of 512: float32 -> uint8."""
+    _check_bits(bits)
+    _check_first(first, GROUP)
+    _check_length(out, packed_bytes(values.numel(), bits))
+    _check_types(out, torch.uint8)
+    _check_types(values, torch.float32)
+    kernels = _native(out, values)
+    if kernels and _fits(quantizer):
+        kernels.pack(out, values, quantizer, bits, first)
+    else:
+        out.copy_(pack(_quantized(values, quantizer, first), bits))
+
+
+def rotate_and_pack_into(
+    out: Tensor,
+    values: Tensor,
+    blocks: Blocks,
+    sign_key: int,
+    quantizer: Quantizer,
+    bits: int,
+    part: tuple[int, int] | None = None,
+) -> None:
+    """The same of the rotated vector, which is never written.
+
+    `part` of it: the first position, and how many (whole blocks).
+    """
+    first, n_positions = part or (0, blocks.n_padded)
+    _check_bits(bits)
+    _check_vector(values, blocks)
+    _check_part(first, n_positions, blocks)
+    _check_length(out, packed_bytes(n_positions, bits))
+    _check_types(out, torch.uint8)
+    _check_types(values, torch.float32)
+    kernels = _native(out, values)
+    if kernels and _fits(quantizer):
+        kernels.rotate_and_pack(out, values, blocks, sign_key, quantizer, bits, (first, n_positions))
+    else:
+        rotated = _rotated(values, blocks, sign_key, first, n_positions)
+        out.copy_(pack(_quantized(rotated, quantizer, first), bits))
+
+
+def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
+    """Adds weight * level to `sums`, int32 or int64: that they hold the sum is the caller's promise."""
+    _check_bits(bits)
+    _check_length(data, packed_bytes(sums.numel(), bits))
+    _check_types(sums, torch.int32, torch.int64)
+    _check_types(data, torch.uint8)
+    kernels = _native(sums, data)
+    if kernels and -_INT32 <= weight < _INT32:
+        return kernels.fold(sums, data, bits, weight)
+    levels = unpack(data, sums.numel(), bits).to(torch.int64)
+    sums.add_((levels * weight).to(sums.dtype))
+    if not levels.numel():
+        return Folded(0, 0)
+    return Folded(int(levels.square().sum()), int(levels.abs().max()))
+
+
+def dither_into(out: Tensor, key: int, first: int) -> None:
+    """The shared dither of coordinates `first` on (a multiple of 128): int32."""
+    _check_first(first, DITHER_GROUP)
+    _check_types(out, torch.int32)
+    if kernels := _native(out):
+        kernels.dither(out, key, first)
+    else:
+        out.copy_(dither(key, first, out.numel(), out.device))
+
+
+def signs_into(out: Tensor, key: int, first: int) -> None:
+    """Random signs of coordinates `first` on (a multiple of 2,048): float32."""
+    _check_first(first, SIGN_GROUP)
+    _check_types(out, torch.float32)
+    if kernels := _native(out):
+        kernels.signs(out, key, first)
+    else:
+        out.copy_(signs(key, first, out.numel(), out.device))
+
+
+def _native(*tensors: Tensor) -> Kernels | None:
+    """The compiled kernels, if they can take these tensors."""
+    if all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
+        return chosen()
+    return None
+
+
+def _rotated(values: Tensor, blocks: Blocks, key: int, first: int, n_positions: int) -> Tensor:
+    """`rotation.rotate`, of these positions only."""
+    side = blocks.side
+    laid = values.new_zeros((n_positions // blocks.size, side, side))
+    for row, places in enumerate(_runs(blocks, first, n_positions)):
+        run = values[places]
+        padded = torch.nn.functional.pad(run, (0, n_positions // side - run.numel()))
+        laid[:, row] = padded.view(-1, side)
+    signed = laid.view(-1) * signs(key, first, n_positions, values.device)
+    return butterflies(signed, blocks.size).div_(side)
+
+
+def _runs(blocks: Blocks, first: int, n_positions: int) -> list[slice]:
+    """By row of a block: the coordinates of that row in the blocks of these positions. Slices may reach too far."""
+    starts = (row * blocks.n_blocks * blocks.side + first // blocks.side for row in range(blocks.side))
+    return [slice(start, start + n_positions // blocks.side) for start in starts]
+
+
+def _quantized(values: Tensor, quantizer: Quantizer, first: int) -> Tensor:
+    shared = dither(quantizer.key, first, values.numel(), values.device)
+    return quantize(values, quantizer.inverse_step, shared, quantizer.phi, quantizer.levels)
+
+
+def _fits(quantizer: Quantizer) -> bool:
+    """Is all arithmetic with it within 32 bits?"""
+    levels = quantizer.levels
+    return 0 <= quantizer.phi < UNIT and abs(levels.offset) <= UNIT and -_INT32 <= levels.low <= levels.high < _INT32
+
+
+def _check_bits(bits: int) -> None:
+    if not 1 <= bits <= _BITS_MAX:
+        raise ValueError(f"a fixed width has 1 to {_BITS_MAX} bits, not {bits}")
+
+
+def _check_vector(values: Tensor, blocks: Blocks) -> None:
+    _check_length(values, blocks.n_values)
+    if blocks.n_padded < blocks.n_values or blocks.side not in (4, 8, 16, 32, 64):
+        raise ValueError(f"{blocks} cannot hold the vector")
+
+
+def _check_part(first: int, n_positions: int, blocks: Blocks) -> None:
+    _check_first(first, TILE)
+    if n_positions % blocks.size or not 0 <= n_positions <= blocks.n_padded - first:
+        raise ValueError(f"{n_positions} positions from {first} on are no whole blocks of {blocks}")
+
+
+def _check_first(first: int, group: int) -> None:
+    if first < 0 or first % group:
+        raise ValueError(f"coordinate {first} does not begin a group of {group}")
+
+
+def _check_length(tensor: Tensor, length: int) -> None:
+    if tensor.dim() != 1 or tensor.numel() != length:
+        raise ValueError(f"a vector of {length} is needed, not one of shape {tuple(tensor.shape)}")
+
+
+def _check_types(tensor: Tensor, *types: torch.dtype) -> None:
+    if tensor.dtype not in types:
+        raise TypeError(f"{' or '.join(map(str, types))} is needed, not {tensor.dtype}")
