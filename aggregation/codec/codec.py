@@ -54,7 +54,7 @@ class Context:
         return derive_seed(self.key, "codec", purpose, *labels)
 
 
-class UpdateCodec(Protocol):
+class VectorCodec(Protocol):
     """`is_unbiased`: over the keys, the expectation of what is decoded is what was encoded.
     `is_linear`: over one cohort, the sum of what is decoded is what the sum of the payloads decodes to.
     `is_stateful`: encoding leaves something behind that the next round needs. (No codec here does; what error feedback

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.codec import Context, UpdateCodec, require_encodable
+from umbel.aggregation.codec.codec import Context, VectorCodec, require_encodable
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class MomentumCorrection:
         return change * (most / norm) if norm > most else change
 
 
-def send(codec: UpdateCodec, change: Tensor, context: Context, version: int, before: Residual | None) -> Sent:
+def send(codec: VectorCodec, change: Tensor, context: Context, version: int, before: Residual | None) -> Sent:
     """Error feedback: the payload of the change of model `version` and what was left before, and what is left now.
 
     Raises `ValueError` for what cannot be encoded.
@@ -111,7 +111,7 @@ def send(codec: UpdateCodec, change: Tensor, context: Context, version: int, bef
 
 
 def send_corrected(
-    codec: UpdateCodec,
+    codec: VectorCodec,
     change: Tensor,
     context: Context,
     version: int,
@@ -144,7 +144,7 @@ def _kept(before: Residual | None, context: Context, version: int) -> Residual |
     return before
 
 
-def _decoded(codec: UpdateCodec, pieces: tuple[bytes, ...], context: Context) -> Tensor:
+def _decoded(codec: VectorCodec, pieces: tuple[bytes, ...], context: Context) -> Tensor:
     """As the coordinator will read it."""
     return torch.cat([torch.empty(0), *codec.decode(pieces, context)])
 

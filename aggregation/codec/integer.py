@@ -34,9 +34,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.codec import entropy
-from umbel.aggregation.codec.philox import DITHER_GROUP, dither
+from umbel.aggregation.codec.kernels import dither_into, quantize_into
+from umbel.aggregation.codec.native import Quantizer
+from umbel.aggregation.codec.payload import exactly
+from umbel.aggregation.codec.philox import DITHER_GROUP
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.codec.quantize import LEVEL_MAX, Dithers, Levels, phase, quantize
+from umbel.aggregation.codec.quantize import LEVEL_MAX, Dithers, Levels, phase
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
 from umbel.aggregation.grid import Grid, check_values
 from umbel.aggregation.integer_sum import IntegerSum
@@ -66,12 +69,13 @@ class Weighed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LevelsHead:
-    """The fixed beginning of the payload."""
+    """The fixed beginning of the payload. `frame_bytes`: of what follows it, as the header before it says."""
 
     inverse_step: float
     norm: float
     rank: int
     width: int
+    frame_bytes: int
 
     def encode(self) -> bytes:
         return _HEAD.pack(self.inverse_step, self.norm, self.rank, self.width, bytes(3))
@@ -106,13 +110,13 @@ class IntegerCodec:
         """The update, whole when its first piece comes: its length stands at its head."""
         norm, sample = self._survey(change)
         scale, norm = self._clipped(norm)
-        shared = phase(rank)
-        width = entropy.best_width([self._levels(first, values, scale, shared) for first, values in sample])
-        segments = (self._levels(first, values, scale, shared) for first, values in self._segments(change))
+        quantizer = Quantizer(self._plan.inverse_step, self._plan.key, phase(rank), _LEVELS)
+        width = entropy.best_width([_levels(first, values.mul_(scale), quantizer) for first, values in sample])
+        segments = (_levels(first, values.mul_(scale), quantizer) for first, values in self._segments(change))
         frame = list(entropy.compress(segments, self._n_values, width))
-        payload_bytes = _HEAD.size + sum(map(len, frame))
-        yield header_for(self._layout, Codec.INTEGER, payload_bytes).encode()
-        yield LevelsHead(self._plan.inverse_step, norm, rank, width).encode()
+        frame_bytes = sum(map(len, frame))
+        yield header_for(self._layout, Codec.INTEGER, _HEAD.size + frame_bytes).encode()
+        yield LevelsHead(self._plan.inverse_step, norm, rank, width, frame_bytes).encode()
         yield from frame
 
     def _survey(self, change: Callable[[], Iterator[Tensor]]) -> tuple[float, list[tuple[int, Tensor]]]:
@@ -139,16 +143,12 @@ class IntegerCodec:
         scale = 1.0 if most is None or norm <= most else most / norm
         return scale, as_float32(norm * scale)
 
-    def _levels(self, first: int, values: Tensor, scale: float, shared: int) -> Tensor:
-        scaled = values if scale == 1.0 else values * scale
-        return quantize(scaled, self._plan.inverse_step, dither(self._plan.key, first, values.numel()), shared, _LEVELS)
-
     # --- the coordinator's side ---------------------------------------------------------------------------------------
 
     def values(self, header: bytes, pieces: Iterable[bytes | memoryview], rank: int) -> Iterator[Tensor]:
         head = self._head(header, rank)
         largest, energy = 0, 0
-        for levels in entropy.decompress(pieces, self._n_values, head.width):
+        for levels in entropy.decompress(exactly(pieces, head.frame_bytes), self._n_values, head.width):
             if levels.numel():
                 largest = max(largest, int(levels.abs().max()))
                 energy += int(levels.to(torch.int64).square().sum())
@@ -178,7 +178,7 @@ class IntegerCodec:
         """What the first bytes of an update say, which must be what the plan asks for."""
         if len(header) < self.header_bytes:
             raise MalformedUpdate(f"an update of this codec starts with {self.header_bytes} bytes; {len(header)} came")
-        read_header(header, self._layout, Codec.INTEGER, self._payload_bytes)
+        said = read_header(header, self._layout, Codec.INTEGER, self._payload_bytes)
         inverse_step, norm, said_rank, width, zero = _HEAD.unpack(header[HEADER_BYTES : self.header_bytes])
         if any(zero) or width not in entropy.WIDTHS:
             raise MalformedUpdate("the integers' head is malformed; see docs/wire.md")
@@ -189,7 +189,7 @@ class IntegerCodec:
         most = math.inf if self._plan.clip_norm is None else self._plan.clip_norm * _WITHIN
         if not 0 <= norm <= most or norm == math.inf:
             raise UpdateOutOfRange(f"the update says that its norm is {norm}; the run's clip_norm is {most:g}")
-        return LevelsHead(inverse_step, norm, said_rank, width)
+        return LevelsHead(inverse_step, norm, said_rank, width, said.payload_bytes - _HEAD.size)
 
     def _check_norm(self, norm: float, energy: int) -> None:
         """Raise `UpdateOutOfRange` unless an update of this norm could have these integers."""
@@ -211,9 +211,17 @@ class MeanOfLevels:
         if self._total.total_weight == 0:
             raise ValueError("nothing was folded, so there is no mean")
         first = start - start % DITHER_GROUP
-        shared = dither(self._plan.key, first, stop - first)[start - first :]
-        steps = self._dithers.subtract(self._total.sums[start:stop], shared)
+        shared = torch.empty(stop - first, dtype=torch.int32)
+        dither_into(shared, self._plan.key, first)
+        steps = self._dithers.subtract(self._total.sums[start:stop], shared[start - first :])
         return steps.div_(self._total.total_weight).div_(self._plan.inverse_step)
+
+
+def _levels(first: int, values: Tensor, quantizer: Quantizer) -> Tensor:
+    """The integers of a segment that begins with coordinate `first`: int32."""
+    levels = torch.empty(values.numel(), dtype=torch.int32)
+    quantize_into(levels, values, quantizer, first)
+    return levels
 
 
 def in_segments(pieces: Iterable[Tensor], size: int) -> Iterator[tuple[int, Tensor]]:

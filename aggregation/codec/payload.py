@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, NonFiniteUpdate
 from umbel.aggregation.torch_later import torch
@@ -13,6 +13,7 @@ from umbel.aggregation.torch_later import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+Buffer: TypeAlias = bytes | memoryview
 _PIECE_BYTES = 1 << 20
 if sys.byteorder != "little":
     raise ImportError("payloads are little-endian, and so must be the machine")
@@ -70,6 +71,18 @@ def at_most(pieces: Iterable[bytes], n_bytes_max: int) -> Iterator[bytes]:
         if n_left < 0:
             raise LyingLength(f"the payload is longer than {n_bytes_max} bytes")
         yield piece
+
+
+def exactly(pieces: Iterable[Buffer], n_bytes: int) -> Iterator[Buffer]:
+    """The pieces, in all of that length. Raises `LyingLength` for another, at the latest after the last piece."""
+    n_left = n_bytes
+    for piece in pieces:
+        n_left -= len(piece)
+        if n_left < 0:
+            break
+        yield piece
+    if n_left:
+        raise LyingLength(f"the payload has {'more' if n_left < 0 else 'fewer'} than the {n_bytes} bytes of its header")
 
 
 class Payload:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from umbel.aggregation.codec.codec import UpdateCodec
+from umbel.aggregation.codec.codec import VectorCodec
 from umbel.aggregation.codec.eden import Eden
 from umbel.aggregation.codec.lossless import Planes
 from umbel.aggregation.codec.lowrank import LowRank
@@ -13,7 +13,7 @@ from umbel.aggregation.codec.sign import Sign
 from umbel.aggregation.codec.ternary import Ternary
 from umbel.aggregation.codec.topk import TopK
 
-CODECS: Mapping[str, Callable[..., UpdateCodec]] = MappingProxyType(
+CODECS: Mapping[str, Callable[..., VectorCodec]] = MappingProxyType(
     {
         "eden": Eden,
         "lowrank": LowRank,

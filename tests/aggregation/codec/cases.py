@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from umbel.aggregation.codec.codec import Context, Mode, UpdateCodec
+from umbel.aggregation.codec.codec import Context, Mode, VectorCodec
 from umbel.aggregation.codec.eden import Eden
 from umbel.aggregation.codec.lossless import Planes
 from umbel.aggregation.codec.lowrank import LowRank
@@ -18,7 +18,7 @@ from umbel.aggregation.layout import Layout, TensorSpec
 
 ROWS = 12
 
-CASES: dict[str, UpdateCodec] = {
+CASES: dict[str, VectorCodec] = {
     "eden, 1 bit": Eden(1),
     "eden, 5 bits": Eden(5),
     "sign": Sign(),
@@ -57,15 +57,15 @@ def heavy(n_values: int, seed: int = 0) -> torch.Tensor:
     return gaussian(n_values, seed).sign() * gaussian(n_values, seed + 1).exp()
 
 
-def payload_of(codec: UpdateCodec, values: torch.Tensor, context: Context) -> bytes:
+def payload_of(codec: VectorCodec, values: torch.Tensor, context: Context) -> bytes:
     return b"".join(codec.encode(values, context))
 
 
-def decoded(codec: UpdateCodec, pieces: Iterable[bytes], context: Context) -> torch.Tensor:
+def decoded(codec: VectorCodec, pieces: Iterable[bytes], context: Context) -> torch.Tensor:
     return torch.cat([torch.empty(0), *codec.decode(pieces, context)])
 
 
-def passed(codec: UpdateCodec, values: torch.Tensor, context: Context) -> torch.Tensor:
+def passed(codec: VectorCodec, values: torch.Tensor, context: Context) -> torch.Tensor:
     """Encoded and decoded."""
     return decoded(codec, codec.encode(values, context), context)
 

@@ -18,7 +18,7 @@ from tests.aggregation.codec.cases import (
     payload_of,
     standard_errors,
 )
-from umbel.aggregation.codec.codec import CHUNK_VALUES, UpdateCodec
+from umbel.aggregation.codec.codec import CHUNK_VALUES, VectorCodec
 from umbel.aggregation.codec.eden import Eden
 from umbel.aggregation.codec.lossless import Planes
 from umbel.aggregation.codec.registry import CODECS
@@ -30,7 +30,7 @@ KEYS = st.integers(0, (1 << 63) - 1)
 EVERY = pytest.mark.parametrize("codec", CASES.values(), ids=CASES)
 
 
-def read_or_refused(codec: UpdateCodec, data: bytes, n_values: int) -> None:
+def read_or_refused(codec: VectorCodec, data: bytes, n_values: int) -> None:
     """Either finite values, as many as the plan says, or a refusal of the peers' kind."""
     with suppress(UpdateRefused):
         found = decoded(codec, [data], context_of(n_values))
@@ -40,7 +40,7 @@ def read_or_refused(codec: UpdateCodec, data: bytes, n_values: int) -> None:
 
 @given(ANY, SIZES, KEYS, st.integers(0, 1000))
 def test_what_is_encoded_is_decoded_and_no_longer_than_said(
-    codec: UpdateCodec, n_values: int, key: int, index: int
+    codec: VectorCodec, n_values: int, key: int, index: int
 ) -> None:
     values, context = heavy(n_values), context_of(n_values, key, index)
     before = values.clone()
@@ -54,7 +54,7 @@ def test_what_is_encoded_is_decoded_and_no_longer_than_said(
 
 @EVERY
 @pytest.mark.parametrize("n_values", [CHUNK_VALUES, CHUNK_VALUES + 1])
-def test_chunks_are_consecutive(codec: UpdateCodec, n_values: int) -> None:
+def test_chunks_are_consecutive(codec: VectorCodec, n_values: int) -> None:
     values, context = gaussian(n_values), context_of(n_values)
     payload = payload_of(codec, values, context)
     assert len(payload) <= codec.payload_bytes_max(n_values)
@@ -67,7 +67,7 @@ def test_chunks_are_consecutive(codec: UpdateCodec, n_values: int) -> None:
 
 @given(ANY, st.integers(0, 3000), st.lists(st.integers(0, 5000), max_size=5))
 def test_how_a_payload_is_cut_into_pieces_makes_no_difference(
-    codec: UpdateCodec, n_values: int, cuts: list[int]
+    codec: VectorCodec, n_values: int, cuts: list[int]
 ) -> None:
     context = context_of(n_values)
     payload = payload_of(codec, gaussian(n_values), context)
@@ -77,12 +77,12 @@ def test_how_a_payload_is_cut_into_pieces_makes_no_difference(
 
 
 @given(ANY, SIZES)
-def test_no_change_is_decoded_as_no_change(codec: UpdateCodec, n_values: int) -> None:
+def test_no_change_is_decoded_as_no_change(codec: VectorCodec, n_values: int) -> None:
     assert not bool(passed(codec, torch.zeros(n_values), context_of(n_values)).any())
 
 
 @EVERY
-def test_a_payload_that_breaks_off_is_refused_wherever_it_does(codec: UpdateCodec) -> None:
+def test_a_payload_that_breaks_off_is_refused_wherever_it_does(codec: VectorCodec) -> None:
     payload = payload_of(codec, gaussian(51), context_of(51))
     for n_bytes in range(len(payload)):
         with pytest.raises(UpdateRefused):
@@ -90,14 +90,14 @@ def test_a_payload_that_breaks_off_is_refused_wherever_it_does(codec: UpdateCode
 
 
 @given(ANY, SIZES, st.binary(min_size=1, max_size=9))
-def test_a_payload_that_goes_on_is_refused(codec: UpdateCodec, n_values: int, more: bytes) -> None:
+def test_a_payload_that_goes_on_is_refused(codec: VectorCodec, n_values: int, more: bytes) -> None:
     payload = payload_of(codec, gaussian(n_values), context_of(n_values))
     with pytest.raises(UpdateRefused):
         decoded(codec, [payload, more], context_of(n_values))
 
 
 @EVERY
-def test_a_payload_is_never_longer_than_said_whatever_its_form(codec: UpdateCodec) -> None:
+def test_a_payload_is_never_longer_than_said_whatever_its_form(codec: VectorCodec) -> None:
     """A Zstandard frame may begin with any number of empty blocks (three zero bytes each)."""
     n_zeros = codec.payload_bytes_max(51) // 3 * 3 + 3
     payload = payload_of(codec, gaussian(51), context_of(51))
@@ -107,7 +107,7 @@ def test_a_payload_is_never_longer_than_said_whatever_its_form(codec: UpdateCode
 
 
 @EVERY
-def test_a_flipped_bit_is_read_or_refused_wherever_it_is(codec: UpdateCodec) -> None:
+def test_a_flipped_bit_is_read_or_refused_wherever_it_is(codec: VectorCodec) -> None:
     payload = payload_of(codec, gaussian(51), context_of(51))
     for place in range(len(payload)):
         for bit in range(8) if place < 20 else [place % 8]:  # what a payload begins with decides most
@@ -118,13 +118,13 @@ def test_a_flipped_bit_is_read_or_refused_wherever_it_is(codec: UpdateCodec) -> 
 
 @given(ANY, st.integers(0, 100), st.binary(max_size=400))
 @settings(max_examples=300)
-def test_any_bytes_are_read_or_refused(codec: UpdateCodec, n_values: int, data: bytes) -> None:
+def test_any_bytes_are_read_or_refused(codec: VectorCodec, n_values: int, data: bytes) -> None:
     read_or_refused(codec, data, n_values)
 
 
 @EVERY
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_not_encoded(codec: UpdateCodec, value: float) -> None:
+def test_what_is_not_finite_is_not_encoded(codec: VectorCodec, value: float) -> None:
     values = gaussian(100)
     values[7] = value
     with pytest.raises(ValueError, match="NaN or an infinity"):
@@ -132,7 +132,7 @@ def test_what_is_not_finite_is_not_encoded(codec: UpdateCodec, value: float) -> 
 
 
 @EVERY
-def test_what_is_no_change_of_the_layout_is_not_encoded(codec: UpdateCodec) -> None:
+def test_what_is_no_change_of_the_layout_is_not_encoded(codec: VectorCodec) -> None:
     for values in (gaussian(99), gaussian(100).double(), gaussian(100).view(10, 10)):
         with pytest.raises(ValueError, match="a weight change is 100 float32"):
             payload_of(codec, values, context_of(100))
@@ -140,7 +140,7 @@ def test_what_is_no_change_of_the_layout_is_not_encoded(codec: UpdateCodec) -> N
 
 @EVERY
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 1e37, 3e38])
-def test_the_smallest_and_the_largest_numbers_are_encoded_or_named_too_large(codec: UpdateCodec, size: float) -> None:
+def test_the_smallest_and_the_largest_numbers_are_encoded_or_named_too_large(codec: VectorCodec, size: float) -> None:
     too_large = ""
     try:
         payload = payload_of(codec, torch.full((300,), size), context_of(300))
@@ -151,7 +151,7 @@ def test_the_smallest_and_the_largest_numbers_are_encoded_or_named_too_large(cod
 
 
 @EVERY
-def test_the_same_plan_makes_the_same_bytes(codec: UpdateCodec) -> None:
+def test_the_same_plan_makes_the_same_bytes(codec: VectorCodec) -> None:
     assert payload_of(codec, heavy(5000), context_of(5000)) == payload_of(codec, heavy(5000), context_of(5000))
 
 

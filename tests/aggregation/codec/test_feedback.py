@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, heavy
-from umbel.aggregation.codec.codec import UpdateCodec
+from umbel.aggregation.codec.codec import VectorCodec
 from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, send, send_corrected, warm_up_share
 from umbel.aggregation.codec.payload import Precision
 from umbel.aggregation.codec.sign import Sign
@@ -14,11 +14,11 @@ from umbel.aggregation.codec.ternary import Ternary
 from umbel.aggregation.codec.topk import TopK
 
 CONTEXT = context_of(500)
-LOSSY: list[UpdateCodec] = [Sign(), TopK(0.05), Ternary(2.5)]
+LOSSY: list[VectorCodec] = [Sign(), TopK(0.05), Ternary(2.5)]
 
 
 @pytest.mark.parametrize("codec", LOSSY, ids=["sign", "topk", "ternary, clipped"])
-def test_what_was_sent_and_what_is_left_are_all_changes(codec: UpdateCodec) -> None:
+def test_what_was_sent_and_what_is_left_are_all_changes(codec: VectorCodec) -> None:
     sent, changed, left = torch.zeros(500), torch.zeros(500), None
     for version in range(20):
         change = heavy(500, version)
@@ -54,7 +54,7 @@ def test_nothing_given_is_changed() -> None:
 
 
 @pytest.mark.parametrize("codec", [Sign(), TopK(0.02)], ids=["sign", "topk"])
-def test_a_biased_codec_reaches_the_optimum_with_feedback_and_not_without(codec: UpdateCodec) -> None:
+def test_a_biased_codec_reaches_the_optimum_with_feedback_and_not_without(codec: VectorCodec) -> None:
     """Gradient descent on |x - t|^2 / 2 with a decreasing step, sixteen coordinates larger than the rest."""
     target = gaussian(500)
     target[:16] *= 10

@@ -168,8 +168,10 @@ def with_bytes(offset: int, data: bytes) -> bytes:
         (with_bytes(HEAD + 8, struct.pack("<I", 5)), WrongCodec),
         (with_bytes(HEAD + 12, b"\x03"), MalformedUpdate),
         (with_bytes(HEAD + 15, b"\x01"), MalformedUpdate),
-        (GOOD[:-1], MalformedUpdate),
+        (GOOD[:-1], LyingLength),
         (GOOD + b"\0", LyingLength),
+        (with_bytes(48, struct.pack("<Q", len(GOOD) - 65)), LyingLength),
+        (with_bytes(48, struct.pack("<Q", len(GOOD) - 63)) + b"\0", LyingLength),
     ],
 )
 def test_each_wrong_thing_has_its_own_error(update: bytes, refusal: type[UpdateRefused]) -> None:
