@@ -135,3 +135,15 @@ def bench_window(
     from umbel.sim.bench_window import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)
+
+
+@bench_app.command("codec")
+def bench_codec(
+    quick: QuickOption = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """What the integer codec loses, costs and takes: theory, EDEN, and a copy of memory beside it."""
+    from umbel.sim.bench_codec import measure
+
+    _bench(lambda: measure(quick=quick, plot=plot), json)

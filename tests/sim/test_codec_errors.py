@@ -1,0 +1,46 @@
+"""What `umbel bench codec` measures, on few values: near theory, better than EDEN where it should be."""
+
+import pytest
+import torch
+
+from umbel.aggregation.codec.eden import Eden
+from umbel.sim.bench_codec import AT_ENTROPY, EDEN, FIXED_WIDTH
+from umbel.sim.codec_errors import (
+    N_CLIENTS,
+    entropy_coded,
+    fixed_width_error,
+    gaussian,
+    mean_by,
+    mean_by_integers,
+    real_updates,
+    vector_codec,
+)
+
+VALUES = gaussian(1 << 18)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_errors_of_gaussian_values_are_those_of_theory(bits: int) -> None:
+    assert fixed_width_error(VALUES, bits) == pytest.approx(FIXED_WIDTH[bits], rel=0.02)
+    coded, coded_by = entropy_coded(VALUES, bits)
+    assert coded.error == pytest.approx(AT_ENTROPY[bits], rel=0.02)
+    assert coded_by <= coded.bits <= 1.07 * coded_by
+    assert vector_codec(Eden(bits), VALUES, "EDEN").error == pytest.approx(EDEN[bits], rel=0.02)
+
+
+def test_theory_lies_between_the_bounds() -> None:
+    for bits in AT_ENTROPY:
+        assert 2.0 ** (-2 * bits) < AT_ENTROPY[bits] < FIXED_WIDTH[bits]
+        assert 2.0 ** (-2 * bits) < EDEN[bits] < FIXED_WIDTH[bits]
+
+
+@pytest.mark.slow
+def test_of_real_updates_the_integer_codec_loses_less_in_fewer_bits_than_eden() -> None:
+    updates = real_updates()
+    assert len(updates) == N_CLIENTS
+    assert all(update.shape == (301_066,) and bool(update.isfinite().all()) for update in updates)
+    directions = torch.stack([update / update.norm() for update in updates])
+    assert float((directions @ directions.T).mean()) < 0.3, "clients differ"
+    ours, eden = mean_by_integers(updates, 0.5), mean_by(Eden(3), updates, "EDEN")
+    assert ours.bits < 0.75 * eden.bits
+    assert ours.error < 0.75 * eden.error
