@@ -63,6 +63,11 @@ class TensorSpec:
     tied_to: str | None = None
 
     @property
+    def is_float(self) -> bool:
+        """Whether its values may be rounded: those of integers and bools may not."""
+        return self.dtype in _FLOATS
+
+    @property
     def n_values(self) -> int:
         """Length of its place in the vector (0-d tensors hold one value)."""
         return 0 if self.tied_to is not None else math.prod(self.shape)

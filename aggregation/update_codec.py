@@ -39,15 +39,13 @@ class UpdateCodec(Protocol):
     """The codec of one round and model.
 
     `header_bytes`: length of what a reader needs before anything else. `update_bytes`: the lengths that an update may
-    have. `unit`: what an integer of one stands for, in units of the weights.
+    have.
     """
 
     @property
     def header_bytes(self) -> int: ...
     @property
     def update_bytes(self) -> range: ...
-    @property
-    def unit(self) -> float: ...
 
     def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
         """An update, in pieces. `change` gives the weight change from its beginning, as float32 in pieces, each time.
@@ -56,16 +54,16 @@ class UpdateCodec(Protocol):
         """
         ...
 
-    def values(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        """The integers of an update's values, in pieces; each may be overwritten by the next.
+    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
+        """All that is added to the sum for an update, in pieces; each may be overwritten by the next.
 
         `header`: its first `header_bytes`; `pieces`: what follows, each but the last a multiple of 8 bytes long. Raises
         an `UpdateRefused` at the first thing that is wrong: what has been read to the end is fit to be summed.
         """
         ...
 
-    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        """All that is added to the sum for an update: its values, and what the codec measures beside them."""
+    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+        """Check a whole update as `integers` does; the largest change of one value in it, in units of the weights."""
         ...
 
     def new_sum(self) -> IntegerSum:
@@ -110,10 +108,6 @@ class Float32Codec:
     def update_bytes(self) -> range:
         return range(HEADER_BYTES + self._payload_bytes, HEADER_BYTES + self._payload_bytes + 1)
 
-    @property
-    def unit(self) -> float:
-        return self._grid.step
-
     def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
         yield float32_header(self._layout).encode()
         first = 0
@@ -122,7 +116,7 @@ class Float32Codec:
             yield values.numpy().astype("<f4", copy=False).data.cast("B")
             first += values.numel()
 
-    def values(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
+    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
         read_header(header, self._layout, Codec.FLOAT32, range(self._payload_bytes, self._payload_bytes + 1))
         first = 0
         for piece in pieces:
@@ -135,8 +129,9 @@ class Float32Codec:
         if first != self._layout.n_values:
             raise LyingLength(f"the update holds {first} values, the layout {self._layout.n_values}")
 
-    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        return self.values(header, pieces, rank)
+    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+        largest = max((int(part.abs().max()) for part in self.integers(header, pieces, rank)), default=0)
+        return largest * self._grid.step
 
     def new_sum(self) -> IntegerSum:
         return GridAccumulator(self._layout.n_values, self._grid)

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import httpx
 
+from umbel.aggregation.codec.native import NoKernels, chosen
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import LAYOUT_CHARS_MAX, AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
@@ -106,6 +107,10 @@ def run_client(
     `transport`: for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
     """
     state_dir, shutdown = Path(state_dir), shutdown or Shutdown()
+    try:
+        chosen()  # kernels that are asked for and not there: said now, not after the first training
+    except NoKernels as error:
+        raise ValueError(str(error)) from error
     replicas = connect(server, transport)
     warn_if_readable(addresses_in(server), "models and updates")
     with replicas, locked(state_dir), shutdown.on_signals():

@@ -22,6 +22,7 @@ from types import FrameType
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
+from umbel.aggregation.codec.native import NoKernels, chosen
 from umbel.server import journal
 from umbel.server.app import create_app
 from umbel.server.audit_key import AuditKey
@@ -55,6 +56,10 @@ def run(settings: Settings, log_level: str, *, adopt: bool = False) -> None:
     `CannotStart`, `UnfitAdminKey`, `UnfitAuditKey`, `UnfitDeployment`, `ClockApart`, `BlobsUnavailable` and `OSError`.
     """
     journal.begin(log_level)
+    try:
+        chosen()  # kernels that are asked for and not there: said now, not when the first round has closed
+    except NoKernels as error:
+        raise CannotStart(str(error)) from error
     os.umask(0o077)  # models, updates and the database are nobody else's to read
     with closing(_listener(settings.host, settings.port)) as listener:
         asyncio.run(_require_database(settings))

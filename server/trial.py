@@ -9,11 +9,10 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.round import Closing
 from umbel.aggregation.types import ClientId, WorkDone, ranks_of
-from umbel.aggregation.update_codec import UpdateCodec, codec_for
-from umbel.server.blobs import BlobStore
+from umbel.aggregation.update_codec import codec_for
 from umbel.server.services import Services
-from umbel.server.stored import Chunk, LiveRun, StoredRun
-from umbel.server.updates import values
+from umbel.server.stored import LiveRun, StoredRun
+from umbel.server.updates import peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ async def look_at(services: Services, live: LiveRun, layout: Layout) -> Trial:
     codec, ranks = codec_for(live.plan.codec, live.plan.grid, layout), ranks_of(live.state.cohort)
     for client in live.state.accepted:
         mine = chunks[live.assignment_id(client)]
-        peaks[client] = await loop.run_in_executor(services.worker, _peak, services.blobs, mine, codec, ranks[client])
+        peaks[client] = await loop.run_in_executor(services.worker, peak, services.blobs, mine, codec, ranks[client])
     return Trial(codec.update_bytes[-1], peaks)
 
 
@@ -62,7 +61,3 @@ def _works(closing: Closing) -> Iterator[tuple[ClientId, WorkDone]]:
     for client, accepted in closing.accepted.items():
         assert isinstance(accepted.work, WorkDone), "a canary's clients train"
         yield client, accepted.work
-
-
-def _peak(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> float:
-    return codec.unit * max((part.abs().max().item() for part in values(blobs, chunks, codec, rank)), default=0)

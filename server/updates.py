@@ -25,8 +25,7 @@ def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: 
         raise LyingLength(f"the model's update has {length_in_words(codec)}")
     if _sha256(blobs, chunks) != sha256:
         raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
-    for _ in values(blobs, chunks, codec, rank):
-        pass
+    peak(blobs, chunks, codec, rank)
 
 
 def length_in_words(codec: UpdateCodec) -> str:
@@ -35,10 +34,10 @@ def length_in_words(codec: UpdateCodec) -> str:
     return f"{lengths.start} bytes" if len(lengths) == 1 else f"{lengths.start} to {lengths.stop - 1} bytes"
 
 
-def values(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> Iterator[Tensor]:
-    """The integers of an update's values, in pieces. Raises an `UpdateRefused` at the first thing that is wrong."""
+def peak(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> float:
+    """The largest change of one value. Raises an `UpdateRefused` at the first thing that is wrong."""
     with Whole(blobs, chunks) as update:
-        yield from codec.values(_header(update, codec), _pieces(update), rank)
+        return codec.peak(_header(update, codec), _pieces(update), rank)
 
 
 def integers(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> Iterator[Tensor]:

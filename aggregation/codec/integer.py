@@ -6,16 +6,20 @@ The sum of the integers is exact, and what the dither has added to it is known. 
 lives on what a rotation destroys. Cost: about log2(rms / D) + 2.05 bits for Gaussian values, less for heavier tails;
 `entropy.py` writes them.
 
+Values of integer and bool tensors (counters, index tables, masks) are not rounded so: they travel as float32 and stand
+on the round's grid (`grid.py`), exactly as codec 0 has them. In the integers their places hold zeros.
+
 The payload:
 
 ```
 offset size field
      0    4 inverse_step    float32, levels per unit of a weight; must be the plan's, bit for bit
-     4    4 norm            float32, the update's L2 norm in units of the weights, after clipping
+     4    4 norm            float32, the update's L2 norm in units of the weights, after clipping; exact values left out
      8    4 rank            the client's place in the cohort; must be the assignment's
     12    1 width           bits of a symbol: 1, 2, 4 or 8, as the client found best
     13    3 reserved        zero
-    16      one Zstandard frame of the integers
+    16      the exact values, float32, in layout order
+     .      one Zstandard frame of the integers
 ```
 
 The norm is what the next round's step is made of (`plan.py`): one more coordinate of the sum, so that it adds up as the
@@ -34,14 +38,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.codec import entropy
+from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.kernels import dither_into, quantize_into
 from umbel.aggregation.codec.native import Quantizer
-from umbel.aggregation.codec.payload import exactly
+from umbel.aggregation.codec.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.philox import DITHER_GROUP
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.quantize import LEVEL_MAX, Dithers, Levels, phase
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
-from umbel.aggregation.grid import Grid, check_values
+from umbel.aggregation.grid import Grid, check_values, to_integers
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.torch_later import torch
@@ -51,8 +56,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _HEAD = struct.Struct("<ffIB3s")
-_RMS_UNIT = 256  # the measured root mean square is summed in 1/256 of a step
-_RMS_MAX = 1 << 23  # LEVEL_MAX times the unit; times the greatest weight, 2^38, it stays within 62 bits
+_SUM_BITS, _LEVEL_BITS, _RMS_BITS_MAX = 62, 15, 24
 _LEVELS = Levels()
 _WITHIN = 1 + 2.0**-20  # what float32 may add to a norm
 _SAMPLED_SEGMENTS = 4
@@ -69,13 +73,13 @@ class Weighed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LevelsHead:
-    """The fixed beginning of the payload. `frame_bytes`: of what follows it, as the header before it says."""
+    """The fixed beginning of the payload. `rest_bytes`: of what follows it, as the header before it says."""
 
     inverse_step: float
     norm: float
     rank: int
     width: int
-    frame_bytes: int
+    rest_bytes: int
 
     def encode(self) -> bytes:
         return _HEAD.pack(self.inverse_step, self.norm, self.rank, self.width, bytes(3))
@@ -89,8 +93,11 @@ class IntegerCodec:
         self._grid = grid
         self._layout = layout
         self._n_values = layout.n_values
-        most = _HEAD.size + entropy.compressed_bytes_max(self._n_values)
-        self._payload_bytes = range(_HEAD.size, most + 1)
+        self._exact = ExactPlaces(layout)
+        least = _HEAD.size + 4 * self._exact.n_values
+        self._payload_bytes = range(least, least + entropy.compressed_bytes_max(self._n_values) + 1)
+        weight_bits = (grid.total_weight_max - 1).bit_length()
+        self._rms_unit = 1 << min(_RMS_BITS_MAX, _SUM_BITS - _LEVEL_BITS - weight_bits)  # in the sum, of a step
 
     @property
     def header_bytes(self) -> int:
@@ -100,41 +107,47 @@ class IntegerCodec:
     def update_bytes(self) -> range:
         return range(HEADER_BYTES + self._payload_bytes.start, HEADER_BYTES + self._payload_bytes.stop)
 
-    @property
-    def unit(self) -> float:
-        return 1.0 / self._plan.inverse_step
-
     # --- a client's side ----------------------------------------------------------------------------------------------
 
     def encode(self, change: Callable[[], Iterator[Tensor]], rank: int) -> Iterator[bytes]:
         """The update, whole when its first piece comes: its length stands at its head."""
-        norm, sample = self._survey(change)
+        norm, sample, exact = self._survey(change)
         scale, norm = self._clipped(norm)
         quantizer = Quantizer(self._plan.inverse_step, self._plan.key, phase(rank), _LEVELS)
         width = entropy.best_width([_levels(first, values.mul_(scale), quantizer) for first, values in sample])
         segments = (_levels(first, values.mul_(scale), quantizer) for first, values in self._segments(change))
         frame = list(entropy.compress(segments, self._n_values, width))
-        frame_bytes = sum(map(len, frame))
-        yield header_for(self._layout, Codec.INTEGER, _HEAD.size + frame_bytes).encode()
-        yield LevelsHead(self._plan.inverse_step, norm, rank, width, frame_bytes).encode()
+        n_bytes = 4 * self._exact.n_values + sum(map(len, frame))
+        yield header_for(self._layout, Codec.INTEGER, _HEAD.size + n_bytes).encode()
+        yield LevelsHead(self._plan.inverse_step, norm, rank, width, n_bytes).encode()
+        yield exact
         yield from frame
 
-    def _survey(self, change: Callable[[], Iterator[Tensor]]) -> tuple[float, list[tuple[int, Tensor]]]:
-        """The L2 norm of the change, and a few of its segments from all over it."""
-        energy = 0.0
+    def _survey(self, change: Callable[[], Iterator[Tensor]]) -> tuple[float, list[tuple[int, Tensor]], bytes]:
+        """The L2 norm of the change, a few of its segments from all over it, and its exact values as bytes."""
+        energy, exact = 0.0, bytearray()
         sample: list[tuple[int, Tensor]] = []
         every = max(1, -(-self._n_values // entropy.SEGMENT) // _SAMPLED_SEGMENTS)
-        for number, (first, values) in enumerate(self._segments(change)):
+        for number, (first, values) in enumerate(self._segments(change, exact)):
             energy += float(values.to(torch.float64).square().sum())
             if number % every == 0:
                 sample.append((first, values.clone()))
-        return math.sqrt(energy), sample
+        return math.sqrt(energy), sample, bytes(exact)
 
-    def _segments(self, change: Callable[[], Iterator[Tensor]]) -> Iterator[tuple[int, Tensor]]:
-        """The change in segments, each with the index of its first value; checked, and cut to the greatest level."""
+    def _segments(
+        self, change: Callable[[], Iterator[Tensor]], exact: bytearray | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The change in segments, each with the index of its first value; checked, and cut to the greatest level.
+
+        Exact values are zero in them, and are put into `exact`.
+        """
         most = (LEVEL_MAX - 1) / self._plan.inverse_step
         for first, values in in_segments(change(), entropy.SEGMENT):
             check_values(values, self._grid, first)
+            for _, here in self._exact.within(first, values.numel()):
+                if exact is not None:
+                    exact += values[here].numpy().astype("<f4", copy=False).tobytes()
+                values[here] = 0.0
             yield first, values.clamp_(-most, most)
 
     def _clipped(self, norm: float) -> tuple[float, float]:
@@ -145,22 +158,46 @@ class IntegerCodec:
 
     # --- the coordinator's side ---------------------------------------------------------------------------------------
 
-    def values(self, header: bytes, pieces: Iterable[bytes | memoryview], rank: int) -> Iterator[Tensor]:
+    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
         head = self._head(header, rank)
-        largest, energy = 0, 0
-        for levels in entropy.decompress(exactly(pieces, head.frame_bytes), self._n_values, head.width):
-            if levels.numel():
-                largest = max(largest, int(levels.abs().max()))
-                energy += int(levels.to(torch.int64).square().sum())
-            if largest > min(LEVEL_MAX, self._grid.max_abs * self._plan.inverse_step + 1):
+        payload = Payload(exactly(pieces, head.rest_bytes))
+        exact, first = to_integers(self._exact_values(payload), self._grid), 0
+        for levels in self._checked(head, payload):
+            yield self._with_exact(levels, first, exact)
+            first += levels.numel()
+        rms = head.norm * self._plan.inverse_step / math.sqrt(max(self._n_values, 1))
+        yield torch.tensor([round(min(rms, LEVEL_MAX) * self._rms_unit)], dtype=torch.int64)
+
+    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+        """Rounded down: a level is off by less than one."""
+        head = self._head(header, rank)
+        payload = Payload(exactly(pieces, head.rest_bytes))
+        exact = float(self._exact_values(payload).abs().amax()) if self._exact.n_values else 0.0
+        largest = max((int(levels.abs().max()) for levels in self._checked(head, payload)), default=0)
+        return max(exact, (largest - 1) / self._plan.inverse_step, 0.0)
+
+    def _exact_values(self, payload: Payload) -> Tensor:
+        values = payload.take(4 * self._exact.n_values).view(torch.float32)
+        check_values(values, self._grid)
+        return values
+
+    def _checked(self, head: LevelsHead, payload: Payload) -> Iterator[Tensor]:
+        """The levels, by segments; at their end it is certain that all of them are fit to be summed."""
+        largest_allowed, energy = min(LEVEL_MAX, self._grid.max_abs * self._plan.inverse_step + 1), 0
+        for levels in entropy.decompress(payload.rest(), self._n_values, head.width):
+            if (largest := int(levels.abs().max())) > largest_allowed:
                 raise UpdateOutOfRange(f"the update holds the level {largest}, beyond the run's max_abs")
+            energy += int(levels.to(torch.int64).square().sum())
             yield levels
         self._check_norm(head.norm, energy)
 
-    def integers(self, header: bytes, pieces: Iterable[bytes | memoryview], rank: int) -> Iterator[Tensor]:
-        yield from self.values(header, pieces, rank)
-        rms = self._head(header, rank).norm * self._plan.inverse_step / math.sqrt(max(self._n_values, 1))
-        yield torch.tensor([min(round(rms * _RMS_UNIT), _RMS_MAX)], dtype=torch.int64)
+    def _with_exact(self, levels: Tensor, first: int, exact: Tensor) -> Tensor:
+        """The levels from coordinate `first` on, with the integers of exact values in their places."""
+        for at, here in self._exact.within(first, levels.numel()):
+            if levels.dtype != torch.int64:
+                levels = levels.to(torch.int64)
+            levels[here] = exact[at : at + here.stop - here.start]
+        return levels
 
     def new_sum(self) -> IntegerSum:
         return IntegerSum(self._n_values + 1, self._grid.total_weight_max)
@@ -169,10 +206,10 @@ class IntegerCodec:
         dithers = Dithers(((part.weight, phase(part.rank)) for part in parts), _LEVELS)
         if dithers.total_weight != total.total_weight:
             raise ValueError(f"the parts weigh {dithers.total_weight}, the sum {total.total_weight}")
-        return MeanOfLevels(total, dithers, self._plan)
+        return MeanOfLevels(total, dithers, self._plan, self._grid, self._exact)
 
     def update_rms(self, total: IntegerSum) -> float | None:
-        return float(total.sums[-1]) / _RMS_UNIT / total.total_weight / self._plan.inverse_step
+        return float(total.sums[-1]) / self._rms_unit / total.total_weight / self._plan.inverse_step
 
     def _head(self, header: bytes, rank: int) -> LevelsHead:
         """What the first bytes of an update say, which must be what the plan asks for."""
@@ -201,10 +238,12 @@ class IntegerCodec:
 class MeanOfLevels:
     """The weighted mean of the updates in a sum of levels: what the dither has added is taken off."""
 
-    def __init__(self, total: IntegerSum, dithers: Dithers, plan: CodecPlan) -> None:
+    def __init__(self, total: IntegerSum, dithers: Dithers, plan: CodecPlan, grid: Grid, exact: ExactPlaces) -> None:
         self._total = total
         self._dithers = dithers
         self._plan = plan
+        self._grid = grid
+        self._exact = exact
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
         """The mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
@@ -213,8 +252,12 @@ class MeanOfLevels:
         first = start - start % DITHER_GROUP
         shared = torch.empty(stop - first, dtype=torch.int32)
         dither_into(shared, self._plan.key, first)
-        steps = self._dithers.subtract(self._total.sums[start:stop], shared[start - first :])
-        return steps.div_(self._total.total_weight).div_(self._plan.inverse_step)
+        sums = self._total.sums[start:stop]
+        mean = self._dithers.subtract(sums, shared[start - first :])
+        mean.div_(self._total.total_weight).div_(self._plan.inverse_step)
+        for _, here in self._exact.within(start, stop - start):
+            mean[here] = sums[here].to(torch.float64).mul_(self._grid.step).div_(self._total.total_weight)
+        return mean
 
 
 def _levels(first: int, values: Tensor, quantizer: Quantizer) -> Tensor:

@@ -207,7 +207,10 @@ def chosen() -> Kernels | None:
     if wanted:
         return None if wanted == Path.TORCH else library().kernels(Path(wanted))
     try:
-        return library().kernels(library().paths[-1])
+        paths = library().paths
+        if not paths:
+            raise NoKernels("the compiled kernels have none for this machine")
+        return library().kernels(paths[-1])
     except NoKernels as error:
         log.warning("%s: %s", error, _REMEDY)
         return None

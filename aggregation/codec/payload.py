@@ -88,7 +88,7 @@ def exactly(pieces: Iterable[Buffer], n_bytes: int) -> Iterator[Buffer]:
 class Payload:
     """What has come of a payload, and is not read yet. Holds no more than was asked for, and one piece."""
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
+    def __init__(self, pieces: Iterable[Buffer]) -> None:
         self._pieces = iter(pieces)
         self._pending = memoryview(b"")
 
@@ -104,6 +104,13 @@ class Payload:
             taken += self._pending[:n_missing]
             self._pending = self._pending[n_missing:]
         return torch.frombuffer(taken, dtype=torch.uint8) if taken else torch.empty(0, dtype=torch.uint8)
+
+    def rest(self) -> Iterator[Buffer]:
+        """All that is left, in pieces."""
+        if self._pending:
+            pending, self._pending = self._pending, memoryview(b"")
+            yield pending
+        yield from self._pieces
 
     def take_rest(self, n_bytes_max: int) -> Tensor:
         """All that is left. Raises `LyingLength` if it is more than `n_bytes_max`."""

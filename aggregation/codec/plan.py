@@ -2,7 +2,8 @@
 
 The step of the integer codec is `step` (of the run file) times the root mean square of one client's update, as the
 round before measured it: the error of one update is then about step^2 / 12 of its energy. The first round takes the
-norm that the run file expects. So the step is public before anyone trains, and no client chooses it.
+norm that the run file expects. So the step is public before anyone trains, and no client chooses it. It grows fourfold
+a round at most: one client with an update far beyond the others' must not make the next round useless.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from umbel.aggregation.wire import Codec
 
-STEP_MIN, STEP_MAX = 2.0**-12, 16.0
+STEP_MIN, STEP_MAX = 2.0**-8, 16.0
+GROWTH_MAX = 4.0
 NORM_MIN, NORM_MAX = 2.0**-60, 2.0**60
 _RATE_MIN, _RATE_MAX = 2.0**-100, 2.0**100  # of levels per unit: far from where float32 ends
 
@@ -56,7 +58,9 @@ def first_plan(*, step: float, norm: float, n_values: int, key: int, clip_norm: 
 def next_plan(before: CodecPlan, *, step: float, update_rms: float | None, key: int) -> CodecPlan:
     """The integer codec of the round after a round whose updates had this root mean square; None: it is not known."""
     plan = replace(before, key=key)
-    return plan if not update_rms else plan.at_step(step * update_rms)
+    if not update_rms:
+        return plan
+    return plan.at_step(min(step * update_rms, GROWTH_MAX / before.inverse_step))
 
 
 def as_float32(value: float) -> float:

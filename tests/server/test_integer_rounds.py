@@ -146,7 +146,24 @@ def test_an_update_that_does_not_fit_the_plan_is_refused(tmp_path: Path, offset:
     asyncio.run(scenario())
 
 
-def test_half_precision_and_counters_are_quantized_like_the_rest(tmp_path: Path) -> None:
+def test_a_client_whose_updates_are_refused_again_and_again_is_told_to_stop(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(RUN.replace("target = 3", "target = 2") + CODEC, STATE)
+            devices = await it.devices(2)
+            assignment, other = await asyncio.gather(*(device.work(LAYOUT) for device in devices))
+            good = update_for(assignment, LAYOUT, values_of(0, 1))
+            bad = good[:68] + struct.pack("<f", 1e6) + good[72:]
+            told = [problem(await devices[0].upload(assignment["id"], bad)) for _ in range(6)]
+            assert told == ["update-out-of-range"] * 5 + ["assignment-closed"]
+            assert problem(await devices[0].upload(assignment["id"], good)) == "assignment-closed"
+            mine = update_for(other, LAYOUT, values_of(1, 1))
+            assert (await devices[1].upload(other["id"], mine)).status_code == 201
+
+    asyncio.run(scenario())
+
+
+def test_half_precision_and_counters_come_through(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
             layout = await it.begin(run_file(target=2) + CODEC, small_state())
@@ -157,5 +174,6 @@ def test_half_precision_and_counters_are_quantized_like_the_rest(tmp_path: Path)
             start, step = small_state(), 0.25 * 5.0 / layout.n_values**0.5
             for name in ("embed.weight", "half.weight", "norm.running_mean"):
                 assert float((model[name].double() - start[name].double() - 1).abs().max()) <= 0.6 * step
+            assert int(model["norm.num_batches_tracked"]) == 3 + (1 << 16), "a change of 1 in the vector is 2^16"
 
     asyncio.run(scenario())

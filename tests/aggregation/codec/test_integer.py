@@ -206,7 +206,7 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
         return
     assert levels.numel() == LAYOUT.n_values + 1
     assert int(levels[:-1].abs().max()) <= 64 * 8 + 1
-    assert 0 <= int(levels[-1]) <= 1 << 23
+    assert 0 <= int(levels[-1]) * GRID.total_weight_max <= 1 << 62
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 40))
@@ -216,6 +216,66 @@ def test_pieces_of_any_lengths_become_segments(lengths: list[int], size: int) ->
     assert [first for first, _ in found] == list(range(0, len(values), size))
     assert all(part.numel() == size for _, part in found[:-1])
     assert torch.equal(torch.cat([torch.zeros(0), *(part for _, part in found)]), values)
+
+
+def test_counters_masks_and_index_tables_come_through_exactly() -> None:
+    state = {
+        "count": torch.tensor(7),
+        "mask": torch.ones(70, 70, dtype=torch.bool).tril(),
+        "table": torch.arange(200_000),
+        "weight": torch.zeros(300),
+    }
+    layout = Layout.of_state(state)
+    codec, master = IntegerCodec(CodecPlan(Codec.INTEGER, 2.0, 77), GRID, layout), layout.master_of(state)
+    total, parts = codec.new_sum(), [Part(weight, rank) for rank, weight in enumerate((1, 2, 5))]
+    for part in parts:
+        local = {**state, "count": torch.tensor(7 + 16 * (1 + part.rank)), "weight": gaussian(part.rank, 1.0, 300)}
+        update = written(layout.subtract(local, state), part.rank, codec, n_piece=1000)
+        assert len(update) in codec.update_bytes
+        total.add(codec.integers(update[: codec.header_bytes], [update[codec.header_bytes :]], part.rank), part.weight)
+    made = layout.add_mean(master, codec.mean(total, parts))
+    assert torch.equal(made["mask"], state["mask"])
+    assert torch.equal(made["table"], state["table"])
+    assert int(made["count"]) == 7 + round((16 + 2 * 32 + 5 * 48) / 8)
+    expected = sum(part.weight * gaussian(part.rank, 1.0, 300).double() for part in parts) / 8
+    assert float((made["weight"].double() - expected).abs().max()) <= 0.2501
+
+
+def test_exact_values_beyond_the_bound_are_refused() -> None:
+    layout = Layout.of_state({"n": torch.tensor(0), "w": torch.zeros(5)})
+    codec = IntegerCodec(PLAN, GRID, layout)
+    good = written(torch.zeros(6), codec=codec)
+    assert good[80:84] == bytes(4)
+    for bad, refusal in ((math.nan, NonFiniteUpdate), (65.0, UpdateOutOfRange)):
+        with pytest.raises(refusal):
+            read(good[:80] + struct.pack("<f", bad) + good[84:], codec=codec)
+    with pytest.raises(LyingLength):
+        read(good[:82], codec=codec)
+
+
+def test_the_peak_is_the_largest_change_and_a_step_less_at_most() -> None:
+    values = gaussian(1)
+    values[3] = -17.0
+    update = written(values)
+    peak = CODEC.peak(update[:80], [update[80:]], 0)
+    assert 17.0 - 2 / 8 <= peak <= 17.0
+
+
+def test_one_client_can_make_the_next_step_four_times_as_large_and_no_more() -> None:
+    before = first_plan(step=0.5, norm=3.0, n_values=900, key=1, clip_norm=None)
+    assert next_plan(before, step=0.5, update_rms=1e9, key=2).inverse_step == before.inverse_step / 4
+
+
+@pytest.mark.parametrize("wrong", [3000.0, 1 / 3000.0])
+def test_a_wrong_guess_at_the_first_norm_is_mended_by_the_rounds_that_follow(wrong: float) -> None:
+    values = gaussian(5, scale=0.01)
+    plan = first_plan(step=0.5, norm=wrong * float(values.norm()), n_values=values.numel(), key=1, clip_norm=None)
+    for number in range(8):
+        codec = IntegerCodec(plan, GRID, LAYOUT)
+        total = codec.new_sum()
+        total.add([read(written(values, codec=codec), codec=codec)], 1)
+        plan = next_plan(plan, step=0.5, update_rms=codec.update_rms(total), key=number)
+    assert 1 / plan.inverse_step == pytest.approx(0.005, rel=0.1)
 
 
 def test_the_step_follows_the_measured_updates() -> None:
