@@ -146,6 +146,12 @@ def test_a_share_that_makes_no_sense_is_refused(share: float) -> None:
         check_offer(offer(share=share), RunId("demo"), ClientId("w"), layout)
 
 
+@pytest.mark.parametrize("rank", [-1, 1 << 32])
+def test_a_rank_that_no_cohort_has_is_refused(rank: int) -> None:
+    with pytest.raises(CoordinatorMisbehaved, match="rank is"):
+        check_offer(offer(rank=rank), RunId("demo"), ClientId("w"), Layout.of_state(Ward().model.state_dict()))
+
+
 class Cold(Ward):
     """Its first step takes long; it asks after each step, or never."""
 
