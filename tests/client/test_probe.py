@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,9 @@ def test_a_share_that_makes_no_sense_is_refused(share: float) -> None:
 
 @pytest.mark.parametrize("rank", [-1, 1 << 32])
 def test_a_rank_that_no_cohort_has_is_refused(rank: int) -> None:
+    layout = Layout.of_state(Ward().model.state_dict())
     with pytest.raises(CoordinatorMisbehaved, match="rank is"):
-        check_offer(offer(rank=rank), RunId("demo"), ClientId("w"), Layout.of_state(Ward().model.state_dict()))
+        check_offer(replace(offer(), rank=rank), RunId("demo"), ClientId("w"), layout)
 
 
 class Cold(Ward):
