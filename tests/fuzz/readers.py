@@ -172,7 +172,9 @@ def integers_update(data: bytes) -> None:
     if taken:
         levels = torch.cat(taken[:-1])
         assert levels.numel() == LAYOUT.n_values
-        assert int(levels.abs().max()) <= GRID.max_abs * INTEGER_PLAN.inverse_step + 1
+        rounded, exact = levels[:-1], levels[-1:]  # the last tensor is a counter
+        assert int(rounded.abs().max()) <= GRID.max_abs * INTEGER_PLAN.inverse_step + 1
+        assert int(exact.abs()) * GRID.step <= GRID.max_abs
 
 
 def payload(data: bytes) -> None:
