@@ -30,7 +30,7 @@ from umbel.aggregation.canonical import Json
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.runfile import CodecSection, codec_key
+from umbel.aggregation.runfile_sections import CodecSection, codec_key
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.spread import spread
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, derive_seed
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan
 from umbel.aggregation.weighting import Candidate, draw
 
 _DRAWS_MAX = 64

@@ -73,247 +73,24 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 `TypeAdapter(RunFile)` and get the same errors.
 """
 
-import re
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.codec.plan import NORM_MAX, NORM_MIN, STEP_MAX, STEP_MIN, CodecPlan, first_plan, next_plan
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.runfile_sections import (
+    CANARY_CLIENTS,
+    OVERRIDES_MAX,
+    AggregationSection,
+    CanarySection,
+    CodecSection,
+    EvaluationSection,
+    Override,
+    RetentionSection,
+    RoundsSection,
+    codec_key,
+)
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
-from umbel.aggregation.types import (
-    OVER_SELECTION_MAX,
-    RATE_MIN,
-    TARGET_MAX,
-    CoverageFloor,
-    RoundPlan,
-    RunId,
-    TrainingPlan,
-    Weighting,
-    derive_seed,
-    require_slug,
-    require_window,
-    require_within,
-)
-
-ROUNDS_MAX = 1_000_000
-OVERRIDES_MAX = 100
-SHARE_MIN = 1e-6
-_CANARY_CLIENTS = 3
-SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
-_ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
-
-
-@dataclass(frozen=True, slots=True)
-class RoundsSection:
-    """How rounds are run; see `RoundPlan`."""
-
-    count: int
-    target: int
-    minimum: int = 1
-    over_selection: float = 1.3
-    window_s: float = 600.0
-    weighting: Weighting = Weighting.SAMPLES
-    self_tuning: bool = False
-    window_min_s: float = 0.0
-    attempts_max: int | None = None
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
-
-    def __post_init__(self) -> None:
-        require_within(self.count, "count", 1, ROUNDS_MAX)
-        require_within(self.target, "target", 1, TARGET_MAX)
-        require_within(self.minimum, "minimum", 1, TARGET_MAX)
-        require_within(self.over_selection, "over_selection", 1, OVER_SELECTION_MAX)
-        require_window(self.window_s)
-        if not 0 <= self.window_min_s <= self.window_s:
-            raise ValueError(f"window_min_s must lie between 0 and window_s = {self.window_s}, not {self.window_min_s}")
-        if self.self_tuning and self.weighting is not Weighting.SAMPLES:
-            raise ValueError(
-                'self_tuning counts clients, proportional weighting counts draws; use weighting = "samples"'
-            )
-        if self.attempts_max is not None:
-            require_within(self.attempts_max, "attempts_max", 1, ROUNDS_MAX)
-
-
-@dataclass(frozen=True, slots=True)
-class AggregationSection:
-    """How updates become the next model. `server_learning_rate`: 1 is FedAvg."""
-
-    server_learning_rate: float = 1.0
-    max_abs: float = 64.0
-    sample_count_max: int = 1 << 20
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
-
-
-def codec_key(seed: int, number: int) -> int:
-    """What the dither of one round is keyed by."""
-    return derive_seed(seed, "codec", number)
-
-
-@dataclass(frozen=True, slots=True)
-class CodecSection:
-    """How updates are written; see `codec/plan.py`."""
-
-    name: Literal["float32", "integer"] = "float32"
-    step: float = 0.5
-    first_norm: float = 1.0
-    clip_norm: float | None = None
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        require_within(self.step, "step", STEP_MIN, STEP_MAX)
-        require_within(self.first_norm, "first_norm", NORM_MIN, NORM_MAX)
-        if self.clip_norm is not None:
-            require_within(self.clip_norm, "clip_norm", NORM_MIN, NORM_MAX)
-
-    def first(self, n_values: int, key: int) -> CodecPlan:
-        """The codec of a run's first round."""
-        if self.name == "float32":
-            return CodecPlan()
-        norm = self.first_norm if self.clip_norm is None else min(self.first_norm, self.clip_norm)
-        return first_plan(step=self.step, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
-
-    def after(self, before: CodecPlan, update_rms: float | None, key: int) -> CodecPlan:
-        """The codec of the round after one with updates of this root mean square."""
-        return before if self.name == "float32" else next_plan(before, step=self.step, update_rms=update_rms, key=key)
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationSection:
-    """Rounds in which clients that did not train only measure the model: `clients` of them after `every` rounds.
-
-    `window_s`: None for that of the round of training before it.
-    """
-
-    every: int
-    clients: int
-    window_s: float | None = None
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        require_within(self.every, "every", 1, ROUNDS_MAX)
-        require_within(self.clients, "clients", 1, TARGET_MAX)
-        if self.window_s is not None:
-            require_window(self.window_s)
-
-
-@dataclass(frozen=True, slots=True)
-class CanarySection:
-    """A try of round 1 on `clients` with a `share` of its local steps: the run begins if `minimum` of them pass.
-
-    `clients`: None for three, or all that round 1 asks; a `RunFile` fills that in.
-    `minimum`: None for more than half, so that one site that is broken, or lies, does not hold up the others.
-    `window_s`: None for that of round 1. `on_failure`: what follows if too few pass; a run that was paused tries it on
-    other clients when it is resumed.
-    """
-
-    clients: int | None = None
-    minimum: int | None = None
-    share: float = 0.01
-    window_s: float | None = None
-    on_failure: Literal["pause", "stop", "widen"] = "pause"
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        if self.clients is not None:
-            require_within(self.clients, "clients", 1, TARGET_MAX)
-            if not 1 <= self.n_least <= self.n_asked:
-                raise ValueError(f"minimum must lie between 1 and clients = {self.clients}, not {self.minimum}")
-        require_within(self.share, "share", SHARE_MIN, 1.0)
-        if self.window_s is not None:
-            require_window(self.window_s)
-
-    @property
-    def n_asked(self) -> int:
-        """How many are asked."""
-        assert self.clients is not None, "the run file has filled it in"
-        return self.clients
-
-    @property
-    def n_least(self) -> int:
-        """How many must pass."""
-        return self.n_asked // 2 + 1 if self.minimum is None else self.minimum
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionSection:
-    """What is kept. `versions`: how many of the newest model versions, beside version 0 and the best.
-
-    `updates`: clients' updates after their round: "none", those of the last "N rounds", or "all".
-    """
-
-    versions: int | Literal["all"] = "all"
-    updates: str = "none"
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        if self.versions != "all":
-            require_within(self.versions, 'versions, if not "all",', 1, ROUNDS_MAX)
-        if self.updates not in ("none", "all") and not _ROUNDS.fullmatch(self.updates):
-            raise ValueError(f'updates must be "none", "all" or as "3 rounds", not {self.updates[:40]!r}')
-
-    @property
-    def n_versions(self) -> int | None:
-        """How many versions to keep, None for all."""
-        return None if self.versions == "all" else self.versions
-
-    @property
-    def n_update_rounds(self) -> int | None:
-        """Of how many of the newest rounds the updates are kept, None for all."""
-        if self.updates == "all":
-            return None
-        return 0 if self.updates == "none" else int(self.updates.split()[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Override:
-    """Other values for the rounds `first_round` to `last_round` (None: to the end); None: as elsewhere in the file.
-
-    Steps take the place of epochs, and epochs of steps.
-    """
-
-    first_round: int
-    last_round: int | None = None
-    target: int | None = None
-    minimum: int | None = None
-    over_selection: float | None = None
-    window_s: float | None = None
-    local_epochs: int | None = None
-    local_steps: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    proximal_mu: float | None = None
-    evaluate: bool | None = None
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        if self.first_round < 1 or (self.last_round is not None and self.last_round < self.first_round):
-            raise ValueError(
-                f"an override is for rounds from 1 on, not for {self.first_round} to {self.last_round or 'the last'}"
-            )
-        if self.local_epochs is not None and self.local_steps is not None:
-            raise ValueError("set either local_epochs or local_steps in an override, not both")
-        self._check_numbers()
-        if not (self.of(RoundsSection) or self.of(TrainingPlan)):
-            raise ValueError(
-                f"the override from round {self.first_round} on changes nothing; set a key or leave it out"
-            )
-
-    def _check_numbers(self) -> None:
-        """Raise `ValueError` for a number that no round could have, even where a later override takes its place."""
-        rounds: dict[str, Any] = {"count": 1, "target": 1, **self.of(RoundsSection)}
-        RoundsSection(**rounds)
-        TrainingPlan(**self.of(TrainingPlan))
-
-    def covers(self, number: int) -> bool:
-        return self.first_round <= number and (self.last_round is None or number <= self.last_round)
-
-    def of(self, section: type[RoundsSection | TrainingPlan]) -> dict[str, Any]:
-        """What it sets of one section of the run file."""
-        values = {key.name: getattr(self, key.name) for key in fields(section) if hasattr(self, key.name)}
-        return {name: value for name, value in values.items() if value is not None}
+from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, TrainingPlan, Weighting, require_slug
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +232,7 @@ class RunFile:
             return
         n_asked = self.round_plan(1, 1).n_wanted
         if self.canary.clients is None:
-            object.__setattr__(self, "canary", replace(self.canary, clients=min(_CANARY_CLIENTS, n_asked)))
+            object.__setattr__(self, "canary", replace(self.canary, clients=min(CANARY_CLIENTS, n_asked)))
         elif self.canary.clients > n_asked:
             raise ValueError(f"the canary asks {self.canary.clients} clients, round 1 only {n_asked}; ask fewer")
         self.canary_plan(1)

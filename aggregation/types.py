@@ -6,7 +6,6 @@ update) -> `Aggregate` (what the sum holds) -> `ModelRef` (the next version). Te
 Names end in their unit: `_s` seconds, `_bytes` bytes; `n_` and `_count` are counts.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -79,12 +78,6 @@ def require_window(window_s: float) -> None:
         raise ValueError(
             f"window_s must lie between {WINDOW_MIN_S:g} and {WINDOW_MAX_S:.0f} (366 days), not {window_s!r:.40}"
         )
-
-
-def derive_seed(seed: int, *labels: str | int) -> int:
-    """A 63-bit seed for one purpose: SHA-256 over the parent seed and the labels, the same in every language."""
-    text = "\x1f".join(["umbel/seed/1", str(seed), *map(str, labels)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.runfile import (
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import (
     AggregationSection,
     CodecSection,
     EvaluationSection,
     RetentionSection,
     RoundsSection,
-    RunFile,
 )
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan

@@ -16,7 +16,8 @@ from umbel.aggregation.messages import (
     RunStatus,
 )
 from umbel.aggregation.round import Abandoned, Answer, Closing, Committed, Declined, Recruiting, Reported, Training
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work, derive_seed
+from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work
 from umbel.aggregation.weighting import Candidate
 from umbel.server.coordinator import Coordinator
 from umbel.server.driver import PROGRESS_BELL, RunDriver

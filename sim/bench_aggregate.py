@@ -26,7 +26,8 @@ from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.grid import Grid, GridAccumulator
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import CheckIn, Outcome
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.types import RunId, WorkDone
 from umbel.aggregation.wire import float32_header
 from umbel.client import Operator

@@ -18,7 +18,8 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.client import Operator
 from umbel.sim import bench_load
 from umbel.sim.bench import Hold, Report, Row

@@ -18,7 +18,8 @@ import psutil
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.client import Operator
 from umbel.sim.bench import Hold, Row
 from umbel.sim.bench_clients import IdleModel

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from umbel.aggregation.report_times import Curve
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.tuning import CONFIDENCE, Forecast, foresee, next_plan
 from umbel.aggregation.types import RoundPlan
 from umbel.sim.bench import Hold, Report, Row

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from umbel.aggregation.types import derive_seed
+from umbel.aggregation.seeds import derive_seed
 from umbel.client import LocalPlan, TorchClient
 from umbel.sim.demo_data import DemoData, Samples, load_data, score
 from umbel.sim.demo_model import build_model

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from umbel.aggregation.types import derive_seed
+from umbel.aggregation.seeds import derive_seed
 from umbel.sim.partition import DirichletSplit, Indices, class_counts, dirichlet_partition
 
 TEST_SHARE = 0.25

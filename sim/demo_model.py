@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.types import derive_seed
+from umbel.aggregation.seeds import derive_seed
 
 N_CLASSES = 10
 

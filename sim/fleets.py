@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.aggregation.types import ClientId, derive_seed
+from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate
 
 Floats = NDArray[np.float64]

@@ -30,7 +30,8 @@ from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.grid import GridAccumulator
 from umbel.aggregation.layout import Layout, State
 from umbel.aggregation.records import Fate
-from umbel.aggregation.runfile import RetentionSection, RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RetentionSection, RoundsSection
 from umbel.aggregation.signatures import parse, sign
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ClientId, RunId, assignment_id

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
-from umbel.aggregation.runfile import (
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import (
     AggregationSection,
     CanarySection,
     CodecSection,
@@ -24,7 +25,6 @@ from umbel.aggregation.runfile import (
     Override,
     RetentionSection,
     RoundsSection,
-    RunFile,
 )
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.types import derive_seed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,8 @@ from umbel.aggregation.round import (
     Tick,
     Training,
 )
-from umbel.aggregation.runfile import CanarySection, Override, RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import CanarySection, Override, RoundsSection
 from umbel.aggregation.spread import spread
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import BYTES_MAX, ClientId, CoverageFloor, Probe, RunId, WorkDone, assignment_id

@@ -22,7 +22,8 @@ from umbel.aggregation.round import (
     Stopped,
     Training,
 )
-from umbel.aggregation.runfile import EvaluationSection, Override, RetentionSection, RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import EvaluationSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ClientId, EvaluationDone, RunId, TrainingPlan, assignment_id

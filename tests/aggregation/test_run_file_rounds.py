@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from umbel.aggregation.runfile import Override, RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import Override, RoundsSection
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
 FILES = TypeAdapter(RunFile)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.aggregation.report_times import Curve, Observation, Seen, estimate, tabulate
-from umbel.aggregation.runfile import Override, RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import Override, RoundsSection
 from umbel.aggregation.tuning import (
     CONFIDENCE,
     EXPLORE_EVERY,

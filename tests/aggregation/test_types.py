@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
     METRICS_MAX,
     ClientId,
@@ -17,7 +18,6 @@ from umbel.aggregation.types import (
     Weighting,
     WorkDone,
     assignment_id,
-    derive_seed,
     require_slug,
 )
 

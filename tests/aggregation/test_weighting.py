@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.types import ClientId, Weighting, derive_seed
+from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import ClientId, Weighting
 from umbel.aggregation.weighting import Candidate, draw, weight_of
 
 

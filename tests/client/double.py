@@ -21,7 +21,8 @@ from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.grid import GridAccumulator
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import Enrolment
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.signatures import SignedHeaders, Target, content_digest, parse, parse_digest
 from umbel.aggregation.types import TrainingPlan
 from umbel.aggregation.wire import HEADER_BYTES, Codec, read_header

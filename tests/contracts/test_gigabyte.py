@@ -15,7 +15,8 @@ import torch
 from safetensors import safe_open
 
 from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.client import Operator
 from umbel.client.model_files import write_model
 from umbel.sim.demo_plan import run_toml

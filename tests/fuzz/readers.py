@@ -50,7 +50,8 @@ from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.records import Fate
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.signatures import SignedHeaders, Target, parse, sign
 from umbel.aggregation.types import RunId, WorkDone
 from umbel.aggregation.update_codec import codec_for

@@ -16,7 +16,8 @@ import torch
 
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.signatures import content_digest
 from umbel.aggregation.wire import float32_header
 from umbel.client import Operator

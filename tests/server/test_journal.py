@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.server_device import Device, House, house, problem, run_file, small_state, update_of
-from umbel.aggregation.runfile import RoundsSection, RunFile
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.task import Task
 from umbel.server.journal import LineFormat, Throttle, listening, round_opened
 

@@ -17,8 +17,9 @@ from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.quantize import Levels, phase, quantize
 from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.signatures import Target, parse, sign, signature_base
-from umbel.aggregation.types import ClientId, Weighting, derive_seed
+from umbel.aggregation.types import ClientId, Weighting
 from umbel.aggregation.update_codec import Part, codec_for
 from umbel.aggregation.weighting import Candidate, draw
 from umbel.aggregation.wire import HEADER_BYTES, Codec, float32_header, least_chunk_bytes, read_header
