@@ -32,8 +32,7 @@ def ways(n_values: int, n_ranks: int) -> dict[str, AllReduced]:
 
 
 def main(rank: int, n_ranks: int, folder: Path, n_values: int) -> None:
-    store = dist.FileStore(str(folder / "store"), n_ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=n_ranks)
     found: dict[str, torch.Tensor] = {}
     for name, way in ways(n_values, n_ranks).items():
         tensor = way.encode(gradient(rank, n_values), rank)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tests.aggregation.codec.all_reduce_rank import gradient, ways
-from umbel.aggregation.codec import lanes
+from umbel.aggregation.codec import rotated as rotated_module
 from umbel.aggregation.codec.lanes import BYTE_RANKS_MAX, AllReduced, Bytes, Lanes
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
@@ -76,6 +76,10 @@ def test_bytes_lose_what_their_docstring_says(n_ranks: int) -> None:
     assert error == pytest.approx(step**2 / 12, rel=0.1)
 
 
+def way_at(kind: str, at: Rotated, n_ranks: int) -> AllReduced:
+    return Bytes(at, n_ranks) if kind == "bytes" else Lanes(at, n_ranks, bits=8)
+
+
 @pytest.mark.parametrize("factor", [2.0**-12, 1.0, 2.0**9])
 @pytest.mark.parametrize("kind", ["bytes", "lanes"])
 def test_the_step_finds_the_gradients_size(kind: str, factor: float) -> None:
@@ -83,9 +87,10 @@ def test_the_step_finds_the_gradients_size(kind: str, factor: float) -> None:
     n_values, n_ranks, at = 20_000, 4, rotated(20_000, factor)
     mean = sum((gradient(rank, n_values).double() for rank in range(n_ranks)), torch.zeros(1)) / n_ranks
     for _ in range(14):
-        way = Bytes(at, n_ranks) if kind == "bytes" else Lanes(at, n_ranks, bits=8)
-        total = summed(way, n_values)
-        at = Rotated(way.plan_after(total), n_values)
+        way = way_at(kind, at, n_ranks)
+        at = Rotated(way.plan_after(summed(way, n_values)), n_values)
+    way = way_at(kind, at, n_ranks)
+    total = summed(way, n_values)
     error = float((way.mean(total) - mean).square().mean()) * n_ranks
     expected = 6 * n_ranks**0.5 / 128 if kind == "bytes" else 4.0 / (255 // (2 * n_ranks))
     assert 1 / at.plan.inverse_step == pytest.approx(expected, rel=0.05)
@@ -123,12 +128,10 @@ def test_a_vector_of_many_parts_is_that_of_one(monkeypatch: pytest.MonkeyPatch) 
     n_values = 50_000
     way = Lanes(rotated(n_values), 2, bits=9)
     whole = way.encode(gradient(0, n_values), 0)
-    monkeypatch.setattr(
-        lanes.Rotated,
-        "parts",
-        lambda self, like: ((f, min(4096, self.n_levels - f)) for f in range(0, self.n_levels, 4096)),
-    )
+    sums = torch.cat(list(way.sums(whole)))
+    monkeypatch.setattr(rotated_module, "_PART_CPU", 4096)
     assert torch.equal(way.encode(gradient(0, n_values), 0), whole)
+    assert torch.equal(torch.cat(list(way.sums(whole))), sums)
 
 
 @pytest.mark.slow
