@@ -1,0 +1,314 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return, operator"
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
+# What carries @triton.jit is Triton's language, not Python: its values have types that a checker of Python cannot tell.
+"""The kernels for tensors on CUDA, in Triton; the same integers and floats as torch, to the last bit.
+
+One program makes a tile of 4,096 positions: the largest block of a rotation, or 32 groups of dither, 2 of signs and 8
+of packed levels. It reads its rows, which lie far apart, once, and writes its result once; all between stays on the
+chip.
+
+Why the bits agree: butterflies add in the order of strides 1, 2, 4, ..., here two at a time. All other float32
+arithmetic is a product that is rounded once (y times the inverse step), and products with powers of two and signs,
+which are exact: fusing such a one with an addition changes nothing, and the compiler may do it. Rounding half to even
+is the addition and subtraction of 2^23, which is what float32 does by itself there. Philox is Triton's own.
+
+Proved in Triton's interpreter (`TRITON_INTERPRET=1`) against torch, and compiled for compute capability 9.0; it has
+neither run nor been timed on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from umbel.aggregation.codec.native import Folded, Quantizer
+from umbel.aggregation.codec.philox import Stream
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from umbel.aggregation.codec.rotation import Blocks
+
+_TILE = tl.constexpr(4096)
+_LANES = tl.constexpr(16)
+_SIGN_GROUPS = tl.constexpr(2)
+_DITHER_GROUPS = tl.constexpr(32)
+_PACK_GROUPS = tl.constexpr(8)
+_ROWS = tl.constexpr(32)
+_SIGNS = tl.constexpr(int(Stream.SIGNS))
+_DITHER = tl.constexpr(int(Stream.DITHER))
+_WHOLE_FROM = tl.constexpr(float(1 << 23))  # float32 has no fractions from here on
+_FIXED_MAX = tl.constexpr(float((1 << 31) - (1 << 17)))
+_UNIT = tl.constexpr(float(1 << 16))
+# Of none of these numbers does Triton make another kernel.
+_NUMBERS = ["n_values", "n_blocks", "first", "n_positions", "key_low", "key_high", "dither_low", "dither_high"]
+_NUMBERS += ["phi", "low", "high", "offset", "weight"]
+
+
+class TritonKernels:
+    """The functions of `native.Kernels`, for contiguous tensors on one CUDA device; packed ones begin a 32-bit word."""
+
+    def rotate(self, out: Tensor, values: Tensor, blocks: Blocks, key: int, first: int) -> None:
+        """Positions `first` on of the rotated vector, as many as `out` holds. All float32."""
+        shape = (blocks.n_values, blocks.n_blocks, first, out.numel())
+        with torch.cuda.device_of(out):
+            _rotate[_grid(out.numel())](out, values, *shape, *_halves(key), SIDE=blocks.side)
+
+    def unrotate(self, out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first: int) -> None:
+        """Those coordinates of `out` that positions `first` on of the rotated vector hold. Both float32 or float64."""
+        shape = (blocks.n_values, blocks.n_blocks, first, rotated.numel())
+        with torch.cuda.device_of(out):
+            _unrotate[_grid(rotated.numel())](out, rotated, *shape, *_halves(key), SIDE=blocks.side)
+
+    def signs(self, out: Tensor, key: int, first: int) -> None:
+        """float32."""
+        with torch.cuda.device_of(out):
+            _write_signs[_grid(out.numel())](out, first, out.numel(), *_halves(key))
+
+    def dither(self, out: Tensor, key: int, first: int) -> None:
+        """int32."""
+        with torch.cuda.device_of(out):
+            _write_dither[_grid(out.numel())](out, first, out.numel(), *_halves(key))
+
+    def quantize(self, out: Tensor, values: Tensor, quantizer: Quantizer, first: int) -> None:
+        """float32 -> int32 or int16, as `out` is."""
+        with torch.cuda.device_of(out):
+            _quantize[_grid(out.numel())](out, values, first, out.numel(), *_arguments(quantizer))
+
+    def pack(self, out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int) -> None:
+        """float32 -> the lowest `bits` of the levels, packed into uint8."""
+        n_values, words = values.numel(), out.view(torch.int32)
+        with torch.cuda.device_of(out):
+            _pack[_grid(n_values)](words, values, first, n_values, *_arguments(quantizer), BITS=bits)
+
+    def rotate_and_pack(
+        self,
+        out: Tensor,
+        values: Tensor,
+        blocks: Blocks,
+        sign_key: int,
+        quantizer: Quantizer,
+        bits: int,
+        part: tuple[int, int],
+    ) -> None:
+        """The same of a part of the rotated vector: its first position, and how many."""
+        shape, keys = (blocks.n_values, blocks.n_blocks, *part), _halves(sign_key)
+        words, options = out.view(torch.int32), {"SIDE": blocks.side, "BITS": bits}
+        with torch.cuda.device_of(out):
+            _rotate_and_pack[_grid(part[1])](words, values, *shape, *keys, *_arguments(quantizer), **options)
+
+    def fold(self, sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
+        """Adds weight * level to `sums`, int32 or int64. `weight` must fit 32 bits."""
+        n_values, grid = sums.numel(), _grid(sums.numel())
+        squares = torch.zeros(grid[0], dtype=torch.int64, device=sums.device)
+        greatest = torch.zeros(grid[0], dtype=torch.int32, device=sums.device)
+        with torch.cuda.device_of(sums):
+            _fold[grid](sums, data.view(torch.int32), n_values, weight, squares, greatest, BITS=bits)
+        return Folded(int(squares.sum()), int(greatest.max())) if n_values else Folded(0, 0)
+
+
+def _grid(n_positions: int) -> tuple[int]:
+    return (-(-n_positions // _TILE.value),)
+
+
+def _halves(key: int) -> tuple[int, int]:
+    """As signed 32-bit integers: Triton compiles anew for other types of integers."""
+    return _signed(key & 0xFFFFFFFF), _signed(key >> 32)
+
+
+def _signed(word: int) -> int:
+    return word - (word >> 31 << 32)
+
+
+def _arguments(quantizer: Quantizer) -> tuple[float, int, int, int, int, int, int]:
+    levels = quantizer.levels
+    return quantizer.inverse_step, *_halves(quantizer.key), quantizer.phi, levels.low, levels.high, levels.offset
+
+
+# --- the kernels ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _rotate(out, values, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
+    index = _begin(0) + tl.arange(0, _TILE)
+    rotated = _rotated(values, n_values, n_blocks, _begin(first), key_low, key_high, SIDE)
+    tl.store(out + index, rotated, mask=index < n_positions)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _unrotate(out, rotated, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
+    index = _begin(0) + tl.arange(0, _TILE)
+    mixed = _butterflies(tl.load(rotated + index, mask=index < n_positions, other=0.0), SIDE) * (1.0 / SIDE)
+    turned = mixed * _signs(_begin(first), key_low, key_high).to(mixed.dtype)
+    place = _coordinates(_begin(first) + tl.arange(0, _TILE), n_blocks, SIDE)
+    tl.store(out + place, turned, mask=(index < n_positions) & (place < n_values))
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _write_signs(out, first, n_values, key_low, key_high):
+    index = _begin(0) + tl.arange(0, _TILE)
+    tl.store(out + index, _signs(_begin(first), key_low, key_high), mask=index < n_values)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _write_dither(out, first, n_values, key_low, key_high):
+    index = _begin(0) + tl.arange(0, _TILE)
+    tl.store(out + index, _dither(_begin(first), key_low, key_high), mask=index < n_values)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _quantize(out, values, first, n_values, inverse_step, dither_low, dither_high, phi, low, high, offset):
+    index = _begin(0) + tl.arange(0, _TILE)
+    loaded = tl.load(values + index, mask=index < n_values, other=0.0)
+    shared = _dither(_begin(first), dither_low, dither_high)
+    levels = _levels(loaded, shared, inverse_step, phi, low, high, offset)
+    tl.store(out + index, levels.to(out.dtype.element_ty), mask=index < n_values)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _pack(
+    out, values, first, n_values,
+    inverse_step, dither_low, dither_high, phi, low, high, offset, BITS: tl.constexpr,
+):  # fmt: skip
+    index = _begin(0) + tl.arange(0, _TILE)
+    loaded = tl.load(values + index, mask=index < n_values, other=0.0)
+    shared = _dither(_begin(first), dither_low, dither_high)
+    levels = _levels(loaded, shared, inverse_step, phi, low, high, offset)
+    _store_packed(out, tl.where(index < n_values, levels, 0), n_values, BITS)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _rotate_and_pack(
+    out, values, n_values, n_blocks, first, n_positions, key_low, key_high,
+    inverse_step, dither_low, dither_high, phi, low, high, offset, SIDE: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    index = _begin(0) + tl.arange(0, _TILE)
+    rotated = _rotated(values, n_values, n_blocks, _begin(first), key_low, key_high, SIDE)
+    shared = _dither(_begin(first), dither_low, dither_high)
+    levels = _levels(rotated, shared, inverse_step, phi, low, high, offset)
+    _store_packed(out, tl.where(index < n_positions, levels, 0), n_positions, BITS)
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _fold(sums, words, n_values, weight, squares, greatest, BITS: tl.constexpr):
+    index = _begin(0) + tl.arange(0, _TILE)
+    is_there = index < n_values
+    levels = _unpacked(words, index, is_there, BITS)
+    before = tl.load(sums + index, mask=is_there, other=0)
+    tl.store(sums + index, before + levels.to(before.dtype) * weight.to(before.dtype), mask=is_there)
+    tl.store(squares + tl.program_id(0), tl.sum(levels.to(tl.int64) * levels, axis=0))
+    tl.store(greatest + tl.program_id(0), tl.max(tl.abs(levels), axis=0))
+
+
+# --- their parts ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _begin(first):
+    """The first position of this program's tile, in a vector whose part begins at `first`."""
+    return tl.cast(first, tl.int64) + tl.cast(tl.program_id(0), tl.int64) * _TILE
+
+
+@triton.jit
+def _coordinates(positions, n_blocks, SIDE: tl.constexpr):
+    """Where positions of the rotated vector come from; past the last block, past the vector's end."""
+    block, within = positions // (SIDE * SIDE), positions % (SIDE * SIDE)
+    there = (within // SIDE) * n_blocks * SIDE + block * SIDE + within % SIDE
+    return tl.where(block < n_blocks, there, n_blocks.to(tl.int64) * (SIDE * SIDE))
+
+
+@triton.jit
+def _rotated(values, n_values, n_blocks, begin, key_low, key_high, SIDE: tl.constexpr):
+    """A tile of the rotated vector: float32, 4,096."""
+    places = _coordinates(begin + tl.arange(0, _TILE), n_blocks, SIDE)
+    laid = tl.load(values + places, mask=places < n_values, other=0.0)
+    return _butterflies(laid * _signs(begin, key_low, key_high), SIDE) * (1.0 / SIDE)
+
+
+@triton.jit
+def _butterflies(tile, SIDE: tl.constexpr):
+    """Of each block in the tile, two strides at a time: `i` and `j` are the upper and the lower of two bits."""
+    size: tl.constexpr = SIDE * SIDE
+    for level in tl.static_range(6):
+        if (1 << 2 * level) < size:
+            four = tl.reshape(tile, (_TILE >> 2 * level + 2, 2, 2, 1 << 2 * level))
+            even, odd = tl.split(tl.permute(four, (0, 3, 1, 2)))
+            sum_0, sum_1 = tl.split(even + odd)
+            difference_0, difference_1 = tl.split(even - odd)
+            sums = tl.join(sum_0 + sum_1, sum_0 - sum_1)
+            differences = tl.join(difference_0 + difference_1, difference_0 - difference_1)
+            tile = tl.reshape(tl.permute(tl.join(sums, differences), (0, 2, 3, 1)), (_TILE,))
+    return tile
+
+
+@triton.jit
+def _words(first_block, N_BLOCKS: tl.constexpr, STREAM: tl.constexpr, key_low, key_high):
+    """The words of consecutive Philox blocks: uint32, `N_BLOCKS` / 16 groups x 16 lanes x 4 words."""
+    block = first_block + tl.arange(0, N_BLOCKS)
+    low, high = (block & 0xFFFFFFFF).to(tl.uint32), (block >> 32).to(tl.uint32)
+    key = tl.cast(key_high, tl.uint32).to(tl.uint64) << 32 | tl.cast(key_low, tl.uint32).to(tl.uint64)
+    word_0, word_1, word_2, word_3 = tl.philox(key, low, high, tl.zeros_like(low) + STREAM, tl.zeros_like(low))
+    words = tl.join(tl.join(word_0, word_2), tl.join(word_1, word_3))
+    return tl.reshape(words, (N_BLOCKS // _LANES, _LANES, 4))
+
+
+@triton.jit
+def _signs(begin, key_low, key_high):
+    """Of a tile: float32, +1 or -1; philox.py says which bit is whose."""
+    words = _words(begin // 128, _SIGN_GROUPS * _LANES, _SIGNS, key_low, key_high)
+    by_word = tl.expand_dims(tl.permute(words, (0, 2, 1)), 2)
+    places = tl.reshape(tl.arange(0, 32), (1, 1, 32, 1)).to(tl.uint32)
+    return 1.0 - 2.0 * tl.reshape((by_word >> places) & 1, (_TILE,)).to(tl.float32)
+
+
+@triton.jit
+def _dither(begin, key_low, key_high):
+    """Of a tile: int32, 0 to 65,535; philox.py says which half of a word is whose."""
+    words = _words(begin // 8, _DITHER_GROUPS * _LANES, _DITHER, key_low, key_high)
+    halves = tl.permute(tl.join(words & 0xFFFF, words >> 16), (0, 2, 3, 1))
+    return tl.reshape(halves, (_TILE,)).to(tl.int32)
+
+
+@triton.jit
+def _levels(values, shared, inverse_step, phi, low, high, offset):
+    """quantize.py: int32."""
+    scaled = values * inverse_step * _UNIT
+    cut = tl.minimum(tl.maximum(scaled, -_FIXED_MAX), _FIXED_MAX)
+    size = tl.abs(cut)
+    rounded = tl.where(size < _WHOLE_FROM, (size + _WHOLE_FROM) - _WHOLE_FROM, size).to(tl.int32)
+    fixed = tl.where(cut < 0.0, 0 - rounded, rounded)
+    levels = (fixed + ((shared + phi) & 0xFFFF) + offset) >> 16
+    return tl.minimum(tl.maximum(levels, low), high)
+
+
+@triton.jit
+def _store_packed(out, levels, n_values, BITS: tl.constexpr):
+    """packing.py: word by word, what each of a lane's 32 rows has of it. Bits do not overlap, so their sum is right."""
+    rows = tl.reshape(levels & ((1 << BITS) - 1), (_PACK_GROUPS, _ROWS, _LANES))
+    group = _begin(0) // 512 + tl.arange(0, _PACK_GROUPS)
+    lane = tl.arange(0, _LANES)
+    starts = tl.reshape(tl.arange(0, _ROWS) * BITS, (1, _ROWS, 1))
+    for word in tl.static_range(BITS):
+        shift = starts - 32 * word
+        here = tl.where((shift >= 0) & (shift < 32), rows << (shift & 31), 0)
+        spilt = tl.where((shift < 0) & (shift > -BITS), rows >> ((0 - shift) & 31), 0)
+        places = (group[:, None] * BITS + word) * _LANES + lane[None, :]
+        is_there = (group[:, None] * 512 < n_values) & (lane[None, :] >= 0)
+        tl.store(out + places, tl.sum(here + spilt, axis=1), mask=is_there)
+
+
+@triton.jit
+def _unpacked(words, index, is_there, BITS: tl.constexpr):
+    """packing.py: int32, with their signs."""
+    group, row, lane = index // 512, (index // _LANES) % _ROWS, index % _LANES
+    shift = (row * BITS).to(tl.int32)
+    place = words + (group * BITS + shift // 32) * _LANES + lane
+    shift = shift % 32
+    spills = shift + BITS > 32
+    low = tl.load(place, mask=is_there, other=0).to(tl.uint32, bitcast=True) >> shift.to(tl.uint32)
+    high = tl.load(place + _LANES, mask=is_there & spills, other=0).to(tl.uint32, bitcast=True)
+    both = low | tl.where(spills, high << ((32 - shift) & 31).to(tl.uint32), 0)
+    return (both << (32 - BITS)).to(tl.int32, bitcast=True) >> (32 - BITS)
