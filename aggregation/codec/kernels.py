@@ -22,7 +22,7 @@ from umbel.aggregation.torch_later import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from umbel.aggregation.codec.kernels_triton import TritonKernels
+    from umbel.aggregation.codec.cuda import TritonKernels
 
 log = logging.getLogger("umbel.aggregation")
 TILE = 4096  # positions: the largest block, and a whole number of every smaller block and group
@@ -167,7 +167,7 @@ def _triton() -> TritonKernels | None:
     if is_torch_forced():
         return None
     try:
-        from umbel.aggregation.codec.kernels_triton import TritonKernels
+        from umbel.aggregation.codec.cuda import TritonKernels
 
         kernels, tried = TritonKernels(), torch.zeros(1, dtype=torch.int32, device="cuda")
         kernels.dither(tried, 0, 0)

@@ -1,7 +1,7 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return, operator"
-# pyright: reportMissingParameterType=false, reportOperatorIssue=false
-# What carries @triton.jit is Triton's language, not Python: its values have types that a checker of Python cannot tell.
-"""The kernels for tensors on CUDA, in Triton; the same integers and floats as torch, to the last bit.
+# mypy: ignore-errors
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# This is Triton's language, not Python: what stands in it has types that a checker of Python cannot tell.
+"""The kernels for CUDA, in Triton: the same integers and floats as torch, to the last bit. `cuda.py` launches them.
 
 One program makes a tile of 4,096 positions: the largest block of a rotation, or 32 groups of dither, 2 of signs and 8
 of packed levels. It reads its rows, which lie far apart, once, and writes its result once; all between stays on the
@@ -9,28 +9,17 @@ chip.
 
 Why the bits agree: butterflies add in the order of strides 1, 2, 4, ..., here two at a time. All other float32
 arithmetic is a product that is rounded once (y times the inverse step), and products with powers of two and signs,
-which are exact: fusing such a one with an addition changes nothing, and the compiler may do it. Rounding half to even
-is the addition and subtraction of 2^23, which is what float32 does by itself there. Philox is Triton's own.
+which are exact: to fuse such a one with an addition changes nothing, and the compiler does it. Half to even is what
+float32 does by itself when 2^23 is added, and taken off again. Philox is Triton's own.
 
-Proved in Triton's interpreter (`TRITON_INTERPRET=1`) against torch, and compiled for compute capability 9.0; it has
-neither run nor been timed on a GPU.
+Proved in Triton's interpreter (`TRITON_INTERPRET=1`) against torch, and compiled for compute capability 9.0: no product
+that rounds is fused there, and no subnormal number flushed. They have neither run nor been timed on a GPU.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
-from umbel.aggregation.codec.native import Folded, Quantizer
 from umbel.aggregation.codec.philox import Stream
-from umbel.aggregation.torch_later import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from umbel.aggregation.codec.rotation import Blocks
 
 _TILE = tl.constexpr(4096)
 _LANES = tl.constexpr(16)
@@ -44,102 +33,24 @@ _WHOLE_FROM = tl.constexpr(float(1 << 23))  # float32 has no fractions from here
 _FIXED_MAX = tl.constexpr(float((1 << 31) - (1 << 17)))
 _UNIT = tl.constexpr(float(1 << 16))
 # Of none of these numbers does Triton make another kernel.
-_NUMBERS = ["n_values", "n_blocks", "first", "n_positions", "key_low", "key_high", "dither_low", "dither_high"]
-_NUMBERS += ["phi", "low", "high", "offset", "weight"]
-
-
-class TritonKernels:
-    """The functions of `native.Kernels`, for contiguous tensors on one CUDA device; packed ones begin a 32-bit word."""
-
-    def rotate(self, out: Tensor, values: Tensor, blocks: Blocks, key: int, first: int) -> None:
-        """Positions `first` on of the rotated vector, as many as `out` holds. All float32."""
-        shape = (blocks.n_values, blocks.n_blocks, first, out.numel())
-        with torch.cuda.device_of(out):
-            _rotate[_grid(out.numel())](out, values, *shape, *_halves(key), SIDE=blocks.side)
-
-    def unrotate(self, out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first: int) -> None:
-        """Those coordinates of `out` that positions `first` on of the rotated vector hold. Both float32 or float64."""
-        shape = (blocks.n_values, blocks.n_blocks, first, rotated.numel())
-        with torch.cuda.device_of(out):
-            _unrotate[_grid(rotated.numel())](out, rotated, *shape, *_halves(key), SIDE=blocks.side)
-
-    def signs(self, out: Tensor, key: int, first: int) -> None:
-        """float32."""
-        with torch.cuda.device_of(out):
-            _write_signs[_grid(out.numel())](out, first, out.numel(), *_halves(key))
-
-    def dither(self, out: Tensor, key: int, first: int) -> None:
-        """int32."""
-        with torch.cuda.device_of(out):
-            _write_dither[_grid(out.numel())](out, first, out.numel(), *_halves(key))
-
-    def quantize(self, out: Tensor, values: Tensor, quantizer: Quantizer, first: int) -> None:
-        """float32 -> int32 or int16, as `out` is."""
-        with torch.cuda.device_of(out):
-            _quantize[_grid(out.numel())](out, values, first, out.numel(), *_arguments(quantizer))
-
-    def pack(self, out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int) -> None:
-        """float32 -> the lowest `bits` of the levels, packed into uint8."""
-        n_values, words = values.numel(), out.view(torch.int32)
-        with torch.cuda.device_of(out):
-            _pack[_grid(n_values)](words, values, first, n_values, *_arguments(quantizer), BITS=bits)
-
-    def rotate_and_pack(
-        self,
-        out: Tensor,
-        values: Tensor,
-        blocks: Blocks,
-        sign_key: int,
-        quantizer: Quantizer,
-        bits: int,
-        part: tuple[int, int],
-    ) -> None:
-        """The same of a part of the rotated vector: its first position, and how many."""
-        shape, keys = (blocks.n_values, blocks.n_blocks, *part), _halves(sign_key)
-        words, options = out.view(torch.int32), {"SIDE": blocks.side, "BITS": bits}
-        with torch.cuda.device_of(out):
-            _rotate_and_pack[_grid(part[1])](words, values, *shape, *keys, *_arguments(quantizer), **options)
-
-    def fold(self, sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
-        """Adds weight * level to `sums`, int32 or int64. `weight` must fit 32 bits."""
-        n_values, grid = sums.numel(), _grid(sums.numel())
-        squares = torch.zeros(grid[0], dtype=torch.int64, device=sums.device)
-        greatest = torch.zeros(grid[0], dtype=torch.int32, device=sums.device)
-        with torch.cuda.device_of(sums):
-            _fold[grid](sums, data.view(torch.int32), n_values, weight, squares, greatest, BITS=bits)
-        return Folded(int(squares.sum()), int(greatest.max())) if n_values else Folded(0, 0)
-
-
-def _grid(n_positions: int) -> tuple[int]:
-    return (-(-n_positions // _TILE.value),)
-
-
-def _halves(key: int) -> tuple[int, int]:
-    """As signed 32-bit integers: Triton compiles anew for other types of integers."""
-    return _signed(key & 0xFFFFFFFF), _signed(key >> 32)
-
-
-def _signed(word: int) -> int:
-    return word - (word >> 31 << 32)
-
-
-def _arguments(quantizer: Quantizer) -> tuple[float, int, int, int, int, int, int]:
-    levels = quantizer.levels
-    return quantizer.inverse_step, *_halves(quantizer.key), quantizer.phi, levels.low, levels.high, levels.offset
+_NUMBERS = [
+    "n_values", "n_blocks", "first", "n_positions", "key_low", "key_high",
+    "dither_low", "dither_high", "phi", "low", "high", "offset", "weight",
+]  # fmt: skip
 
 
 # --- the kernels ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _rotate(out, values, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
+def rotate(out, values, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
     index = _begin(0) + tl.arange(0, _TILE)
     rotated = _rotated(values, n_values, n_blocks, _begin(first), key_low, key_high, SIDE)
     tl.store(out + index, rotated, mask=index < n_positions)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _unrotate(out, rotated, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
+def unrotate(out, rotated, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
     index = _begin(0) + tl.arange(0, _TILE)
     mixed = _butterflies(tl.load(rotated + index, mask=index < n_positions, other=0.0), SIDE) * (1.0 / SIDE)
     turned = mixed * _signs(_begin(first), key_low, key_high).to(mixed.dtype)
@@ -148,19 +59,19 @@ def _unrotate(out, rotated, n_values, n_blocks, first, n_positions, key_low, key
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _write_signs(out, first, n_values, key_low, key_high):
+def write_signs(out, first, n_values, key_low, key_high):
     index = _begin(0) + tl.arange(0, _TILE)
     tl.store(out + index, _signs(_begin(first), key_low, key_high), mask=index < n_values)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _write_dither(out, first, n_values, key_low, key_high):
+def write_dither(out, first, n_values, key_low, key_high):
     index = _begin(0) + tl.arange(0, _TILE)
     tl.store(out + index, _dither(_begin(first), key_low, key_high), mask=index < n_values)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _quantize(out, values, first, n_values, inverse_step, dither_low, dither_high, phi, low, high, offset):
+def quantize(out, values, first, n_values, inverse_step, dither_low, dither_high, phi, low, high, offset):
     index = _begin(0) + tl.arange(0, _TILE)
     loaded = tl.load(values + index, mask=index < n_values, other=0.0)
     shared = _dither(_begin(first), dither_low, dither_high)
@@ -169,7 +80,7 @@ def _quantize(out, values, first, n_values, inverse_step, dither_low, dither_hig
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _pack(
+def pack(
     out, values, first, n_values,
     inverse_step, dither_low, dither_high, phi, low, high, offset, BITS: tl.constexpr,
 ):  # fmt: skip
@@ -181,7 +92,7 @@ def _pack(
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _rotate_and_pack(
+def rotate_and_pack(
     out, values, n_values, n_blocks, first, n_positions, key_low, key_high,
     inverse_step, dither_low, dither_high, phi, low, high, offset, SIDE: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
@@ -193,7 +104,7 @@ def _rotate_and_pack(
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _fold(sums, words, n_values, weight, squares, greatest, BITS: tl.constexpr):
+def fold(sums, words, n_values, weight, squares, greatest, BITS: tl.constexpr):
     index = _begin(0) + tl.arange(0, _TILE)
     is_there = index < n_values
     levels = _unpacked(words, index, is_there, BITS)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.aggregation.codec.test_kernels import EXTREMES, LIMIT_ROTATED, equal_bits
 from umbel.aggregation.codec import kernels
-from umbel.aggregation.codec.kernels_triton import TritonKernels
+from umbel.aggregation.codec.cuda import TritonKernels
 from umbel.aggregation.codec.native import Folded, Quantizer
 from umbel.aggregation.codec.packing import pack, packed_bytes
 from umbel.aggregation.codec.philox import dither, signs
