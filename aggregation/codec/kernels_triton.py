@@ -5,15 +5,15 @@
 
 One program makes a tile of 4,096 positions: the largest block of a rotation, or 32 groups of dither, 2 of signs and 8
 of packed levels. It reads its rows, which lie far apart, once, and writes its result once; all between stays on the
-chip.
+chip. Almost every tile is whole; only others are masked, value by value.
 
 Why the bits agree: butterflies add in the order of strides 1, 2, 4, ..., here two at a time. All other float32
 arithmetic is a product that is rounded once (y times the inverse step), and products with powers of two and signs,
-which are exact: to fuse such a one with an addition changes nothing, and the compiler does it. Half to even is what
-float32 does by itself when 2^23 is added, and taken off again. Philox is Triton's own.
+which are exact: to fuse one of those with an addition would change nothing. Half to even is what float32 does by itself
+when 2^23 is added, and taken off again. Philox is Triton's own.
 
-Proved in Triton's interpreter (`TRITON_INTERPRET=1`) against torch, and compiled for compute capability 9.0: no product
-that rounds is fused there, and no subnormal number flushed. They have neither run nor been timed on a GPU.
+Proved against torch in Triton's interpreter (`TRITON_INTERPRET=1`), and compiled for compute capability 9.0: nothing is
+fused there, and no subnormal number flushed. They have neither run nor been timed on a GPU.
 """
 
 import triton
@@ -44,39 +44,38 @@ _NUMBERS = [
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def rotate(out, values, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
-    index = _begin(0) + tl.arange(0, _TILE)
-    rotated = _rotated(values, n_values, n_blocks, _begin(first), key_low, key_high, SIDE)
-    tl.store(out + index, rotated, mask=index < n_positions)
+    _store(out, _rotated(values, n_values, n_blocks, _begin(first), key_low, key_high, SIDE), n_positions)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def unrotate(out, rotated, n_values, n_blocks, first, n_positions, key_low, key_high, SIDE: tl.constexpr):
-    index = _begin(0) + tl.arange(0, _TILE)
-    mixed = _butterflies(tl.load(rotated + index, mask=index < n_positions, other=0.0), SIDE) * (1.0 / SIDE)
-    turned = mixed * _signs(_begin(first), key_low, key_high).to(mixed.dtype)
-    place = _coordinates(_begin(first) + tl.arange(0, _TILE), n_blocks, SIDE)
-    tl.store(out + place, turned, mask=(index < n_positions) & (place < n_values))
+    begin = _begin(first)
+    n_here: tl.constexpr = _TILE // (SIDE * SIDE)
+    mixed = _butterflies(_loaded(rotated, n_positions), SIDE) * (1.0 / SIDE)
+    laid = tl.reshape(_with_signs(mixed, begin, key_low, key_high), (n_here, SIDE, SIDE))
+    place = _coordinates(begin, n_blocks, SIDE)
+    if _is_whole(n_positions) & _is_inside(begin, n_values, n_blocks, SIDE):
+        tl.store(out + place, laid)
+    else:
+        block = _begin(0) + tl.arange(0, n_here)[:, None, None] * (SIDE * SIDE)
+        tl.store(out + place, laid, mask=(block < n_positions) & (place < n_values))
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def write_signs(out, first, n_values, key_low, key_high):
-    index = _begin(0) + tl.arange(0, _TILE)
-    tl.store(out + index, _signs(_begin(first), key_low, key_high), mask=index < n_values)
+    _store(out, _with_signs(tl.full((_TILE,), 1.0, tl.float32), _begin(first), key_low, key_high), n_values)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def write_dither(out, first, n_values, key_low, key_high):
-    index = _begin(0) + tl.arange(0, _TILE)
-    tl.store(out + index, _dither(_begin(first), key_low, key_high), mask=index < n_values)
+    _store(out, _dither(_begin(first), key_low, key_high), n_values)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def quantize(out, values, first, n_values, inverse_step, dither_low, dither_high, phi, low, high, offset):
-    index = _begin(0) + tl.arange(0, _TILE)
-    loaded = tl.load(values + index, mask=index < n_values, other=0.0)
     shared = _dither(_begin(first), dither_low, dither_high)
-    levels = _levels(loaded, shared, inverse_step, phi, low, high, offset)
-    tl.store(out + index, levels.to(out.dtype.element_ty), mask=index < n_values)
+    levels = _levels(_loaded(values, n_values), shared, inverse_step, phi, low, high, offset)
+    _store(out, levels.to(out.dtype.element_ty), n_values)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
@@ -84,11 +83,9 @@ def pack(
     out, values, first, n_values,
     inverse_step, dither_low, dither_high, phi, low, high, offset, BITS: tl.constexpr,
 ):  # fmt: skip
-    index = _begin(0) + tl.arange(0, _TILE)
-    loaded = tl.load(values + index, mask=index < n_values, other=0.0)
     shared = _dither(_begin(first), dither_low, dither_high)
-    levels = _levels(loaded, shared, inverse_step, phi, low, high, offset)
-    _store_packed(out, tl.where(index < n_values, levels, 0), n_values, BITS)
+    levels = _levels(_loaded(values, n_values), shared, inverse_step, phi, low, high, offset)
+    _store_packed(out, levels, n_values, BITS)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
@@ -96,20 +93,16 @@ def rotate_and_pack(
     out, values, n_values, n_blocks, first, n_positions, key_low, key_high,
     inverse_step, dither_low, dither_high, phi, low, high, offset, SIDE: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    index = _begin(0) + tl.arange(0, _TILE)
     rotated = _rotated(values, n_values, n_blocks, _begin(first), key_low, key_high, SIDE)
     shared = _dither(_begin(first), dither_low, dither_high)
-    levels = _levels(rotated, shared, inverse_step, phi, low, high, offset)
-    _store_packed(out, tl.where(index < n_positions, levels, 0), n_positions, BITS)
+    _store_packed(out, _levels(rotated, shared, inverse_step, phi, low, high, offset), n_positions, BITS)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def fold(sums, words, n_values, weight, squares, greatest, BITS: tl.constexpr):
-    index = _begin(0) + tl.arange(0, _TILE)
-    is_there = index < n_values
-    levels = _unpacked(words, index, is_there, BITS)
-    before = tl.load(sums + index, mask=is_there, other=0)
-    tl.store(sums + index, before + levels.to(before.dtype) * weight.to(before.dtype), mask=is_there)
+    levels = _unpacked(words, n_values, BITS)
+    before = _loaded(sums, n_values)
+    _store(sums, before + levels.to(before.dtype) * weight.to(before.dtype), n_values)
     tl.store(squares + tl.program_id(0), tl.sum(levels.to(tl.int64) * levels, axis=0))
     tl.store(greatest + tl.program_id(0), tl.max(tl.abs(levels), axis=0))
 
@@ -124,19 +117,57 @@ def _begin(first):
 
 
 @triton.jit
-def _coordinates(positions, n_blocks, SIDE: tl.constexpr):
-    """Where positions of the rotated vector come from; past the last block, past the vector's end."""
-    block, within = positions // (SIDE * SIDE), positions % (SIDE * SIDE)
-    there = (within // SIDE) * n_blocks * SIDE + block * SIDE + within % SIDE
-    return tl.where(block < n_blocks, there, n_blocks.to(tl.int64) * (SIDE * SIDE))
+def _is_whole(n_values):
+    """Are there values for all of this program's tile? Almost every tile has them, and needs no masks."""
+    return _begin(_TILE) <= n_values
+
+
+@triton.jit
+def _loaded(pointer, n_values):
+    """This program's tile of a vector; zeros beyond its end."""
+    index = _begin(0) + tl.arange(0, _TILE)
+    if _is_whole(n_values):  # noqa: SIM108  # Triton's conditional expression would compute both
+        tile = tl.load(pointer + index)
+    else:
+        tile = tl.load(pointer + index, mask=index < n_values, other=0)
+    return tile
+
+
+@triton.jit
+def _store(pointer, tile, n_values):
+    index = _begin(0) + tl.arange(0, _TILE)
+    if _is_whole(n_values):
+        tl.store(pointer + index, tile)
+    else:
+        tl.store(pointer + index, tile, mask=index < n_values)
+
+
+@triton.jit
+def _coordinates(begin, n_blocks, SIDE: tl.constexpr):
+    """Where the positions of a tile come from: int64, blocks x rows x columns. Not of blocks that there are not."""
+    n_here: tl.constexpr = _TILE // (SIDE * SIDE)
+    block = begin // (SIDE * SIDE) + tl.arange(0, n_here)[:, None, None]
+    row = tl.arange(0, SIDE)[None, :, None].to(tl.int64)
+    return (row * n_blocks + block) * SIDE + tl.arange(0, SIDE)[None, None, :]
+
+
+@triton.jit
+def _is_inside(begin, n_values, n_blocks, SIDE: tl.constexpr):
+    """Does every position of a whole tile have a coordinate? Only the last rows are filled up with zeros."""
+    last_block = (begin + _TILE) // (SIDE * SIDE) - 1
+    return ((SIDE - 1) * tl.cast(n_blocks, tl.int64) + last_block) * SIDE + SIDE <= n_values
 
 
 @triton.jit
 def _rotated(values, n_values, n_blocks, begin, key_low, key_high, SIDE: tl.constexpr):
-    """A tile of the rotated vector: float32, 4,096."""
-    places = _coordinates(begin + tl.arange(0, _TILE), n_blocks, SIDE)
-    laid = tl.load(values + places, mask=places < n_values, other=0.0)
-    return _butterflies(laid * _signs(begin, key_low, key_high), SIDE) * (1.0 / SIDE)
+    """A tile of the rotated vector: float32, 4,096. Past the last block there is anything."""
+    place = _coordinates(begin, n_blocks, SIDE)
+    if _is_inside(begin, n_values, n_blocks, SIDE):
+        laid = tl.load(values + place)
+    else:
+        laid = tl.load(values + place, mask=place < n_values, other=0.0)
+    signed = _with_signs(tl.reshape(laid, (_TILE,)), begin, key_low, key_high)
+    return _butterflies(signed, SIDE) * (1.0 / SIDE)
 
 
 @triton.jit
@@ -167,12 +198,15 @@ def _words(first_block, N_BLOCKS: tl.constexpr, STREAM: tl.constexpr, key_low, k
 
 
 @triton.jit
-def _signs(begin, key_low, key_high):
-    """Of a tile: float32, +1 or -1; philox.py says which bit is whose."""
+def _with_signs(tile, begin, key_low, key_high):
+    """A tile of float32 or float64, with some of its signs turned; philox.py says which bit is whose."""
     words = _words(begin // 128, _SIGN_GROUPS * _LANES, _SIGNS, key_low, key_high)
     by_word = tl.expand_dims(tl.permute(words, (0, 2, 1)), 2)
-    places = tl.reshape(tl.arange(0, 32), (1, 1, 32, 1)).to(tl.uint32)
-    return 1.0 - 2.0 * tl.reshape((by_word >> places) & 1, (_TILE,)).to(tl.float32)
+    places = tl.arange(0, 32)[None, None, :, None].to(tl.uint32)
+    turned = tl.reshape((by_word >> places) << 31, (_TILE,))
+    if tile.dtype == tl.float64:
+        return (tile.to(tl.uint64, bitcast=True) ^ (turned.to(tl.uint64) << 32)).to(tl.float64, bitcast=True)
+    return (tile.to(tl.uint32, bitcast=True) ^ turned).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -197,29 +231,39 @@ def _levels(values, shared, inverse_step, phi, low, high, offset):
 
 @triton.jit
 def _store_packed(out, levels, n_values, BITS: tl.constexpr):
-    """packing.py: word by word, what each of a lane's 32 rows has of it. Bits do not overlap, so their sum is right."""
-    rows = tl.reshape(levels & ((1 << BITS) - 1), (_PACK_GROUPS, _ROWS, _LANES))
-    group = _begin(0) // 512 + tl.arange(0, _PACK_GROUPS)
-    lane = tl.arange(0, _LANES)
-    starts = tl.reshape(tl.arange(0, _ROWS) * BITS, (1, _ROWS, 1))
+    """packing.py. Neighbouring rows of a lane are joined as long as two fit into a word; then word by word, what each
+    of those has of it. Bits do not overlap, so their sum is right.
+    """
+    index = _begin(0) + tl.arange(0, _TILE)
+    lowest = tl.where(index < n_values, levels & ((1 << BITS) - 1), 0).to(tl.uint32)
+    rows = tl.permute(tl.reshape(lowest, (_PACK_GROUPS, _ROWS, _LANES)), (0, 2, 1))
+    for level in tl.static_range(5):
+        if BITS << level <= 16:
+            even, odd = tl.split(tl.reshape(rows, (_PACK_GROUPS, _LANES, _ROWS >> level + 1, 2)))
+            rows = even | odd << (BITS << level)
+    n_left: tl.constexpr = rows.shape[2]
+    width: tl.constexpr = BITS * _ROWS // n_left
+    starts = (tl.arange(0, n_left) * width)[None, None, :]
+    group = _begin(0) // 512 + tl.arange(0, _PACK_GROUPS)[:, None]
+    lane = tl.arange(0, _LANES)[None, :]
     for word in tl.static_range(BITS):
         shift = starts - 32 * word
-        here = tl.where((shift >= 0) & (shift < 32), rows << (shift & 31), 0)
-        spilt = tl.where((shift < 0) & (shift > -BITS), rows >> ((0 - shift) & 31), 0)
-        places = (group[:, None] * BITS + word) * _LANES + lane[None, :]
-        is_there = (group[:, None] * 512 < n_values) & (lane[None, :] >= 0)
-        tl.store(out + places, tl.sum(here + spilt, axis=1), mask=is_there)
+        here = tl.where((shift >= 0) & (shift < 32), rows << (shift & 31).to(tl.uint32), 0)
+        spilt = tl.where((shift < 0) & (shift > -width), rows >> (-shift & 31).to(tl.uint32), 0)
+        of_word = tl.sum(here | spilt, axis=2).to(tl.int32, bitcast=True)
+        tl.store(out + (group * BITS + word) * _LANES + lane, of_word, mask=(group * 512 < n_values) & (lane >= 0))
 
 
 @triton.jit
-def _unpacked(words, index, is_there, BITS: tl.constexpr):
-    """packing.py: int32, with their signs."""
+def _unpacked(words, n_values, BITS: tl.constexpr):
+    """packing.py: int32, with their signs; zeros beyond the end."""
+    index = _begin(0) + tl.arange(0, _TILE)
     group, row, lane = index // 512, (index // _LANES) % _ROWS, index % _LANES
     shift = (row * BITS).to(tl.int32)
     place = words + (group * BITS + shift // 32) * _LANES + lane
     shift = shift % 32
     spills = shift + BITS > 32
-    low = tl.load(place, mask=is_there, other=0).to(tl.uint32, bitcast=True) >> shift.to(tl.uint32)
-    high = tl.load(place + _LANES, mask=is_there & spills, other=0).to(tl.uint32, bitcast=True)
+    low = tl.load(place, mask=index < n_values, other=0).to(tl.uint32, bitcast=True) >> shift.to(tl.uint32)
+    high = tl.load(place + _LANES, mask=(index < n_values) & spills, other=0).to(tl.uint32, bitcast=True)
     both = low | tl.where(spills, high << ((32 - shift) & 31).to(tl.uint32), 0)
     return (both << (32 - BITS)).to(tl.int32, bitcast=True) >> (32 - BITS)
