@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIGMAS = 6.0
-GROWTH = 1.5  # what a round's sum may be more than that of the round before
 ALARM_SHARE = 1e-4
 _ALARM_AT = 0.75
 _ROUNDING_VARIANCE = 1 / 6  # of floor(x + a uniform number), over x and the number, in squared steps
@@ -134,8 +133,8 @@ def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: f
     """How many bits hold the sum of `n_clients` vectors, up to `sigmas` standard deviations of a rotated coordinate.
 
     `sigma_sum`: the standard deviation that the sum's coordinates are expected to have, in units of the weights: that
-    of the last round's sum times `GROWTH`. Rotated, a sum is Gaussian, with n / 6 squared steps of rounding on top
-    (less, where the dithers spread evenly), so
+    of the last round's sum, times 1.5, say, for it may grow. Rotated, a sum is Gaussian, with n / 6 squared steps of
+    rounding on top (less, where the dithers spread evenly), so
 
         m = ceil(log2(2 t sqrt((sigma_sum / D)^2 + n / 6)))
 
@@ -148,6 +147,6 @@ def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: f
         raise ValueError(f"a cohort has 1 to {COHORT_MAX} clients, not {n_clients}; aggregate in groups")
     if not (inverse_step > 0 and 0 <= sigma_sum < math.inf and sigmas > 0):
         raise ValueError("the step and sigmas must be positive, and sigma_sum must not be negative")
-    spread = math.sqrt((sigma_sum * inverse_step) ** 2 + n_clients * _ROUNDING_VARIANCE)
-    most = (n_clients * LEVEL_MAX).bit_length() + 1
-    return max(1, min(math.ceil(math.log2(2 * sigmas * spread)), most))
+    spread = math.hypot(sigma_sum * inverse_step, math.sqrt(n_clients * _ROUNDING_VARIANCE))
+    bits_max = (n_clients * LEVEL_MAX).bit_length() + 1
+    return max(1, math.ceil(math.log2(min(2 * sigmas * spread, 2.0**bits_max))))

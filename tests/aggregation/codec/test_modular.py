@@ -124,7 +124,7 @@ def test_the_bits_are_those_of_the_note(n: int, apart: int, same: int) -> None:
     assert bits_for(inverse_step=1 / 0.26, sigma_sum=n, n_clients=n) == same
 
 
-@given(st.integers(1, 65_536), st.floats(0, 1e30), st.floats(2.0**-99, 2.0**99))
+@given(st.integers(1, 65_536), st.floats(0, 1e300), st.floats(2.0**-99, 2.0**99))
 def test_the_bits_can_be_sent_and_never_exceed_what_any_sum_needs(n: int, sigma: float, inverse_step: float) -> None:
     bits = bits_for(inverse_step=inverse_step, sigma_sum=sigma, n_clients=n)
     assert 1 <= bits <= 32
