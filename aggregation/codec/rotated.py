@@ -70,7 +70,7 @@ class Rotated:
             raise ValueError(f"{self.n_values} float32 are needed, not {list(values.shape)} of {values.dtype}")
         if not 0 <= rank < COHORT_MAX:
             raise ValueError(f"a cohort has ranks from 0 to {COHORT_MAX - 1}, not {rank}")
-        norm = math.sqrt(sum(float(part.double().square().sum()) for part in torch.split(values, _part(values))))
+        norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in torch.split(values, _part(values))))
         if not norm <= NORM_MAX:
             raise ValueError(f"the weight change has the norm {norm}; train with a lower learning rate")
         most = self.plan.clip_norm
@@ -108,7 +108,7 @@ class Rotated:
                 out = torch.empty(self.n_values, dtype=torch.float32, device=part.device)
             shared = torch.empty(part.numel(), dtype=torch.int32, device=part.device)
             dither_into(shared, self.plan.key, first)
-            mean = dithers.subtract(part, shared).div_(dithers.total_weight).div_(self.plan.inverse_step)
+            mean = dithers.subtract(part, shared).div_(dithers.total_weight * self.plan.inverse_step)
             unrotate_into(out, mean.to(torch.float32), self.blocks, self.plan.key, first)
             first += part.numel()
         if out is None or first != self.n_levels:
