@@ -35,7 +35,7 @@
 
 namespace {
 
-const int ABI = 1;  // native.py has the same number: raise both whenever a function changes
+const int ABI = 2;  // native.py has the same number: raise both whenever a function changes
 
 // Where the streams' bits go; see philox.py and packing.py.
 enum { LANES = 16, SIGN_VECTORS = 128, DITHER_VECTORS = 8, GROUP = 512, ROWS = GROUP / LANES };
@@ -60,6 +60,22 @@ struct Folded {
     int64_t greatest;
 };
 
+// Of symbols that were read; see native.py.
+struct Unpacked {
+    int64_t n_escapes;
+    int64_t is_within;
+    int64_t is_filled_with_zeros;
+    Folded folded;
+};
+
+// A segment's quarters and classes, and what a class byte is made of; see entropy_kernels.py.
+enum { CLASSES = 32, QUARTERS = 4, MIRRORED_BIT = 7, QUIET = 6 };
+
+// How many values each quarter has of each class, or where they begin.
+struct Places {
+    int64_t of[QUARTERS][CLASSES];
+};
+
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 }  // namespace
@@ -69,6 +85,7 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 namespace generic {
 #include "kernels_generic.h"
 #include "kernels_body.h"
+#include "kernels_entropy.h"
 }  // namespace generic
 #undef PATH
 #undef PIECES
@@ -85,6 +102,7 @@ namespace generic {
 namespace avx2 {
 #include "kernels_avx2.h"
 #include "kernels_body.h"
+#include "kernels_entropy.h"
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -105,6 +123,7 @@ namespace avx2 {
 namespace avx512 {
 #include "kernels_avx512.h"
 #include "kernels_body.h"
+#include "kernels_entropy.h"
 }  // namespace avx512
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -30,7 +30,7 @@ def rotate_into(out: Tensor, values: Tensor, blocks: Blocks, key: int, first: in
     _check_part(first, out.numel(), blocks)
     _check_types(out, torch.float32)
     _check_types(values, torch.float32)
-    if kernels := _native(out, values):
+    if kernels := compiled_for(out, values):
         kernels.rotate(out, values, blocks, key, first)
     else:
         out.copy_(_rotated(values, blocks, key, first, out.numel()))
@@ -44,7 +44,7 @@ def unrotate_into(out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first:
     _check_part(first, rotated.numel(), blocks)
     _check_types(out, torch.float32, torch.float64)
     _check_types(rotated, out.dtype)
-    if kernels := _native(out, rotated):
+    if kernels := compiled_for(out, rotated):
         kernels.unrotate(out, rotated, blocks, key, first)
         return
     laid = butterflies(rotated.clone(), blocks.size).div_(blocks.side)
@@ -60,7 +60,7 @@ def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int 
     _check_length(out, values.numel())
     _check_types(out, torch.int32, torch.int16)
     _check_types(values, torch.float32)
-    kernels = _native(out, values)
+    kernels = compiled_for(out, values)
     if kernels and _fits(quantizer):
         kernels.quantize(out, values, quantizer, first)
     else:
@@ -74,7 +74,7 @@ def pack_into(out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, firs
     _check_length(out, packed_bytes(values.numel(), bits))
     _check_types(out, torch.uint8)
     _check_types(values, torch.float32)
-    kernels = _native(out, values)
+    kernels = compiled_for(out, values)
     if kernels and _fits(quantizer):
         kernels.pack(out, values, quantizer, bits, first)
     else:
@@ -101,7 +101,7 @@ def rotate_and_pack_into(
     _check_length(out, packed_bytes(n_positions, bits))
     _check_types(out, torch.uint8)
     _check_types(values, torch.float32)
-    kernels = _native(out, values)
+    kernels = compiled_for(out, values)
     if kernels and _fits(quantizer):
         kernels.rotate_and_pack(out, values, blocks, sign_key, quantizer, bits, (first, n_positions))
     else:
@@ -115,7 +115,7 @@ def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
     _check_length(data, packed_bytes(sums.numel(), bits))
     _check_types(sums, torch.int32, torch.int64)
     _check_types(data, torch.uint8)
-    kernels = _native(sums, data)
+    kernels = compiled_for(sums, data)
     if kernels and -_INT32 <= weight < _INT32:
         return kernels.fold(sums, data, bits, weight)
     levels = unpack(data, sums.numel(), bits).to(torch.int64)
@@ -125,11 +125,23 @@ def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
     return Folded(int(levels.square().sum()), int(levels.abs().max()))
 
 
+def add_levels(sums: Tensor, levels: Tensor, weight: int) -> None:
+    """Adds weight * level, int32 or int64, to `sums`, int64: that they hold the sum is the caller's promise."""
+    _check_length(levels, sums.numel())
+    _check_types(sums, torch.int64)
+    _check_types(levels, torch.int32, torch.int64)
+    kernels = compiled_for(sums, levels)
+    if kernels and levels.dtype == torch.int32 and -_INT32 <= weight < _INT32:
+        kernels.add_levels(sums, levels, weight)
+    else:
+        sums.add_(levels, alpha=weight)
+
+
 def dither_into(out: Tensor, key: int, first: int) -> None:
     """The shared dither of coordinates `first` on (a multiple of 128): int32."""
     _check_first(first, DITHER_GROUP)
     _check_types(out, torch.int32)
-    if kernels := _native(out):
+    if kernels := compiled_for(out):
         kernels.dither(out, key, first)
     else:
         out.copy_(dither(key, first, out.numel(), out.device))
@@ -139,13 +151,13 @@ def signs_into(out: Tensor, key: int, first: int) -> None:
     """Random signs of coordinates `first` on (a multiple of 2,048): float32."""
     _check_first(first, SIGN_GROUP)
     _check_types(out, torch.float32)
-    if kernels := _native(out):
+    if kernels := compiled_for(out):
         kernels.signs(out, key, first)
     else:
         out.copy_(signs(key, first, out.numel(), out.device))
 
 
-def _native(*tensors: Tensor) -> Kernels | None:
+def compiled_for(*tensors: Tensor) -> Kernels | None:
     """The compiled kernels, if they can take these tensors."""
     if all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
         return chosen()
