@@ -155,7 +155,7 @@ class Classes:
                 rows, columns = self._energies[patch.matrix.rows], self._energies[patch.matrix.columns]
                 place = made[patch.place].view(patch.rows.stop - patch.rows.start, -1)
                 torch.add(rows[patch.rows].unsqueeze(1), columns[patch.columns], out=place)
-            made.clamp_(_ZERO, _ZERO + _IN_OCTAVE * _ENERGIES - 1).sub_(_ZERO).floor_divide_(_IN_OCTAVE)
+            made.clamp_(_ZERO, _ZERO + _IN_OCTAVE * _ENERGIES - 1).sub_(_ZERO).bitwise_right_shift_(1)
         if self._dither is not None:
             mix_dither_into(made, *self._dither, first)
         return made

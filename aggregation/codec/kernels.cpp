@@ -69,7 +69,7 @@ struct Unpacked {
 };
 
 // A segment's quarters and classes, and what a class byte is made of; see entropy_kernels.py.
-enum { CLASSES = 32, QUARTERS = 4, MIRRORED_BIT = 7, QUIET = 6 };
+enum { CLASSES = 32, QUARTERS = 4, MIRRORED_BIT = 7, QUIET = 6, RUN = 512 };
 
 // How many values each quarter has of each class, or where they begin.
 struct Places {
@@ -77,6 +77,36 @@ struct Places {
 };
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// A segment's quarters are walked together, a run of each at a time. The later ones may be shorter, or empty.
+int64_t quarter_of(int64_t count) { return (count + QUARTERS - 1) / QUARTERS; }
+int64_t run_length(int64_t count, int quarter, int64_t done) {
+    const int64_t length = quarter_of(count), n = least(least(length, count - quarter * length) - done, RUN);
+    return n < 0 ? 0 : n;
+}
+
+// Between a run of each quarter and the places of its classes. Four chains of places do not wait for each other. Vector
+// units have nothing for it, and compilers make it slower with them: so it is the same for every path.
+template <bool IS_READ>
+__attribute__((noinline)) void walk_run(const uint8_t *classes, int64_t count, int64_t done, Places &at,
+                                        uint16_t *folded, uint16_t (&run)[QUARTERS][RUN]) {
+    const int64_t length = quarter_of(count), n = run_length(count, QUARTERS - 1, done);
+#define WALK(quarter, i)                                                                           \
+    {                                                                                              \
+        int64_t &place = at.of[quarter][classes[(quarter)*length + (i)] & (CLASSES - 1)];          \
+        IS_READ ? (void)(run[quarter][i] = folded[place]) : (void)(folded[place] = run[quarter][i]); \
+        place++;                                                                                   \
+    }
+    for (int64_t i = 0; i < n; i++) {
+        WALK(0, i)
+        WALK(1, i)
+        WALK(2, i)
+        WALK(3, i)
+    }
+    for (int quarter = 0; quarter < QUARTERS - 1; quarter++)
+        for (int64_t i = n; i < run_length(count, quarter, done); i++) WALK(quarter, i)
+#undef WALK
+}
 
 }  // namespace
 

@@ -1,15 +1,5 @@
 // Entropy coding's part: entropy_kernels.py. Included after kernels_body.h, in the same namespace of each path.
 
-enum { RUN = 512 };
-
-// Quarters are walked together, a run of each at a time. The later ones may be shorter, or empty.
-INLINE int64_t quarter_of(int64_t count) { return (count + QUARTERS - 1) / QUARTERS; }
-INLINE int64_t run_length(int64_t count, int quarter, int64_t done) {
-    const int64_t length = quarter_of(count), left = count - quarter * length;
-    const int64_t n = least(least(length, left) - done, RUN);
-    return n < 0 ? 0 : n;
-}
-
 KERNEL(mix_dither)(uint8_t *classes, uint64_t key, int32_t phi, int64_t first, int64_t count) {
     for (int64_t done = 0; done < count; done += DITHER_GROUP) {
         alignas(64) int32_t fractions[DITHER_GROUP];
@@ -52,13 +42,7 @@ KERNEL(by_class)(const int32_t *levels, const uint8_t *classes, int64_t count, c
                 run[quarter][i] = (uint16_t)(((uint32_t)level << 1) ^ (uint32_t)(level >> 31));
             }
         }
-        const int64_t n = run_length(count, QUARTERS - 1, done);
-        for (int64_t i = 0; i < n; i++)
-            for (int quarter = 0; quarter < QUARTERS; quarter++)
-                folded[at.of[quarter][classes[quarter * length + done + i] & (CLASSES - 1)]++] = run[quarter][i];
-        for (int quarter = 0; quarter < QUARTERS - 1; quarter++)
-            for (int64_t i = n; i < run_length(count, quarter, done); i++)
-                folded[at.of[quarter][classes[quarter * length + done + i] & (CLASSES - 1)]++] = run[quarter][i];
+        walk_run<false>(classes + done, count, done, at, folded, run);
     }
 }
 
@@ -67,13 +51,7 @@ KERNEL(in_place)(const uint16_t *folded, const uint8_t *classes, int64_t count, 
     const int64_t length = quarter_of(count);
     for (int64_t done = 0; done < length; done += RUN) {
         uint16_t run[QUARTERS][RUN];
-        const int64_t n = run_length(count, QUARTERS - 1, done);
-        for (int64_t i = 0; i < n; i++)
-            for (int quarter = 0; quarter < QUARTERS; quarter++)
-                run[quarter][i] = folded[at.of[quarter][classes[quarter * length + done + i] & (CLASSES - 1)]++];
-        for (int quarter = 0; quarter < QUARTERS - 1; quarter++)
-            for (int64_t i = n; i < run_length(count, quarter, done); i++)
-                run[quarter][i] = folded[at.of[quarter][classes[quarter * length + done + i] & (CLASSES - 1)]++];
+        walk_run<true>(classes + done, count, done, at, (uint16_t *)folded, run);
         for (int quarter = 0; quarter < QUARTERS; quarter++) {
             const int64_t first = quarter * length + done, in_run = run_length(count, quarter, done);
             for (int64_t i = 0; i < in_run; i++) {
@@ -106,16 +84,29 @@ KERNEL(pack_symbols)(const uint16_t *folded, int64_t count, int32_t width, uint8
     *n_escapes = found;
 }
 
-// The excesses of the escapes among a run of folded levels.
-INLINE void add_excesses(uint16_t *run, int64_t n, uint16_t escape, const uint16_t *excesses, int64_t n_excesses,
-                         Unpacked *unpacked) {
-    for (int64_t i = 0; i < n; i++) {
-        if (run[i] != escape) continue;
-        const uint16_t excess = unpacked->n_escapes < n_excesses ? excesses[unpacked->n_escapes] : 0;
-        unpacked->n_escapes++;
-        unpacked->is_within &= excess <= 0xFFFF - escape;
-        run[i] = (uint16_t)(escape + excess);
+// Adds their excesses to the escapes, of which there are `n_found`, among a run of folded levels.
+INLINE void add_excesses(uint16_t *run, int64_t n, int64_t n_found, uint16_t escape, const uint16_t *excesses,
+                         int64_t n_excesses, Unpacked *unpacked) {
+    int64_t used = unpacked->n_escapes;
+    uint16_t greatest = 0;
+    if (used + n_found < n_excesses) {  // there is one more to read, so there need be no branch to guess
+        for (int64_t i = 0; i < n; i++) {
+            const uint16_t is_escape = run[i] == escape, excess = (uint16_t)(excesses[used] & -is_escape);
+            run[i] = (uint16_t)(run[i] + excess);
+            greatest = excess > greatest ? excess : greatest;
+            used += is_escape;
+        }
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            if (run[i] != escape) continue;
+            const uint16_t excess = used < n_excesses ? excesses[used] : 0;
+            run[i] = (uint16_t)(run[i] + excess);
+            greatest = excess > greatest ? excess : greatest;
+            used++;
+        }
     }
+    unpacked->is_within &= greatest <= 0xFFFF - escape;
+    unpacked->n_escapes = used;
 }
 
 KERNEL(unpack_symbols)(const uint8_t *packed, int64_t count, int32_t width, const uint16_t *excesses,
@@ -134,7 +125,7 @@ KERNEL(unpack_symbols)(const uint8_t *packed, int64_t count, int32_t width, cons
                 run[i] = (uint16_t)(packed[done + i] >> shift) & escape;
                 n_found = (uint16_t)(n_found + (run[i] == escape));
             }
-            if (n_found) add_excesses(run, n, escape, excesses, n_excesses, unpacked);
+            if (n_found) add_excesses(run, n, n_found, escape, excesses, n_excesses, unpacked);
             uint64_t squares = 0;
             for (int64_t i = 0; i < n; i++) {
                 const uint32_t size = ((uint32_t)run[i] + 1) >> 1;
