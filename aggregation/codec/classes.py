@@ -39,7 +39,9 @@ _NEUTRAL = 32  # the byte of a column that is as the tensor
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A tensor as rows of `width` values, the last one shorter; `first_byte`: of its rows' bytes, its columns' follow."""
+    """A tensor as rows of `width` values, the last one shorter. `first_byte`: its rows' bytes begin there, and its
+    columns' follow.
+    """
 
     offset: int
     n_values: int
@@ -86,7 +88,7 @@ class Matrices:
         return iter(self._matrices)
 
     def patches(self, first: int, n_values: int) -> Iterator[Patch]:
-        """What the vector's coordinates `first` on are of, in their order: whole rows together, pieces of rows alone."""
+        """What coordinates `first` on of the vector are of, in order: whole rows together, pieces of rows alone."""
         at, stop = first, first + n_values
         number = bisect_right(self._offsets, first) - 1
         while at < stop:

@@ -22,7 +22,7 @@ say, by the length that the frame claims, and it can be no more than there are v
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -130,15 +130,6 @@ def best_widths(sample: Iterable[tuple[Tensor, Tensor]]) -> tuple[Widths, int]:
                 costs[number] += torch.tensor(_costs(folded))
     least = costs.min(1)
     return tuple(WIDTHS[place] for place in least.indices.tolist()), int(least.values.sum())
-
-
-def widths_to_int(widths: Widths) -> int:
-    """Two bits for each class, the lowest for class 0: 0, 1, 2, 3 for 1, 2, 4, 8."""
-    return sum(WIDTHS.index(width) << 2 * number for number, width in enumerate(widths))
-
-
-def widths_of_int(number: int) -> Widths:
-    return tuple(WIDTHS[number >> 2 * place & 3] for place in range(N_CLASSES))
 
 
 def entropy_bits(levels: Tensor) -> float:

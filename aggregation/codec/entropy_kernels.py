@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.kernels import compiled_for
 from umbel.aggregation.codec.native import Folded, Unpacked
-from umbel.aggregation.codec.philox import DITHER_GROUP, dither
+from umbel.aggregation.codec.philox import dither
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:

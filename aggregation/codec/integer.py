@@ -9,22 +9,9 @@ lives on what a rotation destroys. Cost: about log2(rms / D) + 2.05 bits for Gau
 Values of integer and bool tensors (counters, index tables, masks) are not rounded so: they travel as float32 and stand
 on the round's grid (`grid.py`), exactly as codec 0 has them. In the integers their places hold zeros.
 
-The payload:
-
-```
-offset size field
-     0    4 inverse_step    float32, levels per unit of a weight; must be the plan's, bit for bit
-     4    4 norm            float32, the update's L2 norm in units of the weights, after clipping; exact values left out
-     8    4 rank            the client's place in the cohort; must be the assignment's
-    12    1 knowledge       what values are told apart by: 1, the energy of rows and columns; 2, the dither; 3, both
-    13    3 reserved        zero
-    16    8 widths          bits of the classes' symbols, two bits a class: 0, 1, 2, 3 for 1, 2, 4, 8
-    24      the exact values, float32, in layout order
-     .      with energies: the length of a Zstandard frame, 4 bytes, and a frame of a byte for each row and column
-     .      the segments of the integers
-```
-
-A client tries all four kinds of knowledge on a sample and takes the cheapest.
+The payload is a head (`levels_head.py`), the exact values as float32 in layout order, if energies are used a block of
+a byte for each row and column (`classes.py`), and the segments of the integers. A client tries on a sample whether
+energies, the dither, both or neither make the update shortest.
 
 The norm is what the next round's step is made of (`plan.py`): one more coordinate of the sum, so that it adds up as the
 others do, at any replica and in a replay. A client could lie about it as it could about its update; the integers bound
@@ -36,10 +23,8 @@ Values beyond 32,765 steps are cut there before they are encoded.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import STRICT, IntFlag
 from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.codec import entropy
@@ -47,6 +32,7 @@ from umbel.aggregation.codec.classes import Classes, EnergyMeter, Matrices
 from umbel.aggregation.codec.entropy import Segment, Widths
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.kernels import dither_into, quantize_into
+from umbel.aggregation.codec.levels_head import LEVELS_HEAD_BYTES, Knowledge, LevelsHead
 from umbel.aggregation.codec.native import Quantizer
 from umbel.aggregation.codec.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.philox import DITHER_GROUP
@@ -62,22 +48,10 @@ from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for, read_header
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HEAD = struct.Struct("<ffIB3sQ")
 _SUM_BITS, _LEVEL_BITS, _RMS_BITS_MAX = 62, 15, 24
 _LEVELS = Levels()
 _WITHIN = 1 + 2.0**-20  # what float32 may add to a norm
 _SAMPLED_SEGMENTS = 2
-
-
-class Knowledge(IntFlag, boundary=STRICT):
-    """What both ends know of values, by which they are coded apart; see classes.py."""
-
-    NOTHING = 0
-    ENERGY = 1
-    DITHER = 2
-
-
-_KINDS = tuple(map(Knowledge, range(4)))
 
 
 class Weighed(Protocol):
@@ -87,22 +61,6 @@ class Weighed(Protocol):
     def weight(self) -> int: ...
     @property
     def rank(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LevelsHead:
-    """The fixed beginning of the payload. `rest_bytes`: of what follows it, as the header before it says."""
-
-    inverse_step: float
-    norm: float
-    rank: int
-    knowledge: Knowledge
-    widths: Widths
-    rest_bytes: int
-
-    def encode(self) -> bytes:
-        widths = entropy.widths_to_int(self.widths)
-        return _HEAD.pack(self.inverse_step, self.norm, self.rank, self.knowledge, bytes(3), widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +85,7 @@ class IntegerCodec:
         self._n_values = layout.n_values
         self._exact = ExactPlaces(layout)
         self._matrices = Matrices(layout)
-        least = _HEAD.size + 4 * self._exact.n_values
+        least = LEVELS_HEAD_BYTES + 4 * self._exact.n_values
         most = least + entropy.block_bytes_max(self._matrices.n_bytes) + entropy.written_bytes_max(self._n_values)
         self._payload_bytes = range(least, most + 1)
         weight_bits = (grid.total_weight_max - 1).bit_length()
@@ -135,7 +93,7 @@ class IntegerCodec:
 
     @property
     def header_bytes(self) -> int:
-        return HEADER_BYTES + _HEAD.size
+        return HEADER_BYTES + LEVELS_HEAD_BYTES
 
     @property
     def update_bytes(self) -> range:
@@ -158,8 +116,8 @@ class IntegerCodec:
             levels = _levels(first, values.mul_(scale), quantizer)
             written.append(entropy.write_segment(levels, classes.of(first, levels.numel()), widths))
         n_bytes = 4 * self._exact.n_values + sum(map(len, written))
-        yield header_for(self._layout, Codec.INTEGER, _HEAD.size + n_bytes).encode()
-        yield LevelsHead(self._plan.inverse_step, norm, rank, knowledge, widths, n_bytes).encode()
+        yield header_for(self._layout, Codec.INTEGER, LEVELS_HEAD_BYTES + n_bytes).encode()
+        yield LevelsHead(self._plan.inverse_step, norm, rank, knowledge, widths).encode()
         yield survey.exact
         yield from written
 
@@ -174,13 +132,11 @@ class IntegerCodec:
                 sample.append((first, values.clone()))
         return _Survey(math.sqrt(energy), meter, sample, bytes(exact))
 
-    def _cheapest(
-        self, sample: Sequence[tuple[int, Tensor]], energies: Tensor, rank: int
-    ) -> tuple[Knowledge, Widths]:
+    def _cheapest(self, sample: Sequence[tuple[int, Tensor]], energies: Tensor, rank: int) -> tuple[Knowledge, Widths]:
         """What to code the values by, and how wide their symbols are. `sample`: first coordinates, and levels."""
         found: list[tuple[int, Knowledge, Widths]] = []
         share = sum(levels.numel() for _, levels in sample) / max(self._n_values, 1)
-        for knowledge in _KINDS:
+        for knowledge in map(Knowledge, range(Knowledge.BOTH + 1)):
             classes = self._classes(knowledge, energies, rank)
             widths, n_bytes = entropy.best_widths((levels, classes.of(at, levels.numel())) for at, levels in sample)
             if Knowledge.ENERGY in knowledge:
@@ -218,8 +174,7 @@ class IntegerCodec:
     # --- the coordinator's side ---------------------------------------------------------------------------------------
 
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
-        head = self._head(header, rank)
-        payload = Payload(exactly(pieces, head.rest_bytes))
+        head, payload = self._opened(header, pieces, rank)
         exact, first = to_integers(self._exact_values(payload), self._grid), 0
         for segment in self._checked(head, payload):
             levels = segment.levels()
@@ -230,8 +185,7 @@ class IntegerCodec:
 
     def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         """Rounded down: a level is off by less than one."""
-        head = self._head(header, rank)
-        payload = Payload(exactly(pieces, head.rest_bytes))
+        head, payload = self._opened(header, pieces, rank)
         exact = float(self._exact_values(payload).abs().amax()) if self._exact.n_values else 0.0
         largest = max((segment.folded.greatest for segment in self._checked(head, payload)), default=0)
         return max(exact, (largest - 1) / self._plan.inverse_step, 0.0)
@@ -281,23 +235,20 @@ class IntegerCodec:
     def update_rms(self, total: IntegerSum) -> float | None:
         return float(total.sums[-1]) / self._rms_unit / total.total_weight / self._plan.inverse_step
 
-    def _head(self, header: bytes, rank: int) -> LevelsHead:
-        """What the first bytes of an update say, which must be what the plan asks for."""
+    def _opened(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> tuple[LevelsHead, Payload]:
+        """What the first bytes of an update say, which must be what the plan asks for; and what follows them."""
         if len(header) < self.header_bytes:
             raise MalformedUpdate(f"an update of this codec starts with {self.header_bytes} bytes; {len(header)} came")
         said = read_header(header, self._layout, Codec.INTEGER, self._payload_bytes)
-        inverse_step, norm, said_rank, knowledge, zero, widths = _HEAD.unpack(header[HEADER_BYTES : self.header_bytes])
-        if any(zero) or knowledge not in _KINDS:
-            raise MalformedUpdate("the integers' head is malformed; see docs/wire.md")
-        if inverse_step != self._plan.inverse_step:
-            raise WrongCodec(f"the plan asks for {self._plan.inverse_step!r} levels a unit, not {inverse_step!r}")
-        if said_rank != rank:
-            raise WrongCodec(f"this client's rank is {rank}, the update says {said_rank}")
+        head = LevelsHead.decode(header[HEADER_BYTES : self.header_bytes])
+        if head.inverse_step != self._plan.inverse_step:
+            raise WrongCodec(f"the plan asks for {self._plan.inverse_step!r} levels a unit, not {head.inverse_step!r}")
+        if head.rank != rank:
+            raise WrongCodec(f"this client's rank is {rank}, the update says {head.rank}")
         most = math.inf if self._plan.clip_norm is None else self._plan.clip_norm * _WITHIN
-        if not 0 <= norm <= most or norm == math.inf:
-            raise UpdateOutOfRange(f"the update says that its norm is {norm}; the run's clip_norm is {most:g}")
-        n_bytes = said.payload_bytes - _HEAD.size
-        return LevelsHead(inverse_step, norm, rank, Knowledge(knowledge), entropy.widths_of_int(widths), n_bytes)
+        if not 0 <= head.norm <= most or head.norm == math.inf:
+            raise UpdateOutOfRange(f"the update says that its norm is {head.norm}; the run's clip_norm is {most:g}")
+        return head, Payload(exactly(pieces, said.payload_bytes - LEVELS_HEAD_BYTES))
 
     def _check_norm(self, norm: float, energy: int) -> None:
         """Raise `UpdateOutOfRange` unless an update of this norm could have these integers."""
