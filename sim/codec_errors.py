@@ -63,7 +63,9 @@ def entropy_coded(values: Tensor, bits: float) -> tuple[Point, float]:
     step = _step_where(lambda step: _entropy_given_dither(_decoded(values, 1 / step, _WHOLE)[0]) <= bits)
     levels, found = _decoded(values, 1 / step, _WHOLE)
     layout = Layout.of_state({"x": values})
-    codec = IntegerCodec(CodecPlan(Codec.INTEGER, as_float32(1 / step), _KEY), Grid.finest(max_abs=64.0, total_weight_max=1), layout)
+    codec = IntegerCodec(
+        CodecPlan(Codec.INTEGER, as_float32(1 / step), _KEY), Grid.finest(max_abs=64.0, total_weight_max=1), layout
+    )
     wire = 8 * sum(map(len, codec.encode(lambda: iter([values]), 0))) / values.numel()
     return Point("integer", wire, vnmse(values, found)), entropy.entropy_bits(levels)
 
@@ -122,8 +124,8 @@ def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> Point:
 
 @cache
 def real_updates() -> tuple[Tensor, ...]:
-    """Weight changes of twenty clients with two digits each: an MLP of 301,066 weights, trained on for a round. They are
-    in the order of `real_layout`.
+    """Weight changes of twenty clients with two digits each: an MLP of 301,066 weights, trained on for a round.
+    They are in the order of `real_layout`.
 
     The model that they start from is five rounds of such training old, without compression.
     """

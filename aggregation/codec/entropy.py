@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from umbel.aggregation.codec import entropy_kernels as kernels
-from umbel.aggregation.codec.entropy_kernels import N_CLASSES, packed_bytes
+from umbel.aggregation.codec.entropy_kernels import N_CLASSES, WIDTHS, Counted, packed_bytes
 from umbel.aggregation.codec.frame import compress_apart, compressed_bytes, decompress_whole, framed_bytes_max
-from umbel.aggregation.codec.native import Folded
+from umbel.aggregation.codec.native import Folded, Unpacked
 from umbel.aggregation.codec.payload import Payload
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
 from umbel.aggregation.torch_later import torch
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEGMENT = 1 << 20
-WIDTHS = (1, 2, 4, 8)
 Widths: TypeAlias = tuple[int, ...]
 _LENGTH = struct.Struct("<I")
 
@@ -49,12 +48,11 @@ class Segment:
 
     folded: Folded
     by_class: Tensor
-    classes: Tensor
-    counts: Tensor
+    counted: Counted
 
     def levels(self) -> Tensor:
         """int32, in the order of the coordinates."""
-        return kernels.in_place(self.by_class, self.classes, self.counts)
+        return kernels.in_place(self.by_class, self.counted)
 
 
 def written_bytes_max(n_values: int) -> int:
@@ -85,13 +83,13 @@ def read_segment(payload: Payload, classes: Tensor, widths: Widths) -> Segment:
 
     Raises `MalformedUpdate` for what `write_segment` could not have made, `LyingLength` for a wrong length.
     """
-    n_values, counts = classes.numel(), kernels.count_classes(classes)
-    n_each = counts.sum(0).tolist()
+    n_values, counted = classes.numel(), kernels.count(classes)
+    n_each = counted.n_each
     lengths = [packed_bytes(n, width) for n, width in zip(n_each, widths, strict=True)]
     n_packed = sum(lengths)
     data = read_block(payload, range(n_packed, n_packed + 2 * n_values + 1, 2))
-    halves = data[n_packed:].view(2, -1)
-    excesses = halves.T.reshape(-1).view(torch.int16)
+    low, high = data[n_packed:].view(2, -1)
+    excesses = torch.stack((low, high), dim=1).view(-1).view(torch.int16)
     by_class = torch.empty(n_values, dtype=torch.int16)
     n_used, squares, greatest = 0, 0, 0
     runs = zip(by_class.split(n_each), data[:n_packed].split(lengths), widths, strict=True)
@@ -102,7 +100,7 @@ def read_segment(payload: Payload, classes: Tensor, widths: Widths) -> Segment:
         squares, greatest = squares + found.folded.sum_of_squares, max(greatest, found.folded.greatest)
     if n_used != excesses.numel():
         raise MalformedUpdate(f"the update lists {excesses.numel()} large values where there are {n_used}")
-    return Segment(Folded(squares, greatest), by_class, classes, counts)
+    return Segment(Folded(squares, greatest), by_class, counted)
 
 
 def write_block(parts: Sequence[Tensor]) -> bytes:
@@ -140,8 +138,9 @@ def entropy_bits(levels: Tensor) -> float:
 
 
 def _by_class(levels: Tensor, classes: Tensor) -> tuple[Tensor, ...]:
-    counts = kernels.count_classes(classes)
-    return kernels.by_class(levels, classes, counts).split(counts.sum(0).tolist())
+    counted = kernels.count(classes)
+    folded: tuple[Tensor, ...] = kernels.by_class(levels, counted).split(counted.n_each)
+    return folded
 
 
 def _costs(folded: Tensor) -> list[int]:
@@ -150,7 +149,7 @@ def _costs(folded: Tensor) -> list[int]:
     return compressed_bytes(torch.cat((symbols, large.view(torch.uint8))).numpy().data for symbols, large in packed)
 
 
-def _require_sound(found: kernels.Unpacked) -> None:
+def _require_sound(found: Unpacked) -> None:
     if not found.is_within:
         raise MalformedUpdate("the update holds a value beyond 16 bits")
     if not found.is_filled_with_zeros:

@@ -3,94 +3,131 @@
 A *folded* level is the zig-zag of k, or of -k where the value is mirrored: 0, 1, 2, 3 for 0, -1, 1, -2; 16 bits, kept
 in int16. A class byte is `classes.py`'s: the class in the lowest five bits, and 128 for mirrored.
 
-Each quarter of a segment is counted apart, so that four values at a time can be fetched from their classes.
+Each quarter of a segment is counted apart (the last ones may be shorter), so that four values at a time can be fetched
+from their classes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels import compiled_for
+from umbel.aggregation.codec.kernels import check_first, check_length, check_types, compiled_for
 from umbel.aggregation.codec.native import Folded, Unpacked
-from umbel.aggregation.codec.philox import dither
+from umbel.aggregation.codec.philox import DITHER_GROUP, dither
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 N_CLASSES, N_QUARTERS = 32, 4
+WIDTHS = (1, 2, 4, 8)
 MIRRORED = 128
 QUIET = 6  # energies below it have two classes, by the dither
 _FOLDED_MAX = 0xFFFF
 
 
-def quarter(n_values: int) -> int:
-    """The length of the first three quarters of a segment; the last is what is left."""
-    return -(-n_values // N_QUARTERS)
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Class bytes, and how many values of each class are in each quarter of them: int64, 4 x 32. Made by `count`."""
+
+    classes: Tensor
+    counts: Tensor
+
+    @property
+    def n_each(self) -> list[int]:
+        """The number of values of each class."""
+        numbers: list[int] = self.counts.sum(0).tolist()
+        return numbers
+
+    @property
+    def order(self) -> Tensor:
+        """The places of the values, class by class."""
+        return torch.argsort(self.classes & (N_CLASSES - 1), stable=True)
+
+    @property
+    def starts(self) -> Tensor:
+        """Where the values of each quarter and class begin when they stand class by class: int64, 4 x 32."""
+        in_order = self.counts.t().reshape(-1)
+        return (in_order.cumsum(0) - in_order).view(N_CLASSES, N_QUARTERS).t().contiguous()
 
 
 def mix_dither_into(classes: Tensor, key: int, phi: int, first: int) -> None:
-    """Energies of coordinates `first` on (a multiple of 128), uint8, become class bytes."""
+    """Energies of coordinates `first` on (a multiple of 128), uint8, become class bytes. `phi`: 0 to 65,535."""
+    check_first(first, DITHER_GROUP)
+    check_types(classes, torch.uint8)
     if kernels := compiled_for(classes):
         kernels.mix_dither(classes, key, phi, first)
         return
     shared = dither(key, first, classes.numel(), classes.device)
     fraction = (shared + phi) & 0xFFFF
     is_mirrored = fraction >> 15
-    half = ((fraction ^ -is_mirrored) >> 14) & 1
-    classes += (half * (classes < QUIET) * (N_CLASSES // 2) + is_mirrored * MIRRORED).to(torch.uint8)
+    is_far = ((fraction ^ -is_mirrored) >> 14) & 1
+    classes += (is_far * (classes < QUIET) * (N_CLASSES // 2) + is_mirrored * MIRRORED).to(torch.uint8)
 
 
-def count_classes(classes: Tensor) -> Tensor:
-    """How many values of each class are in each quarter: int64, 4 x 32."""
+def count(classes: Tensor) -> Counted:
+    """uint8."""
+    check_types(classes, torch.uint8)
+    counts = torch.empty((N_QUARTERS, N_CLASSES), dtype=torch.int64)
     if kernels := compiled_for(classes):
-        counts = torch.empty((N_QUARTERS, N_CLASSES), dtype=torch.int64)
         kernels.count_classes(counts, classes)
-        return counts
-    length = quarter(classes.numel())
-    numbers = (classes & (N_CLASSES - 1)).to(torch.int64)
-    parts = [numbers[i * length : (i + 1) * length] for i in range(N_QUARTERS)]
-    return torch.stack([torch.bincount(part, minlength=N_CLASSES) for part in parts])
+        return Counted(classes, counts)
+    length, numbers = -(-classes.numel() // N_QUARTERS), (classes & (N_CLASSES - 1)).to(torch.int64)
+    for i, row in enumerate(counts):
+        row.copy_(torch.bincount(numbers[i * length : (i + 1) * length], minlength=N_CLASSES))
+    return Counted(classes, counts)
 
 
-def by_class(levels: Tensor, classes: Tensor, counts: Tensor) -> Tensor:
+def by_class(levels: Tensor, counted: Counted) -> Tensor:
     """int32 levels -> folded levels, class by class, each class in the order of its values."""
+    classes = counted.classes
+    check_length(levels, classes.numel())
+    check_types(levels, torch.int32)
     if kernels := compiled_for(levels, classes):
         folded = torch.empty(levels.numel(), dtype=torch.int16)
-        kernels.by_class(folded, levels, classes, _starts(counts))
+        kernels.by_class(folded, levels, classes, counted.starts)
         return folded
     mirrored = torch.where(classes >= MIRRORED, -levels, levels)
-    return ((mirrored << 1) ^ (mirrored >> 31))[_order(classes)].to(torch.int16)
+    return ((mirrored << 1) ^ (mirrored >> 31))[counted.order].to(torch.int16)
 
 
-def in_place(folded: Tensor, classes: Tensor, counts: Tensor) -> Tensor:
+def in_place(folded: Tensor, counted: Counted) -> Tensor:
     """The inverse of `by_class`."""
-    levels = torch.empty(folded.numel(), dtype=torch.int32)
+    classes = counted.classes
+    check_length(folded, classes.numel())
+    check_types(folded, torch.int16)
+    levels = torch.empty(folded.numel(), dtype=torch.int32, device=folded.device)
     if kernels := compiled_for(folded, classes):
-        kernels.in_place(levels, folded, classes, _starts(counts))
+        kernels.in_place(levels, folded, classes, counted.starts)
         return levels
     whole = folded.to(torch.int32) & _FOLDED_MAX
-    levels[_order(classes)] = (whole >> 1) ^ -(whole & 1)
+    levels[counted.order] = (whole >> 1) ^ -(whole & 1)
     return torch.where(classes >= MIRRORED, -levels, levels)
 
 
 def pack_symbols(folded: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Folded levels of one class -> symbols of 1, 2, 4 or 8 bits as uint8; and the excesses, int16."""
+    check_types(folded, torch.int16)
+    n_bytes = packed_bytes(folded.numel(), width)
     if kernels := compiled_for(folded):
-        packed = torch.empty(packed_bytes(folded.numel(), width), dtype=torch.uint8)
+        packed = torch.empty(n_bytes, dtype=torch.uint8)
         excesses = torch.empty(folded.numel(), dtype=torch.int16)
         n_escapes = kernels.pack_symbols(packed, excesses, folded, width)
         return packed, excesses[:n_escapes]
     whole, escape = folded.to(torch.int32) & _FOLDED_MAX, (1 << width) - 1
     symbols = whole.clamp(max=escape)
-    n_in_byte, n_bytes = 8 // width, packed_bytes(folded.numel(), width)
-    rows = torch.nn.functional.pad(symbols, (0, n_bytes * n_in_byte - symbols.numel())).view(n_in_byte, n_bytes)
+    rows = torch.nn.functional.pad(symbols, (0, n_bytes * 8 // width - symbols.numel())).view(8 // width, n_bytes)
     shifts = torch.arange(0, 8, width, dtype=torch.int32).unsqueeze(1)
     return (rows << shifts).sum(0).to(torch.uint8), (whole - escape)[symbols == escape].to(torch.int16)
 
 
 def unpack_symbols(folded: Tensor, packed: Tensor, width: int, excesses: Tensor) -> Unpacked:
     """The inverse, into `folded`. Excesses that are asked for and do not come count as 0."""
+    check_length(packed, packed_bytes(folded.numel(), width))
+    check_types(packed, torch.uint8)
+    check_types(folded, torch.int16)
+    check_types(excesses, torch.int16)
     if kernels := compiled_for(folded, packed, excesses):
         return kernels.unpack_symbols(folded, packed, width, excesses)
     escape = (1 << width) - 1
@@ -110,15 +147,7 @@ def unpack_symbols(folded: Tensor, packed: Tensor, width: int, excesses: Tensor)
 
 
 def packed_bytes(n_values: int, width: int) -> int:
-    """Of so many symbols of 1, 2, 4 or 8 bits."""
+    """Of so many symbols. Raises `ValueError` for a width other than 1, 2, 4 and 8 bits."""
+    if width not in WIDTHS:
+        raise ValueError(f"a symbol has 1, 2, 4 or 8 bits, not {width}")
     return -(-n_values * width // 8)
-
-
-def _order(classes: Tensor) -> Tensor:
-    return torch.argsort(classes & (N_CLASSES - 1), stable=True)
-
-
-def _starts(counts: Tensor) -> Tensor:
-    """Where the values of each quarter and class begin among the folded levels: int64, 4 x 32."""
-    in_order = counts.t().reshape(-1)
-    return (in_order.cumsum(0) - in_order).view(N_CLASSES, N_QUARTERS).t().contiguous()

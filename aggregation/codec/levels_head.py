@@ -17,8 +17,8 @@ import struct
 from dataclasses import dataclass
 from enum import IntFlag
 
-from umbel.aggregation.codec.entropy import WIDTHS, Widths
-from umbel.aggregation.codec.entropy_kernels import N_CLASSES
+from umbel.aggregation.codec.entropy import Widths
+from umbel.aggregation.codec.entropy_kernels import N_CLASSES, WIDTHS
 from umbel.aggregation.errors import MalformedUpdate
 
 _HEAD = struct.Struct("<ffIB3sQ")

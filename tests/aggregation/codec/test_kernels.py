@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.aggregation.codec.conftest import compiled_paths
 from umbel.aggregation.codec import kernels, native
 from umbel.aggregation.codec.native import NoKernels, Quantizer
 from umbel.aggregation.codec.packing import pack, packed_bytes
@@ -27,14 +28,6 @@ from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-def compiled_paths() -> tuple[native.Path, ...]:
-    try:
-        return native.library().paths
-    except NoKernels:
-        return ()
-
-
-PATHS = tuple(native.Path) if not compiled_paths() else (native.Path.TORCH, *compiled_paths())
 KEYS = st.integers(0, (1 << 64) - 1)
 SIZES = st.one_of(
     st.integers(0, 40_000), st.sampled_from([0, 1, 127, 128, 129, 511, 512, 513, 4095, 4096, 4097, 32_768])
@@ -46,16 +39,6 @@ EXTREMES = torch.tensor(
 )
 LIMIT_ROTATED = 1e37  # sixteen of them can be added up; what is not finite has no levels
 each_path = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[native.Path]:
-    if request.param not in (native.Path.TORCH, *compiled_paths()):
-        pytest.skip("the kernels are not compiled here, or not for this machine")
-    monkeypatch.setenv(native.VARIABLE, request.param)
-    native.chosen.cache_clear()
-    yield request.param
-    native.chosen.cache_clear()
 
 
 @st.composite
