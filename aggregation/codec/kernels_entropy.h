@@ -84,28 +84,35 @@ KERNEL(pack_symbols)(const uint16_t *folded, int64_t count, int32_t width, uint8
     *n_escapes = found;
 }
 
-// Adds their excesses to the escapes, of which there are `n_found`, among a run of folded levels.
-INLINE void add_excesses(uint16_t *run, int64_t n, int64_t n_found, uint16_t escape, const uint16_t *excesses,
-                         int64_t n_excesses, Unpacked *unpacked) {
-    int64_t used = unpacked->n_escapes;
-    uint16_t greatest = 0;
-    if (used + n_found < n_excesses) {  // there is one more to read, so there need be no branch to guess
-        for (int64_t i = 0; i < n; i++) {
-            const uint16_t is_escape = run[i] == escape, excess = (uint16_t)(excesses[used] & -is_escape);
-            run[i] = (uint16_t)(run[i] + excess);
-            greatest = excess > greatest ? excess : greatest;
-            used += is_escape;
-        }
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            if (run[i] != escape) continue;
-            const uint16_t excess = used < n_excesses ? excesses[used] : 0;
-            run[i] = (uint16_t)(run[i] + excess);
-            greatest = excess > greatest ? excess : greatest;
-            used++;
-        }
+#if !defined(HAS_EXPAND)
+// Adds to each of 16 folded levels that is an escape the next of its excesses, of which 16 can be read; how many it took.
+INLINE int64_t add_next(uint16_t *run, uint16_t escape, const uint16_t *excesses, uint16_t *greatest) {
+    int64_t used = 0;
+    for (int i = 0; i < LANES; i++) {  // no branch that could be guessed wrong
+        const uint16_t is_escape = run[i] == escape, excess = (uint16_t)(excesses[used] & -is_escape);
+        run[i] = (uint16_t)(run[i] + excess);
+        greatest[i] = excess > greatest[i] ? excess : greatest[i];
+        used += is_escape;
     }
-    unpacked->is_within &= greatest <= 0xFFFF - escape;
+    return used;
+}
+#endif
+
+// The same for all of a run; excesses that do not come count as 0.
+INLINE void add_excesses(uint16_t *run, int64_t n, uint16_t escape, const uint16_t *excesses, int64_t n_excesses,
+                         Unpacked *unpacked) {
+    int64_t used = unpacked->n_escapes, i = 0;
+    alignas(32) uint16_t greatest[LANES] = {};
+    for (; i + LANES <= n && used + LANES <= n_excesses; i += LANES)
+        used += add_next(run + i, escape, excesses + used, greatest);
+    for (; i < n; i++) {
+        if (run[i] != escape) continue;
+        const uint16_t excess = used < n_excesses ? excesses[used] : 0;
+        run[i] = (uint16_t)(run[i] + excess);
+        greatest[0] = excess > greatest[0] ? excess : greatest[0];
+        used++;
+    }
+    for (int lane = 0; lane < LANES; lane++) unpacked->is_within &= greatest[lane] <= 0xFFFF - escape;
     unpacked->n_escapes = used;
 }
 
@@ -125,7 +132,7 @@ KERNEL(unpack_symbols)(const uint8_t *packed, int64_t count, int32_t width, cons
                 run[i] = (uint16_t)(packed[done + i] >> shift) & escape;
                 n_found = (uint16_t)(n_found + (run[i] == escape));
             }
-            if (n_found) add_excesses(run, n, n_found, escape, excesses, n_excesses, unpacked);
+            if (n_found) add_excesses(run, n, escape, excesses, n_excesses, unpacked);
             uint64_t squares = 0;
             for (int64_t i = 0; i < n; i++) {
                 const uint32_t size = ((uint32_t)run[i] + 1) >> 1;
