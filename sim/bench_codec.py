@@ -64,7 +64,7 @@ def _gaussian_rows() -> list[Row]:
         ours = fixed_width_error(values, bits)
         rows.append(Row(f"{bits} bits, fixed: error", ours, "theory", theory, "vNMSE", Hold(1.03)))
     for bits, theory in AT_ENTROPY.items():
-        point, _ = entropy_coded(values, bits)
+        point = entropy_coded(values, bits)
         rows.append(Row(f"{bits} bits of entropy: error", point.error, "theory", theory, "vNMSE", Hold(1.03)))
         rows.append(Row(f"{bits} bits of entropy: sent", point.bits, "entropy", bits, "bits", Hold(1.07)))
     for bits, theory in EDEN.items():

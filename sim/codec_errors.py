@@ -56,18 +56,18 @@ def fixed_width_error(values: Tensor, bits: int) -> float:
     return vnmse(values, unbiased)
 
 
-def entropy_coded(values: Tensor, bits: float) -> tuple[Point, float]:
+def entropy_coded(values: Tensor, bits: float) -> Point:
     """The integer codec at the step at which its integers have so much entropy for whoever knows the dither, as both
-    ends do: bits as sent, and vNMSE; and the entropy for whoever does not.
+    ends do: bits as sent, and vNMSE.
     """
     step = _step_where(lambda step: _entropy_given_dither(_decoded(values, 1 / step, _WHOLE)[0]) <= bits)
-    levels, found = _decoded(values, 1 / step, _WHOLE)
+    found = _decoded(values, 1 / step, _WHOLE)[1]
     layout = Layout.of_state({"x": values})
     codec = IntegerCodec(
         CodecPlan(Codec.INTEGER, as_float32(1 / step), _KEY), Grid.finest(max_abs=64.0, total_weight_max=1), layout
     )
     wire = 8 * sum(map(len, codec.encode(lambda: iter([values]), 0))) / values.numel()
-    return Point("integer", wire, vnmse(values, found)), entropy.entropy_bits(levels)
+    return Point("integer", wire, vnmse(values, found))
 
 
 def vector_codec(codec: VectorCodec, values: Tensor, name: str, n_keys: int = 1) -> Point:
