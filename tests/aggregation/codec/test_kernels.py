@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.aggregation.codec.conftest import compiled_paths
-from umbel.aggregation.codec import kernels, native
+from umbel.aggregation.codec import entropy_kernels, kernels, native
+from umbel.aggregation.codec.entropy import read_segment, write_segment
 from umbel.aggregation.codec.native import NoKernels, Quantizer
 from umbel.aggregation.codec.packing import pack, packed_bytes
+from umbel.aggregation.codec.payload import Payload
 from umbel.aggregation.codec.philox import dither, signs
 from umbel.aggregation.codec.quantize import LEVEL_MAX, Levels, quantize
 from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
@@ -373,6 +375,14 @@ def test_what_machines_other_than_x86_get_is_the_same(tmp_path: Path, unchosen: 
             folded = kernels.fold_packed(sums, packed, bits, -3)
             assert torch.equal(sums, (levels * -3).to(dtype))
             assert folded.sum_of_squares == int(levels.to(torch.int64).square().sum())
+    whole, classes = quantized(values, Quantizer(64.0, 2, 3, Levels()), 0), torch.zeros(40_000, dtype=torch.uint8)
+    entropy_kernels.mix_dither_into(classes, 2, 3, 0)
+    is_mirrored = (dither(2, 0, 40_000) + 3 & 0xFFFF) >= 1 << 15
+    assert torch.equal(classes >= entropy_kernels.MIRRORED, is_mirrored)
+    for width in entropy_kernels.WIDTHS:
+        written = write_segment(whole, classes, (width,) * entropy_kernels.N_CLASSES)
+        read = read_segment(Payload([written]), classes, (width,) * entropy_kernels.N_CLASSES)
+        assert torch.equal(read.levels(), whole)
 
 
 # --- installing ------------------------------------------------------------------------------------------------------
