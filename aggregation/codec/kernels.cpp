@@ -1,4 +1,5 @@
-// The integer codec's arithmetic for vector units: the same bits as philox.py, rotation.py, quantize.py and packing.py.
+// The integer codec's arithmetic for vector units: the same bits as philox.py, rotation.py, quantize.py, packing.py
+// and entropy_kernels.py.
 //
 // One body, compiled once for every set of instructions: plain vectors of 16 bytes, AVX2 and AVX-512. Python chooses by
 // name: umbel_<path>_<function>. Every path gives the same integers and the same floats to the last bit, because all
