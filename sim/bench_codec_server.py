@@ -23,7 +23,7 @@ SERVER_NOTES = (
     f"The coordinator's: {N_UPDATES} updates of 4 bits added up, then one rotation back; CPU time, one thread.",
     "Entropy coded: each update is checked, then folded, as the coordinator does; against decompressing it once.",
 )
-_SENT, _STEP, _N_COLUMNS = 5, 0.7, 4096
+_SENT, _STEP, _N_COLUMNS = 5, 0.16, 4096
 
 
 def server_rows(n_values: int) -> Sequence[Row]:
