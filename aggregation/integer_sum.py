@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.codec.kernels import add_levels
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.torch_later import torch
 
@@ -71,7 +72,7 @@ class IntegerSum:
             end = offset + piece.numel()
             if end > self.n_sums:
                 raise LyingLength(f"there are more than the {self.n_sums} integers of the sum")
-            self._sum[offset:end].add_(piece, alpha=weight)
+            add_levels(self._sum[offset:end], piece, weight)
             offset = end
         if offset != self.n_sums:
             raise LyingLength(f"there are {offset} integers, the sum has {self.n_sums}")

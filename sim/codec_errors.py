@@ -56,16 +56,18 @@ def fixed_width_error(values: Tensor, bits: int) -> float:
     return vnmse(values, unbiased)
 
 
-def entropy_coded(values: Tensor, bits: float) -> tuple[Point, float]:
+def entropy_coded(values: Tensor, bits: float) -> Point:
     """The integer codec at the step at which its integers have so much entropy for whoever knows the dither, as both
-    ends do: bits as sent, and vNMSE; and the entropy for whoever does not, which is what they are coded by.
+    ends do: bits as sent, and vNMSE.
     """
     step = _step_where(lambda step: _entropy_given_dither(_decoded(values, 1 / step, _WHOLE)[0]) <= bits)
-    levels, found = _decoded(values, 1 / step, _WHOLE)
-    segments = torch.split(levels, entropy.SEGMENT)
-    frame = entropy.compress(segments, values.numel(), entropy.best_width(segments[:4]))
-    wire = 8 * sum(map(len, frame)) / values.numel()
-    return Point("integer", wire, vnmse(values, found)), entropy.entropy_bits(levels)
+    found = _decoded(values, 1 / step, _WHOLE)[1]
+    layout = Layout.of_state({"x": values})
+    codec = IntegerCodec(
+        CodecPlan(Codec.INTEGER, as_float32(1 / step), _KEY), Grid.finest(max_abs=64.0, total_weight_max=1), layout
+    )
+    wire = 8 * sum(map(len, codec.encode(lambda: iter([values]), 0))) / values.numel()
+    return Point("integer", wire, vnmse(values, found))
 
 
 def vector_codec(codec: VectorCodec, values: Tensor, name: str, n_keys: int = 1) -> Point:
@@ -82,11 +84,14 @@ def vnmse(values: Tensor, found: Tensor) -> float:
     return float((values.double() - found.double()).square().sum() / values.double().square().sum())
 
 
-def mean_by_integers(updates: Sequence[Tensor], step: float) -> Point:
-    """The whole codec, with a step of so many root mean squares of the updates: wire bits, and NMSE of the mean."""
+def mean_by_integers(updates: Sequence[Tensor], step: float, layout: Layout | None = None) -> Point:
+    """The whole codec, with a step of so many root mean squares of the updates: wire bits, and NMSE of the mean.
+
+    Without a layout, updates are of one flat tensor, and there are no rows and columns to know anything of.
+    """
     n_values = updates[0].numel()
     rms = float(torch.stack(list(updates)).double().square().mean().sqrt())
-    layout = Layout.of_state({"x": updates[0]})
+    layout = layout or Layout.of_state({"x": updates[0]})
     plan = CodecPlan(Codec.INTEGER, as_float32(1 / (step * rms)), _KEY)
     codec = IntegerCodec(plan, Grid.finest(max_abs=64.0, total_weight_max=len(updates)), layout)
     total, n_bytes = codec.new_sum(), 0
@@ -99,9 +104,10 @@ def mean_by_integers(updates: Sequence[Tensor], step: float) -> Point:
     return Point("integer", 8 * n_bytes / len(updates) / n_values, vnmse(_mean(updates), found))
 
 
-def mean_at(updates: Sequence[Tensor], bits: float) -> Point:
+def mean_at(updates: Sequence[Tensor], bits: float, layout: Layout | None = None) -> Point:
     """The whole codec at the finest step that stays within so many bits on the wire."""
-    return mean_by_integers(updates, _step_where(lambda step: mean_by_integers(updates, step).bits <= bits))
+    step = _step_where(lambda step: mean_by_integers(updates, step, layout).bits <= bits)
+    return mean_by_integers(updates, step, layout)
 
 
 def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> Point:
@@ -119,20 +125,35 @@ def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> Point:
 @cache
 def real_updates() -> tuple[Tensor, ...]:
     """Weight changes of twenty clients with two digits each: an MLP of 301,066 weights, trained on for a round.
+    They are in the order of `real_layout`.
 
     The model that they start from is five rounds of such training old, without compression.
     """
     torch.manual_seed(0)
     pixels, digits = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(digits)
-    model = nn.Sequential(nn.Linear(64, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 10))
+    model = _model()
     shards = [_shard(labels, i) for i in range(N_CLIENTS)]
     updates = tuple[Tensor, ...]()
     for _ in range(6):
         start = nn.utils.parameters_to_vector(model.parameters()).detach()
         updates = tuple(_trained(model, start, images[shard], labels[shard]) - start for shard in shards)
         nn.utils.vector_to_parameters(start + _mean(updates).float(), model.parameters())
-    return updates
+    return tuple(_in_layout_order(model, update) for update in updates)
+
+
+def real_layout() -> Layout:
+    """Of the model of `real_updates`."""
+    return Layout.of_state(_model().state_dict())
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 10))
+
+
+def _in_layout_order(model: nn.Module, update: Tensor) -> Tensor:
+    nn.utils.vector_to_parameters(update, model.parameters())
+    return torch.cat([values.flatten() for _, values in sorted(model.state_dict().items())])
 
 
 def _shard(labels: Tensor, i: int) -> Tensor:

@@ -45,7 +45,7 @@ def draw(path: Path) -> None:
 
 def _gaussian(axes: Axes) -> None:
     values = gaussian(1 << 20)
-    coded = [entropy_coded(values, bits)[0] for bits in _BITS]
+    coded = [entropy_coded(values, bits) for bits in _BITS]
     fixed = [Point("", bits, fixed_width_error(values, bits)) for bits in _BITS]
     eden = [vector_codec(Eden(bits), values, "") for bits in _BITS]
     axes.plot(_BITS, [2.0 ** (-2 * bits) for bits in _BITS], color=_FAINT, lw=1.2, ls=":", label="Shannon's bound")

@@ -1,99 +1,133 @@
-"""Integers as entropy-coded bytes: small symbols packed into bytes, the few large ones apart, in one Zstandard frame.
+"""Integers as entropy-coded bytes: class by class, small symbols packed into bytes, the few large ones apart.
 
 Zstandard codes bytes with a Huffman code, which spends a bit at least on each and is at its best with some two hundred
 different ones. So an integer k becomes z = (k << 1) ^ (k >> 31) (zig-zag: 0, 1, 2, 3 for 0, -1, 1, -2), of which the
-least part, a symbol of `width` = 1, 2, 4 or 8 bits, goes into a byte with its neighbours. The greatest symbol,
-2^width - 1, is an escape, and what z exceeds it by comes in a list of its own. With the right width level 1 stays
-within 2 to 6 % of the integers' entropy from 0.9 to 6 bits, on Gaussian and on heavy-tailed values (measured: `umbel
-bench codec`); single bytes need 77 % more than the entropy at 0.9 bits.
+least part, a symbol of 1, 2, 4 or 8 bits, goes into a byte with others of its class (`classes.py`): each class has the
+width that suits it, and a code table of its own. The greatest symbol, 2^width - 1, is an escape, and what z exceeds it
+by comes in a list of its own. With the right width level 1 stays within 2 to 6 % of the integers' entropy from 0.9 to 6
+bits, on Gaussian and on heavy-tailed values; single bytes need 77 % more than the entropy at 0.9 bits.
 
-A segment of n values (2^17, the last one fewer) is written as
+A segment of 2^20 values (the last one fewer) is the length of a Zstandard frame, 4 bytes, and the frame, which holds
 
-    ceil(n * width / 8) bytes   symbols; with m bytes, byte i holds those of values i, m + i, 2m + i, ..., lowest first
-    n bytes                     the low bytes of the excesses, in the order of the values, then zeros
-    n bytes                     their high bytes, likewise
+    for each class, 0 to 31, of n values:
+    ceil(n * width / 8) = m bytes   symbols; byte i holds those of values i, m + i, 2 m + i, ..., lowest first
+    then, of all classes:
+    as many bytes as escapes        the low bytes of the excesses, in the order of their values
+    as many bytes as escapes        their high bytes, likewise
 
-so that the length before compression follows from the number of values alone; zeros take a few bytes a segment.
+The number of values of each class is known before the frame is read, so only the number of escapes is the sender's to
+say, by the length that the frame claims, and it can be no more than there are values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from umbel.aggregation.codec import frame
-from umbel.aggregation.errors import MalformedUpdate
+from umbel.aggregation.codec import entropy_kernels as kernels
+from umbel.aggregation.codec.entropy_kernels import N_CLASSES, WIDTHS, Counted, packed_bytes
+from umbel.aggregation.codec.frame import compress_apart, compressed_bytes, decompress_whole, framed_bytes_max
+from umbel.aggregation.codec.native import Folded, Unpacked
+from umbel.aggregation.codec.payload import Payload
+from umbel.aggregation.errors import LyingLength, MalformedUpdate
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SEGMENT = 1 << 17
-WIDTHS = (1, 2, 4, 8)
+SEGMENT = 1 << 20
+Widths: TypeAlias = tuple[int, ...]
+_LENGTH = struct.Struct("<I")
 
 
-def raw_bytes(n_values: int, width: int) -> int:
-    """Length before compression."""
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment that was read. `folded`: what is known of its levels before they are put in place."""
+
+    folded: Folded
+    by_class: Tensor
+    counted: Counted
+
+    def levels(self) -> Tensor:
+        """int32, in the order of the coordinates."""
+        return kernels.in_place(self.by_class, self.counted)
+
+
+def written_bytes_max(n_values: int) -> int:
+    """No segments of so many values are longer, in all."""
     n_whole, n_last = divmod(n_values, SEGMENT)
-    return n_whole * _segment_bytes(SEGMENT, width) + _segment_bytes(n_last, width)
+    return n_whole * _framed_bytes_max(SEGMENT) + (_framed_bytes_max(n_last) if n_last else 0)
 
 
-def compressed_bytes_max(n_values: int) -> int:
-    """No update of so many values is longer, whatever its symbols' width."""
-    return frame.framed_bytes_max(raw_bytes(n_values, max(WIDTHS)))
+def block_bytes_max(n_raw: int) -> int:
+    """No `write_block` of so many bytes is longer."""
+    return _LENGTH.size + framed_bytes_max(n_raw)
 
 
-def best_width(sample: Sequence[Tensor]) -> int:
-    """The width that makes the least of these segments."""
-    n_values = sum(levels.numel() for levels in sample)
-    return min(WIDTHS, key=lambda width: sum(map(len, compress(sample, n_values, width))))
+def write_segment(levels: Tensor, classes: Tensor, widths: Widths) -> bytes:
+    """One segment. `levels`: int32, within 16 bits. `widths`: by class."""
+    parts: list[Tensor] = []
+    excesses: list[Tensor] = []
+    for folded, width in zip(_by_class(levels, classes), widths, strict=True):
+        packed, large = kernels.pack_symbols(folded, width)
+        parts.append(packed)
+        excesses.append(large)
+    halves = torch.cat(excesses).view(torch.uint8).view(-1, 2)
+    return write_block([*parts, halves[:, 0].contiguous(), halves[:, 1].contiguous()])
 
 
-def compress(segments: Iterable[Tensor], n_values: int, width: int) -> Iterator[bytes]:
-    """A frame of consecutive segments, piece by piece. Each has `SEGMENT` int32 within 16 bits, the last one fewer."""
-    return frame.compress((to_bytes(levels, width).numpy().data for levels in segments), raw_bytes(n_values, width))
+def read_segment(payload: Payload, classes: Tensor, widths: Widths) -> Segment:
+    """The next segment, which has values of these classes.
 
-
-def decompress(pieces: Iterable[bytes | memoryview], n_values: int, width: int) -> Iterator[Tensor]:
-    """The segments of a frame of `n_values` integers: int32. The frame comes in pieces, of any lengths.
-
-    Raises `MalformedUpdate` for what `compress` could not have made, `LyingLength` for a wrong length.
+    Raises `MalformedUpdate` for what `write_segment` could not have made, `LyingLength` for a wrong length.
     """
-    held, n_left = bytearray(), n_values
-    for piece in frame.decompress(pieces, raw_bytes(n_values, width)):
-        held += piece
-        while n_left and len(held) >= (n_bytes := _segment_bytes(min(SEGMENT, n_left), width)):
-            yield of_bytes(torch.frombuffer(held[:n_bytes], dtype=torch.uint8), min(SEGMENT, n_left), width)
-            del held[:n_bytes]
-            n_left -= min(SEGMENT, n_left)
+    n_values, counted = classes.numel(), kernels.count(classes)
+    n_each = counted.n_each
+    lengths = [packed_bytes(n, width) for n, width in zip(n_each, widths, strict=True)]
+    n_packed = sum(lengths)
+    data = read_block(payload, range(n_packed, n_packed + 2 * n_values + 1, 2))
+    low, high = data[n_packed:].view(2, -1)
+    excesses = torch.stack((low, high), dim=1).view(-1).view(torch.int16)
+    by_class = torch.empty(n_values, dtype=torch.int16)
+    n_used, squares, greatest = 0, 0, 0
+    runs = zip(by_class.split(n_each), data[:n_packed].split(lengths), widths, strict=True)
+    for folded, packed, width in runs:
+        found = kernels.unpack_symbols(folded, packed, width, excesses[n_used:])
+        _require_sound(found)
+        n_used += found.n_escapes
+        squares, greatest = squares + found.folded.sum_of_squares, max(greatest, found.folded.greatest)
+    if n_used != excesses.numel():
+        raise MalformedUpdate(f"the update lists {excesses.numel()} large values where there are {n_used}")
+    return Segment(Folded(squares, greatest), by_class, counted)
 
 
-def to_bytes(levels: Tensor, width: int) -> Tensor:
-    """One segment: int32, within 16 bits -> uint8."""
-    folded = (levels << 1) ^ (levels >> 31)
-    escape = (1 << width) - 1
-    symbols = folded.clamp(max=escape)
-    excess = (folded - escape)[symbols == escape]
-    excess = torch.nn.functional.pad(excess, (0, levels.numel() - excess.numel()))
-    made: Tensor = torch.cat((_packed(symbols, width), (excess & 0xFF).to(torch.uint8), (excess >> 8).to(torch.uint8)))
-    return made
+def write_block(parts: Sequence[Tensor]) -> bytes:
+    """The length of a frame of these bytes, and the frame. Each part is coded apart."""
+    n_raw = sum(part.numel() for part in parts)
+    frame = compress_apart((part.numpy().data for part in parts if part.numel()), n_raw)
+    return _LENGTH.pack(len(frame)) + frame
 
 
-def of_bytes(data: Tensor, n_values: int, width: int) -> Tensor:
-    """The inverse of `to_bytes`. Raises `MalformedUpdate` for bytes that it could not have made."""
-    escape = (1 << width) - 1
-    symbols = _unpacked(data[: data.numel() - 2 * n_values], n_values, width)
-    excess = data[-2 * n_values :].to(torch.int32).view(2, -1)
-    excess = excess[0] | excess[1] << 8
-    is_escape = symbols == escape
-    n_escapes = int(is_escape.sum())
-    if bool(excess[n_escapes:].any()):
-        raise MalformedUpdate("the update lists more large values than it has")
-    folded = symbols.masked_scatter(is_escape, excess[:n_escapes] + escape)
-    if n_escapes and int(folded.amax()) > 0xFFFF:
-        raise MalformedUpdate("the update holds a value beyond 16 bits")
-    levels: Tensor = (folded >> 1) ^ -(folded & 1)
-    return levels
+def read_block(payload: Payload, lengths: range) -> Tensor:
+    """The bytes of such a frame, one of these lengths: uint8."""
+    (length,) = _LENGTH.unpack(payload.take(_LENGTH.size).numpy().tobytes())
+    if length > framed_bytes_max(lengths[-1]):
+        raise LyingLength(f"a frame of at most {lengths[-1]} bytes cannot have {length}")
+    raw = bytearray(decompress_whole(payload.take(length).numpy().data, lengths))
+    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+
+
+def best_widths(sample: Iterable[tuple[Tensor, Tensor]]) -> tuple[Widths, int]:
+    """The widths that make the least of these segments (levels and classes), and about how many bytes they make."""
+    costs = torch.zeros((N_CLASSES, len(WIDTHS)), dtype=torch.int64)
+    for levels, classes in sample:
+        for number, folded in enumerate(_by_class(levels, classes)):
+            if folded.numel():
+                costs[number] += torch.tensor(_costs(folded))
+    least = costs.min(1)
+    return tuple(WIDTHS[place] for place in least.indices.tolist()), int(least.values.sum())
 
 
 def entropy_bits(levels: Tensor) -> float:
@@ -103,23 +137,25 @@ def entropy_bits(levels: Tensor) -> float:
     return float(-(shares * shares.log2()).sum())
 
 
-def _segment_bytes(n_values: int, width: int) -> int:
-    return -(-n_values * width // 8) + 2 * n_values
+def _by_class(levels: Tensor, classes: Tensor) -> tuple[Tensor, ...]:
+    counted = kernels.count(classes)
+    folded: tuple[Tensor, ...] = kernels.by_class(levels, counted).split(counted.n_each)
+    return folded
 
 
-def _packed(symbols: Tensor, width: int) -> Tensor:
-    n_in_byte = 8 // width
-    n_bytes = -(-symbols.numel() // n_in_byte)
-    rows = torch.nn.functional.pad(symbols, (0, n_bytes * n_in_byte - symbols.numel())).view(n_in_byte, n_bytes)
-    packed = rows[0].clone()
-    for i in range(1, n_in_byte):
-        packed |= rows[i] << (i * width)
-    return packed.to(torch.uint8)
+def _costs(folded: Tensor) -> list[int]:
+    """About how many bytes a class makes, by width."""
+    packed = (kernels.pack_symbols(folded, width) for width in WIDTHS)
+    return compressed_bytes(torch.cat((symbols, large.view(torch.uint8))).numpy().data for symbols, large in packed)
 
 
-def _unpacked(data: Tensor, n_values: int, width: int) -> Tensor:
-    whole = data.to(torch.int32)
-    symbols = torch.cat([(whole >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)])
-    if bool(symbols[n_values:].any()):
+def _require_sound(found: Unpacked) -> None:
+    if not found.is_within:
+        raise MalformedUpdate("the update holds a value beyond 16 bits")
+    if not found.is_filled_with_zeros:
         raise MalformedUpdate("the update has values after its last")
-    return symbols[:n_values]
+
+
+def _framed_bytes_max(n_values: int) -> int:
+    """Of a segment: all symbols of 8 bits, all values large, a byte begun for each class."""
+    return block_bytes_max(3 * n_values + N_CLASSES)

@@ -8,11 +8,13 @@ is no such bound: it is ignored where a frame says its size.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 import zstandard
 
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
 
+Buffer: TypeAlias = bytes | memoryview
 WINDOW_BYTES_MAX = 1 << 20
 _WINDOW_LOG = 19
 _FEED_BYTES = 512  # a block of four bytes can hold 128 KiB: so at most 16 MiB come of one feed
@@ -24,7 +26,7 @@ def framed_bytes_max(n_raw: int) -> int:
     return n_raw + (n_raw >> 8) + 512
 
 
-def compress(pieces: Iterable[bytes | memoryview], n_raw: int, level: int = 1) -> Iterator[bytes]:
+def compress(pieces: Iterable[Buffer], n_raw: int, level: int = 1) -> Iterator[bytes]:
     """A frame of these bytes, `n_raw` in all, piece by piece."""
     settings = zstandard.ZstdCompressionParameters.from_level(level, window_log=_WINDOW_LOG, write_checksum=False)
     compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj(size=n_raw)
@@ -33,7 +35,41 @@ def compress(pieces: Iterable[bytes | memoryview], n_raw: int, level: int = 1) -
     yield compressor.flush()
 
 
-def decompress(pieces: Iterable[bytes | memoryview], n_raw: int) -> Iterator[bytes]:
+def compress_apart(parts: Iterable[Buffer], n_raw: int, level: int = 1) -> bytes:
+    """A frame of these bytes, `n_raw` in all. Each part has blocks, and so code tables, of its own."""
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=False).compressobj(size=n_raw)
+    made = bytearray()
+    for part in parts:
+        made += compressor.compress(part)
+        made += compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    return bytes(made + compressor.flush())
+
+
+def compressed_bytes(parts: Iterable[Buffer], level: int = 1) -> list[int]:
+    """How many bytes each part would make alone."""
+    compressor = zstandard.ZstdCompressor(level=level)
+    return [len(compressor.compress(part)) for part in parts]
+
+
+def decompress_whole(data: Buffer, lengths: range) -> bytes:
+    """The bytes of a frame that says, truly, that it holds one of these lengths.
+
+    Raises `MalformedUpdate` for what is no such frame, `LyingLength` for one that claims another length.
+    """
+    said = _parameters(data)
+    if said.content_size not in lengths:
+        raise LyingLength(f"the compressed update claims {_claim(said)}; it may hold {lengths}")
+    _refuse_dictionary(said)
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise MalformedUpdate(f"the update cannot be decompressed: {error}") from error
+    if len(raw) != said.content_size:
+        raise LyingLength(f"the compressed update holds {len(raw)} bytes, not {said.content_size}")
+    return raw
+
+
+def decompress(pieces: Iterable[Buffer], n_raw: int) -> Iterator[bytes]:
     """The bytes of a frame that holds `n_raw`, in pieces of at most 16 MiB. The frame comes in pieces of any length.
 
     Raises `MalformedUpdate` for what is no such frame, `LyingLength` for one that holds or claims another length.
@@ -53,7 +89,7 @@ class _Frame:
         self._head: bytes | None = b""
         self._decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
 
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+    def feed(self, data: Buffer) -> Iterator[bytes]:
         """The next bytes of it, once its header is whole and has been checked."""
         if self._head is not None:
             self._head += bytes(data)
@@ -72,7 +108,7 @@ class _Frame:
         if self._n_seen != self._n_raw:
             raise LyingLength(f"the compressed update holds {self._n_seen} bytes, not {self._n_raw}")
 
-    def _decoded(self, data: bytes | memoryview) -> bytes:
+    def _decoded(self, data: Buffer) -> bytes:
         if self._decoder.eof:
             raise LyingLength("bytes follow the compressed update")
         try:
@@ -88,17 +124,27 @@ class _Frame:
 
     def _checked_head(self, head: bytes) -> bytes:
         """Refuse a frame by what its header says of it."""
-        try:
-            said = zstandard.get_frame_parameters(head)
-        except zstandard.ZstdError as error:
-            raise MalformedUpdate(f"not a Zstandard frame: {error}") from error
+        said = _parameters(head)
         if said.content_size != self._n_raw:
-            is_unknown = said.content_size == zstandard.CONTENTSIZE_UNKNOWN
-            claim = "no length" if is_unknown else f"{said.content_size} bytes"
-            raise LyingLength(f"the compressed update claims {claim}; it must claim {self._n_raw} bytes")
+            raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {self._n_raw} bytes")
         if said.window_size > WINDOW_BYTES_MAX:
             raise MalformedUpdate(f"the compressed update asks for a window of {said.window_size} bytes")
-        if said.dict_id:
-            raise MalformedUpdate("the compressed update asks for a dictionary; there is none")
+        _refuse_dictionary(said)
         self._head = None
         return head
+
+
+def _parameters(head: Buffer) -> zstandard.FrameParameters:
+    try:
+        return zstandard.get_frame_parameters(head)
+    except zstandard.ZstdError as error:
+        raise MalformedUpdate(f"not a Zstandard frame: {error}") from error
+
+
+def _claim(said: zstandard.FrameParameters) -> str:
+    return "no length" if said.content_size == zstandard.CONTENTSIZE_UNKNOWN else f"{said.content_size} bytes"
+
+
+def _refuse_dictionary(said: zstandard.FrameParameters) -> None:
+    if said.dict_id:
+        raise MalformedUpdate("the compressed update asks for a dictionary; there is none")

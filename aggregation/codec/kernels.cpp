@@ -1,4 +1,5 @@
-// The integer codec's arithmetic for vector units: the same bits as philox.py, rotation.py, quantize.py and packing.py.
+// The integer codec's arithmetic for vector units: the same bits as philox.py, rotation.py, quantize.py, packing.py
+// and entropy_kernels.py.
 //
 // One body, compiled once for every set of instructions: plain vectors of 16 bytes, AVX2 and AVX-512. Python chooses by
 // name: umbel_<path>_<function>. Every path gives the same integers and the same floats to the last bit, because all
@@ -35,7 +36,7 @@
 
 namespace {
 
-const int ABI = 1;  // native.py has the same number: raise both whenever a function changes
+const int ABI = 2;  // native.py has the same number: raise both whenever a function changes
 
 // Where the streams' bits go; see philox.py and packing.py.
 enum { LANES = 16, SIGN_VECTORS = 128, DITHER_VECTORS = 8, GROUP = 512, ROWS = GROUP / LANES };
@@ -60,7 +61,53 @@ struct Folded {
     int64_t greatest;
 };
 
+// Of symbols that were read; see native.py.
+struct Unpacked {
+    int64_t n_escapes;
+    int64_t is_within;
+    int64_t is_filled_with_zeros;
+    Folded folded;
+};
+
+// A segment's quarters and classes, and what a class byte is made of; see entropy_kernels.py.
+enum { CLASSES = 32, QUARTERS = 4, MIRRORED_BIT = 7, QUIET = 6, RUN = 512 };
+
+// How many values each quarter has of each class, or where they begin.
+struct Places {
+    int64_t of[QUARTERS][CLASSES];
+};
+
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// A segment's quarters are walked together, a run of each at a time. The later ones may be shorter, or empty.
+int64_t quarter_of(int64_t count) { return (count + QUARTERS - 1) / QUARTERS; }
+int64_t run_length(int64_t count, int quarter, int64_t done) {
+    const int64_t length = quarter_of(count), n = least(least(length, count - quarter * length) - done, RUN);
+    return n < 0 ? 0 : n;
+}
+
+// Between a run of each quarter and the places of its classes. Four chains of places do not wait for each other. Vector
+// units have nothing for it, and compilers make it slower with them: so it is the same for every path.
+template <bool IS_READ>
+__attribute__((noinline)) void walk_run(const uint8_t *classes, int64_t count, int64_t done, Places &at,
+                                        uint16_t *folded, uint16_t (&run)[QUARTERS][RUN]) {
+    const int64_t length = quarter_of(count), n = run_length(count, QUARTERS - 1, done);
+#define WALK(quarter, i)                                                                           \
+    {                                                                                              \
+        int64_t &place = at.of[quarter][classes[(quarter)*length + (i)] & (CLASSES - 1)];          \
+        IS_READ ? (void)(run[quarter][i] = folded[place]) : (void)(folded[place] = run[quarter][i]); \
+        place++;                                                                                   \
+    }
+    for (int64_t i = 0; i < n; i++) {
+        WALK(0, i)
+        WALK(1, i)
+        WALK(2, i)
+        WALK(3, i)
+    }
+    for (int quarter = 0; quarter < QUARTERS - 1; quarter++)
+        for (int64_t i = n; i < run_length(count, quarter, done); i++) WALK(quarter, i)
+#undef WALK
+}
 
 }  // namespace
 
@@ -69,6 +116,7 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 namespace generic {
 #include "kernels_generic.h"
 #include "kernels_body.h"
+#include "kernels_entropy.h"
 }  // namespace generic
 #undef PATH
 #undef PIECES
@@ -85,6 +133,7 @@ namespace generic {
 namespace avx2 {
 #include "kernels_avx2.h"
 #include "kernels_body.h"
+#include "kernels_entropy.h"
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -105,6 +154,7 @@ namespace avx2 {
 namespace avx512 {
 #include "kernels_avx512.h"
 #include "kernels_body.h"
+#include "kernels_entropy.h"
 }  // namespace avx512
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -34,8 +34,8 @@ def rotate_into(out: Tensor, values: Tensor, blocks: Blocks, key: int, first: in
     """Positions `first` on of the rotated vector, as many as `out` holds: whole blocks. Both float32."""
     _check_vector(values, blocks)
     _check_part(first, out.numel(), blocks)
-    _check_types(out, torch.float32)
-    _check_types(values, torch.float32)
+    check_types(out, torch.float32)
+    check_types(values, torch.float32)
     if kernels := _native(out, values):
         kernels.rotate(out, values, blocks, key, first)
     else:
@@ -48,8 +48,8 @@ def unrotate_into(out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first:
     """
     _check_vector(out, blocks)
     _check_part(first, rotated.numel(), blocks)
-    _check_types(out, torch.float32, torch.float64)
-    _check_types(rotated, out.dtype)
+    check_types(out, torch.float32, torch.float64)
+    check_types(rotated, out.dtype)
     if kernels := _native(out, rotated):
         kernels.unrotate(out, rotated, blocks, key, first)
         return
@@ -62,10 +62,10 @@ def unrotate_into(out: Tensor, rotated: Tensor, blocks: Blocks, key: int, first:
 
 def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int = 0) -> None:
     """Levels of coordinates `first` on (a multiple of 128): float32 -> int32 or int16."""
-    _check_first(first, DITHER_GROUP)
-    _check_length(out, values.numel())
-    _check_types(out, torch.int32, torch.int16)
-    _check_types(values, torch.float32)
+    check_first(first, DITHER_GROUP)
+    check_length(out, values.numel())
+    check_types(out, torch.int32, torch.int16)
+    check_types(values, torch.float32)
     kernels = _native(out, values)
     if kernels and _fits(quantizer):
         kernels.quantize(out, values, quantizer, first)
@@ -76,10 +76,10 @@ def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int 
 def pack_into(out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int = 0) -> None:
     """The lowest `bits` (1 to 15) of those levels, packed; `first` is a multiple of 512: float32 -> uint8."""
     _check_bits(bits)
-    _check_first(first, GROUP)
-    _check_length(out, packed_bytes(values.numel(), bits))
-    _check_types(out, torch.uint8)
-    _check_types(values, torch.float32)
+    check_first(first, GROUP)
+    check_length(out, packed_bytes(values.numel(), bits))
+    check_types(out, torch.uint8)
+    check_types(values, torch.float32)
     kernels = _native(out, values)
     if kernels and _fits(quantizer):
         kernels.pack(out, values, quantizer, bits, first)
@@ -104,9 +104,9 @@ def rotate_and_pack_into(
     _check_bits(bits)
     _check_vector(values, blocks)
     _check_part(first, n_positions, blocks)
-    _check_length(out, packed_bytes(n_positions, bits))
-    _check_types(out, torch.uint8)
-    _check_types(values, torch.float32)
+    check_length(out, packed_bytes(n_positions, bits))
+    check_types(out, torch.uint8)
+    check_types(values, torch.float32)
     kernels = _native(out, values)
     if kernels and _fits(quantizer):
         kernels.rotate_and_pack(out, values, blocks, sign_key, quantizer, bits, (first, n_positions))
@@ -118,9 +118,9 @@ def rotate_and_pack_into(
 def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
     """Adds weight * level to `sums`, int32 or int64: that they hold the sum is the caller's promise."""
     _check_bits(bits)
-    _check_length(data, packed_bytes(sums.numel(), bits))
-    _check_types(sums, torch.int32, torch.int64)
-    _check_types(data, torch.uint8)
+    check_length(data, packed_bytes(sums.numel(), bits))
+    check_types(sums, torch.int32, torch.int64)
+    check_types(data, torch.uint8)
     kernels = _native(sums, data)
     if kernels and -_INT32 <= weight < _INT32:
         return kernels.fold(sums, data, bits, weight)
@@ -131,10 +131,22 @@ def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
     return Folded(int(levels.square().sum()), int(levels.abs().max()))
 
 
+def add_levels(sums: Tensor, levels: Tensor, weight: int) -> None:
+    """Adds weight * level, int32 or int64, to `sums`, int64: that they hold the sum is the caller's promise."""
+    check_length(levels, sums.numel())
+    check_types(sums, torch.int64)
+    check_types(levels, torch.int32, torch.int64)
+    kernels = compiled_for(sums, levels)
+    if kernels and levels.dtype == torch.int32 and -_INT32 <= weight < _INT32:
+        kernels.add_levels(sums, levels, weight)
+    else:
+        sums.add_(levels, alpha=weight)
+
+
 def dither_into(out: Tensor, key: int, first: int) -> None:
     """The shared dither of coordinates `first` on (a multiple of 128): int32."""
-    _check_first(first, DITHER_GROUP)
-    _check_types(out, torch.int32)
+    check_first(first, DITHER_GROUP)
+    check_types(out, torch.int32)
     if kernels := _native(out):
         kernels.dither(out, key, first)
     else:
@@ -143,22 +155,28 @@ def dither_into(out: Tensor, key: int, first: int) -> None:
 
 def signs_into(out: Tensor, key: int, first: int) -> None:
     """Random signs of coordinates `first` on (a multiple of 2,048): float32."""
-    _check_first(first, SIGN_GROUP)
-    _check_types(out, torch.float32)
+    check_first(first, SIGN_GROUP)
+    check_types(out, torch.float32)
     if kernels := _native(out):
         kernels.signs(out, key, first)
     else:
         out.copy_(signs(key, first, out.numel(), out.device))
 
 
+def compiled_for(*tensors: Tensor) -> Kernels | None:
+    """The compiled kernels, if they can take these tensors."""
+    if all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
+        return chosen()
+    return None
+
+
 def _native(*tensors: Tensor) -> Kernels | TritonKernels | None:
     """The kernels that can take these tensors, if there are any."""
     device = tensors[0].device
-    if not all(tensor.device == device and tensor.is_contiguous() for tensor in tensors):
-        return None
-    if device.type == "cuda":
-        return _triton() if all(map(_begins_a_word, tensors)) else None
-    return chosen() if device.type == "cpu" else None
+    if device.type != "cuda":
+        return compiled_for(*tensors)
+    is_whole = all(one.device == device and one.is_contiguous() and _begins_a_word(one) for one in tensors)
+    return _triton() if is_whole else None
 
 
 @cache
@@ -218,27 +236,27 @@ def _check_bits(bits: int) -> None:
 
 
 def _check_vector(values: Tensor, blocks: Blocks) -> None:
-    _check_length(values, blocks.n_values)
+    check_length(values, blocks.n_values)
     if blocks.n_padded < blocks.n_values or blocks.side not in (4, 8, 16, 32, 64):
         raise ValueError(f"{blocks} cannot hold the vector")
 
 
 def _check_part(first: int, n_positions: int, blocks: Blocks) -> None:
-    _check_first(first, TILE)
+    check_first(first, TILE)
     if n_positions % blocks.size or not 0 <= n_positions <= blocks.n_padded - first:
         raise ValueError(f"{n_positions} positions from {first} on are no whole blocks of {blocks}")
 
 
-def _check_first(first: int, group: int) -> None:
+def check_first(first: int, group: int) -> None:
     if first < 0 or first % group:
         raise ValueError(f"coordinate {first} does not begin a group of {group}")
 
 
-def _check_length(tensor: Tensor, length: int) -> None:
+def check_length(tensor: Tensor, length: int) -> None:
     if tensor.dim() != 1 or tensor.numel() != length:
         raise ValueError(f"a vector of {length} is needed, not one of shape {tuple(tensor.shape)}")
 
 
-def _check_types(tensor: Tensor, *types: torch.dtype) -> None:
+def check_types(tensor: Tensor, *types: torch.dtype) -> None:
     if tensor.dtype not in types:
         raise TypeError(f"{' or '.join(map(str, types))} is needed, not {tensor.dtype}")

@@ -47,3 +47,15 @@ INLINE void prefetch(const void *place) { _mm_prefetch((const char *)place, _MM_
 // Past the caches, a whole line at once.
 INLINE void stream(float *to, Floats x) { _mm512_stream_ps(to, (__m512)x); }
 INLINE void finish_streams() { _mm_sfence(); }
+
+// Adds to each of 16 folded levels that is an escape the next of its excesses, of which 16 can be read; how many it took.
+#define HAS_EXPAND 1
+INLINE int64_t add_next(uint16_t *run, uint16_t escape, const uint16_t *excesses, uint16_t *greatest) {
+    const __m256i levels = _mm256_loadu_si256((const __m256i *)run);
+    const __mmask16 is_escape = _mm256_cmpeq_epi16_mask(levels, _mm256_set1_epi16((short)escape));
+    const __m512i next = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)excesses));
+    const __m256i added = _mm512_cvtepi32_epi16(_mm512_maskz_expand_epi32(is_escape, next));
+    _mm256_storeu_si256((__m256i *)run, _mm256_add_epi16(levels, added));
+    _mm256_store_si256((__m256i *)greatest, _mm256_max_epu16(_mm256_load_si256((const __m256i *)greatest), added));
+    return __builtin_popcount(is_escape);
+}

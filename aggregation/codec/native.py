@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from umbel.aggregation.codec.rotation import Blocks
 
 log = logging.getLogger("umbel.aggregation")
-ABI = 1  # kernels.cpp has the same number: raise both whenever a function changes
+ABI = 2  # kernels.cpp has the same number: raise both whenever a function changes
 FILE = "kernels.native.so"
 VARIABLE = "UMBEL_KERNELS"
 _REMEDY = "install a C++ compiler (g++ or clang) and umbel again; until then torch does the same, slower"
@@ -63,6 +63,18 @@ class Folded:
     greatest: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """Of symbols that were read: how many excesses they ask for, whether none takes a level beyond 16 bits, whether
+    nothing stands in the bits that fill up the last bytes; and of their levels what `Folded` says.
+    """
+
+    n_escapes: int
+    is_within: bool
+    is_filled_with_zeros: bool
+    folded: Folded
+
+
 class _Blocks(ctypes.Structure):
     _fields_ = (("n_values", ctypes.c_int64), ("n_blocks", ctypes.c_int64), ("side", ctypes.c_int64))
 
@@ -81,6 +93,15 @@ class _Folded(ctypes.Structure):
     _fields_ = (("sum_of_squares", ctypes.c_int64), ("greatest", ctypes.c_int64))
 
 
+class _Unpacked(ctypes.Structure):
+    _fields_ = (
+        ("n_escapes", ctypes.c_int64),
+        ("is_within", ctypes.c_int64),
+        ("is_filled_with_zeros", ctypes.c_int64),
+        ("folded", _Folded),
+    )
+
+
 _POINTER, _KEY, _PLACE, _INT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate": (_POINTER, _Blocks, _KEY, _PLACE, _PLACE, _POINTER),
@@ -95,6 +116,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_rotated": (_POINTER, _Blocks, _KEY, _KEY, _PLACE, _PLACE, _Quantizer, _INT, _POINTER),
     "fold_int32": (_POINTER, _PLACE, _INT, _INT, _POINTER, ctypes.POINTER(_Folded)),
     "fold_int64": (_POINTER, _PLACE, _INT, _INT, _POINTER, ctypes.POINTER(_Folded)),
+    "add_levels": (_POINTER, _PLACE, _INT, _POINTER),
+    "mix_dither": (_POINTER, _KEY, _INT, _PLACE, _PLACE),
+    "count_classes": (_POINTER, _PLACE, _POINTER),
+    "by_class": (_POINTER, _POINTER, _PLACE, _POINTER, _POINTER),
+    "in_place": (_POINTER, _POINTER, _PLACE, _POINTER, _POINTER),
+    "pack_symbols": (_POINTER, _PLACE, _INT, _POINTER, _POINTER, ctypes.POINTER(ctypes.c_int64)),
+    "unpack_symbols": (_POINTER, _PLACE, _INT, _POINTER, _PLACE, _POINTER, ctypes.POINTER(_Unpacked)),
 }
 
 
@@ -184,6 +212,41 @@ class Kernels:
         folded = _Folded()
         self._functions[name](_at(data), sums.numel(), bits, weight, _at(sums), ctypes.byref(folded))
         return Folded(folded.sum_of_squares, folded.greatest)
+
+    def add_levels(self, sums: Tensor, levels: Tensor, weight: int) -> None:
+        """Adds weight * level, int32, to `sums`, int64. `weight` must fit 32 bits."""
+        self._functions["add_levels"](_at(levels), levels.numel(), weight, _at(sums))
+
+    def mix_dither(self, classes: Tensor, key: int, phi: int, first: int) -> None:
+        """uint8: energies become class bytes."""
+        self._functions["mix_dither"](_at(classes), key, phi, first, classes.numel())
+
+    def count_classes(self, counts: Tensor, classes: Tensor) -> None:
+        """uint8 -> int64, 4 x 32."""
+        self._functions["count_classes"](_at(classes), classes.numel(), _at(counts))
+
+    def by_class(self, folded: Tensor, levels: Tensor, classes: Tensor, starts: Tensor) -> None:
+        """int32 -> int16. `starts` must be those of these classes."""
+        self._functions["by_class"](_at(levels), _at(classes), levels.numel(), _at(starts), _at(folded))
+
+    def in_place(self, levels: Tensor, folded: Tensor, classes: Tensor, starts: Tensor) -> None:
+        """int16 -> int32. `starts` must be those of these classes."""
+        self._functions["in_place"](_at(folded), _at(classes), levels.numel(), _at(starts), _at(levels))
+
+    def pack_symbols(self, packed: Tensor, excesses: Tensor, folded: Tensor, width: int) -> int:
+        """int16 -> uint8, and int16 excesses, for which there must be as much room as for `folded`; their number."""
+        n_escapes = ctypes.c_int64()
+        symbols = (_at(folded), folded.numel(), width)
+        self._functions["pack_symbols"](*symbols, _at(packed), _at(excesses), ctypes.byref(n_escapes))
+        return n_escapes.value
+
+    def unpack_symbols(self, folded: Tensor, packed: Tensor, width: int, excesses: Tensor) -> Unpacked:
+        """uint8 and int16 excesses -> int16."""
+        made, symbols = _Unpacked(), (_at(packed), folded.numel(), width)
+        come = (_at(excesses), excesses.numel())
+        self._functions["unpack_symbols"](*symbols, *come, _at(folded), ctypes.byref(made))
+        whole = Folded(made.folded.sum_of_squares, made.folded.greatest)
+        return Unpacked(made.n_escapes, bool(made.is_within), bool(made.is_filled_with_zeros), whole)
 
 
 def is_torch_forced() -> bool:

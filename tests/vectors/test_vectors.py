@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.codec import entropy
+from umbel.aggregation.codec.classes import Classes, Matrices
+from umbel.aggregation.codec.levels_head import Knowledge, LevelsHead
 from umbel.aggregation.codec.philox import dither
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.quantize import Levels, phase, quantize
@@ -141,13 +144,17 @@ def test_the_integers_of_an_update_and_their_mean() -> None:
         levels = quantize(torch.tensor(client["values"]), plan.inverse_step, shared, client["phi"], Levels())
         assert levels.tolist() == client["levels"]
         update = bytes.fromhex(client["update_hex"])
-        read = list(codec.integers(update[:80], [update[80:]], client["rank"]))
+        read = list(codec.integers(update[:88], [update[88:]], client["rank"]))
         assert torch.cat(read[:-1]).tolist() == client["levels"]
         total.add(read, client["weight"])
         parts.append(Part(client["weight"], client["rank"]))
-    first = torch.tensor(vector["clients"][0]["levels"], dtype=torch.int32)
-    for width, segment in vector["segments_hex"].items():
-        assert bytes(entropy.to_bytes(first, int(width)).tolist()).hex() == segment
+        energies = bytes.fromhex(client["energies_hex"])
+        known = torch.frombuffer(bytearray(energies), dtype=torch.uint8) if energies else None
+        dithered = (plan.key, client["phi"]) if client["knowledge"] & Knowledge.DITHER else None
+        classes = Classes(Matrices(layout), known, dithered).of(0, layout.n_values)
+        assert classes.tolist() == client["classes"]
+        segment = entropy.write_segment(levels, classes, LevelsHead.decode(update[64:88]).widths)
+        assert zstandard.ZstdDecompressor().decompress(segment[4:]).hex() == client["segment_hex"]
     assert total.sums.tolist() == vector["sums"]
     assert codec.mean(total, parts).mean_slice(0, layout.n_values).tolist() == vector["mean"]
     assert codec.update_rms(total) == vector["update_rms"]

@@ -152,7 +152,7 @@ def with_bytes(offset: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("update", "refusal"),
     [
-        (GOOD[:79], MalformedUpdate),
+        (GOOD[:87], MalformedUpdate),
         (with_bytes(0, b"UMBM"), MalformedUpdate),
         (with_bytes(5, b"\0"), WrongCodec),
         (with_bytes(16, bytes(32)), WrongLayout),
@@ -166,7 +166,8 @@ def with_bytes(offset: int, data: bytes) -> bytes:
         (with_bytes(HEAD + 4, struct.pack("<f", 1e9)), UpdateOutOfRange),
         (with_bytes(HEAD + 4, struct.pack("<f", 0.0)), UpdateOutOfRange),
         (with_bytes(HEAD + 8, struct.pack("<I", 5)), WrongCodec),
-        (with_bytes(HEAD + 12, b"\x03"), MalformedUpdate),
+        (with_bytes(HEAD + 12, b"\x04"), MalformedUpdate),
+        (with_bytes(HEAD + 24, b"\xff\xff\xff\xff"), LyingLength),
         (with_bytes(HEAD + 15, b"\x01"), MalformedUpdate),
         (GOOD[:-1], LyingLength),
         (GOOD + b"\0", LyingLength),
@@ -245,19 +246,19 @@ def test_exact_values_beyond_the_bound_are_refused() -> None:
     layout = Layout.of_state({"n": torch.tensor(0), "w": torch.zeros(5)})
     codec = IntegerCodec(PLAN, GRID, layout)
     good = written(torch.zeros(6), codec=codec)
-    assert good[80:84] == bytes(4)
+    assert good[88:92] == bytes(4)
     for bad, refusal in ((math.nan, NonFiniteUpdate), (65.0, UpdateOutOfRange)):
         with pytest.raises(refusal):
-            read(good[:80] + struct.pack("<f", bad) + good[84:], codec=codec)
+            read(good[:88] + struct.pack("<f", bad) + good[92:], codec=codec)
     with pytest.raises(LyingLength):
-        read(good[:82], codec=codec)
+        read(good[:90], codec=codec)
 
 
 def test_the_peak_is_the_largest_change_and_a_step_less_at_most() -> None:
     values = gaussian(1)
     values[3] = -17.0
     update = written(values)
-    peak = CODEC.peak(update[:80], [update[80:]], 0)
+    peak = CODEC.peak(update[:88], [update[88:]], 0)
     assert 17.0 - 2 / 8 <= peak <= 17.0
 
 

@@ -17,9 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umbel.aggregation.codec import kernels, native
+from tests.aggregation.codec.conftest import compiled_paths
+from umbel.aggregation.codec import entropy_kernels, kernels, native
+from umbel.aggregation.codec.entropy import read_segment, write_segment
 from umbel.aggregation.codec.native import NoKernels, Quantizer
 from umbel.aggregation.codec.packing import pack, packed_bytes
+from umbel.aggregation.codec.payload import Payload
 from umbel.aggregation.codec.philox import dither, signs
 from umbel.aggregation.codec.quantize import LEVEL_MAX, Levels, quantize
 from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
@@ -27,14 +30,6 @@ from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-def compiled_paths() -> tuple[native.Path, ...]:
-    try:
-        return native.library().paths
-    except NoKernels:
-        return ()
-
-
-PATHS = tuple(native.Path) if not compiled_paths() else (native.Path.TORCH, *compiled_paths())
 KEYS = st.integers(0, (1 << 64) - 1)
 SIZES = st.one_of(
     st.integers(0, 40_000), st.sampled_from([0, 1, 127, 128, 129, 511, 512, 513, 4095, 4096, 4097, 32_768])
@@ -46,16 +41,6 @@ EXTREMES = torch.tensor(
 )
 LIMIT_ROTATED = 1e37  # sixteen of them can be added up; what is not finite has no levels
 each_path = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[native.Path]:
-    if request.param not in (native.Path.TORCH, *compiled_paths()):
-        pytest.skip("the kernels are not compiled here, or not for this machine")
-    monkeypatch.setenv(native.VARIABLE, request.param)
-    native.chosen.cache_clear()
-    yield request.param
-    native.chosen.cache_clear()
 
 
 @st.composite
@@ -390,6 +375,14 @@ def test_what_machines_other_than_x86_get_is_the_same(tmp_path: Path, unchosen: 
             folded = kernels.fold_packed(sums, packed, bits, -3)
             assert torch.equal(sums, (levels * -3).to(dtype))
             assert folded.sum_of_squares == int(levels.to(torch.int64).square().sum())
+    whole, classes = quantized(values, Quantizer(64.0, 2, 3, Levels()), 0), torch.zeros(40_000, dtype=torch.uint8)
+    entropy_kernels.mix_dither_into(classes, 2, 3, 0)
+    is_mirrored = (dither(2, 0, 40_000) + 3 & 0xFFFF) >= 1 << 15
+    assert torch.equal(classes >= entropy_kernels.MIRRORED, is_mirrored)
+    for width in entropy_kernels.WIDTHS:
+        written = write_segment(whole, classes, (width,) * entropy_kernels.N_CLASSES)
+        read = read_segment(Payload([written]), classes, (width,) * entropy_kernels.N_CLASSES)
+        assert torch.equal(read.levels(), whole)
 
 
 # --- installing ------------------------------------------------------------------------------------------------------
