@@ -16,6 +16,7 @@ from umbel.aggregation.codec.packing import packed_bytes
 from umbel.aggregation.codec.rotation import Blocks
 from umbel.sim.bench import Hold, Report, Row
 from umbel.sim.bench_codec_kernels import kernel_note, kernel_rows
+from umbel.sim.bench_codec_training import measure_training
 from umbel.sim.codec_errors import (
     Point,
     entropy_coded,
@@ -45,8 +46,12 @@ N_FOLDED, FOLD_S_MAX = 100, 1.0
 N_GAUSSIAN = 1 << 22  # with fewer, a handful of tail values is a per cent of the error at 8 bits
 
 
-def measure(*, quick: bool, plot: Path | None) -> Report:
-    """Run it all; with `plot`, draw it there. Raises `OSError` if that cannot be written."""
+def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves: Path | None = None) -> Report:
+    """Run it all; with `plot`, draw it there. `data`, `curves`: see `measure_training`, which raises the same errors.
+
+    Raises `OSError` if the picture cannot be written.
+    """
+    trained, how_trained = measure_training(data, curves, quick=quick)
     rows = [*_gaussian_rows(), *_mean_rows(), *kernel_rows(quick=quick)]
     rows.append(_server_row(1 << 22 if quick else 1 << 24))
     if plot is not None:
@@ -59,8 +64,9 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
         "Real updates: 20 clients with two digits each, an MLP of 301,066 weights; NMSE of their mean, bytes as sent.",
         f"The coordinator's: {N_FOLDED} updates of 4 bits added up, then one rotation back; CPU time, one thread.",
         kernel_note(),
+        how_trained,
     )
-    return Report("codec", tuple(rows), notes)
+    return Report("codec", (*rows, *trained), notes)
 
 
 def _gaussian_rows() -> list[Row]:

