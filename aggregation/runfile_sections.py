@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from umbel.aggregation.codec.plan import NORM_MAX, NORM_MIN, STEP_MAX, STEP_MIN, CodecPlan, first_plan, next_plan
-from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
     OVER_SELECTION_MAX,
     RATE_MIN,
@@ -66,39 +64,6 @@ class AggregationSection:
 
     def __post_init__(self) -> None:
         require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
-
-
-def codec_key(seed: int, number: int) -> int:
-    """What the dither of one round is keyed by."""
-    return derive_seed(seed, "codec", number)
-
-
-@dataclass(frozen=True, slots=True)
-class CodecSection:
-    """How updates are written; see `codec/plan.py`."""
-
-    name: Literal["float32", "integer"] = "float32"
-    step: float = 0.5
-    first_norm: float = 1.0
-    clip_norm: float | None = None
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        require_within(self.step, "step", STEP_MIN, STEP_MAX)
-        require_within(self.first_norm, "first_norm", NORM_MIN, NORM_MAX)
-        if self.clip_norm is not None:
-            require_within(self.clip_norm, "clip_norm", NORM_MIN, NORM_MAX)
-
-    def first(self, n_values: int, key: int) -> CodecPlan:
-        """The codec of a run's first round."""
-        if self.name == "float32":
-            return CodecPlan()
-        norm = self.first_norm if self.clip_norm is None else min(self.first_norm, self.clip_norm)
-        return first_plan(step=self.step, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
-
-    def after(self, before: CodecPlan, update_rms: float | None, key: int) -> CodecPlan:
-        """The codec of the round after one with updates of this root mean square."""
-        return before if self.name == "float32" else next_plan(before, step=self.step, update_rms=update_rms, key=key)
 
 
 @dataclass(frozen=True, slots=True)

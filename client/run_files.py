@@ -10,14 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import (
-    AggregationSection,
-    CodecSection,
-    EvaluationSection,
-    RetentionSection,
-    RoundsSection,
-)
+from umbel.aggregation.runfile_sections import AggregationSection, EvaluationSection, RetentionSection, RoundsSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model version's files. `master_sha256` equals the published one's for models without half precision.
+    """A model version's files, of `n_values`. `master_sha256` equals the published one's for models without half
+    precision.
 
     `sum_sha256`: of the exact sum that it was made of, as audit bundles have it. `update_rms`: the mean of the updates'
     root mean squares, where their codec measures it.
@@ -41,6 +42,7 @@ class ModelFiles:
     published: Blob
     master_sha256: str
     sum_sha256: str
+    n_values: int
     update_rms: float | None = None
 
 
@@ -106,7 +108,7 @@ def next_model(
             _step_all(layout, start, outputs, summed.mean, learning_rate)
         kept = keep_model(blobs, public)
         master_kept = kept if layout.is_master_published else keep_model(blobs, master)
-        return ModelFiles(kept, master_kept.sha256, sum_sha256(summed.total), summed.update_rms)
+        return ModelFiles(kept, master_kept.sha256, sum_sha256(summed.total), layout.n_values, summed.update_rms)
 
 
 def _step_all(

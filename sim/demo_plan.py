@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from statistics import median
 
+from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import CodecSection, RetentionSection, RoundsSection
+from umbel.aggregation.runfile_sections import RetentionSection, RoundsSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.partition import DirichletSplit
 

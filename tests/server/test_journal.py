@@ -113,7 +113,7 @@ def test_a_canary_and_an_evaluation_are_told_from_training(tmp_path: Path, caplo
             layout = await it.begin(run_file(target=1) + "[canary]\n", small_state())
             [device] = await it.devices(1)
             assignment = await device.work(layout)
-            probe = {"steps_full": 4, "step_s": 0.1, "download_bytes_per_s": 1e6, "upload_bytes_per_s": 1e6}
+            probe = {"steps_full": 4, "step_s": 0.1, "download_bytes_per_s": 1e6}
             update = update_of(layout, torch.zeros(layout.n_values))
             await device.upload(assignment["id"], update)
             answer = await device.report(assignment["id"], update, probe=probe)
