@@ -35,6 +35,8 @@ def _eden(bits: int) -> Contender:
 FLOAT32 = Contender("float32", CodecSection())
 PROMISED = _integer(4.0)
 _SIGN = Contender("sign", CodecSection(name="sign"))
+_MASK = Contender("random mask, 1 in 10, structured", CodecSection(name="mask", every=10, mode="structured"))
+_LOW_RANK = Contender("low rank, 20 of 200, structured", CodecSection(name="lowrank", rank=20))
 _TOP_100TH = Contender("top 1 %", CodecSection(name="topk", share=0.01))
 
 CONTENDERS: Mapping[Setting, Sequence[Contender]] = {
@@ -46,8 +48,9 @@ CONTENDERS: Mapping[Setting, Sequence[Contender]] = {
         Contender("QSGD, 16 levels", CodecSection(name="qsgd", levels=16)),
         Contender("TernGrad, clipped", CodecSection(name="ternary", clip_sigmas=2.5)),
         _SIGN,
-        Contender("random mask, 1 in 10", CodecSection(name="mask", every=10, mode="sketched")),
-        Contender("low rank, 20", CodecSection(name="lowrank", rank=20)),
+        Contender("random mask, 1 in 10, sketched", CodecSection(name="mask", every=10, mode="sketched")),
+        _MASK,
+        _LOW_RANK,
         Contender("top 10 %", CodecSection(name="topk", share=0.1)),
         _TOP_100TH,
         *map(_integer, (0.5, 1.0, 2.0)),
@@ -59,11 +62,8 @@ CONTENDERS: Mapping[Setting, Sequence[Contender]] = {
         _eden(1),
         _SIGN,
         Contender("sign, fed back", CodecSection(name="sign", error_feedback=True)),
-        Contender(
-            "random mask, 1 in 10, fed back",
-            CodecSection(name="mask", every=10, mode="structured", error_feedback=True),
-        ),
-        Contender("low rank, 20, fed back", CodecSection(name="lowrank", rank=20, error_feedback=True)),
+        _MASK,
+        _LOW_RANK,
         _TOP_100TH,
         Contender("top 1 %, fed back", CodecSection(name="topk", share=0.01, error_feedback=True)),
         Contender("top 0.1 %, fed back", CodecSection(name="topk", share=0.001, error_feedback=True)),

@@ -21,7 +21,7 @@ from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId, Weighting, ranks_of
 from umbel.aggregation.update_codec import Part
 from umbel.aggregation.weighting import Candidate, draw
-from umbel.sim.codec_uplink import Uplink
+from umbel.sim.codec_uplink import Projections, Uplink
 from umbel.sim.mnist import TrainAndTest, two_layer_net
 from umbel.sim.partition import shard_partition
 from umbel.sim.samples import Samples, score
@@ -113,9 +113,9 @@ class Federation:
         uplink = Uplink(section, grid, self._layout, self._seed)
         master, sizes, curve = self._layout.master_of(self._start), list[int](), list[Scored]()
         for number in range(1, self._setting.n_rounds + 1):
-            total, parts = uplink.codec.new_sum(), list[Part]()
+            total, parts, within = uplink.codec.new_sum(), list[Part](), uplink.within()
             for client, rank in ranks_of(self._cohort(number)).items():
-                update = uplink.write(client, rank, self._change(master, client, number))
+                update = uplink.write(client, rank, self._change(master, client, number, within))
                 part = Part(len(self._clients[client]), rank)
                 total.add(uplink.read(update, rank), part.weight)
                 parts.append(part)
@@ -131,16 +131,20 @@ class Federation:
         candidates = [Candidate(client, len(samples)) for client, samples in self._clients.items()]
         return draw(Weighting.SAMPLES, candidates, self._setting.n_asked, derive_seed(self._seed, "cohort", number))
 
-    def _change(self, start: Mapping[str, Tensor], client: ClientId, number: int) -> Tensor:
-        """What a client's training changes: float32, in layout order."""
+    def _change(self, start: Mapping[str, Tensor], client: ClientId, number: int, within: Projections) -> Tensor:
+        """What a client's training changes: float32, in layout order. `within`: what gradients are taken to."""
         samples, setting = self._clients[client], self._setting
         self._model.load_state_dict(start)
         order = torch.Generator().manual_seed(derive_seed(self._seed, "order", number, client))
         chosen = torch.randperm(len(samples), generator=order)[: setting.n_steps * setting.batch_size]
+        projected = [(self._model.get_parameter(name), project) for name, project in within.items()]
         optimizer = torch.optim.SGD(self._model.parameters(), lr=setting.learning_rate)
         for batch in chosen.split(setting.batch_size):
             optimizer.zero_grad()
             nn.functional.cross_entropy(self._model(samples.images[batch]), samples.labels[batch]).backward()
+            for parameter, project in projected:
+                assert parameter.grad is not None
+                parameter.grad = project(parameter.grad)
             optimizer.step()
         return self._layout.subtract(self._model.state_dict(), start)
 

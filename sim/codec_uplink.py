@@ -1,6 +1,7 @@
 """How the updates of one run are written: the plan of each round, and what clients keep from one round to the next."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.update_codec import UpdateCodec, codec_for
 
+Projections: TypeAlias = Mapping[str, Callable[[Tensor], Tensor]]
 _WINDOW_S = 600.0
 
 
@@ -26,6 +28,10 @@ class Uplink:
         self._left = dict[ClientId, Residual]()
         self._number = 1
         self._begin(section.first(layout.n_values, codec_key(seed, 1)))
+
+    def within(self) -> Projections:
+        """By parameter, what takes a gradient to the part that can be sent; nothing where all of it can."""
+        return self.codec.within() if isinstance(self.codec, VectorUpdateCodec) else {}
 
     def write(self, client: ClientId, rank: int, change: Tensor) -> bytes:
         """A client's update, whole. `change`: float32, in layout order. What error feedback leaves over is kept."""

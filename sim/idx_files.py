@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,10 @@ BYTES_MAX = 1 << 32
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD, _SIZE = struct.Struct(">HBB"), struct.Struct(">I")
 _TYPES: Mapping[int, str] = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class NotIdx(ValueError):
@@ -45,13 +49,12 @@ def read_idx(path: Path) -> Array:
         is_gzip = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         raw.seek(0)
         try:
-            with gzip.open(raw) if is_gzip else raw as file:
-                return _read(file)
+            return _read(gzip.GzipFile(fileobj=raw) if is_gzip else raw)
         except (NotIdx, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise NotIdx(f"{path} is not an IDX file: {error}") from error
 
 
-def _read(file: IO[bytes]) -> Array:
+def _read(file: Readable) -> Array:
     zero, kind, n_dimensions = _HEAD.unpack(_exactly(file, _HEAD.size))
     if zero or kind not in _TYPES:
         raise NotIdx("it does not begin with two zeros and a known type")
@@ -65,7 +68,7 @@ def _read(file: IO[bytes]) -> Array:
     return values.astype(dtype.newbyteorder("="))
 
 
-def _exactly(file: IO[bytes], n_bytes: int) -> bytes:
+def _exactly(file: Readable, n_bytes: int) -> bytes:
     data = file.read(n_bytes)
     if len(data) != n_bytes:
         raise NotIdx(f"it ends after {len(data)} of {n_bytes} bytes")

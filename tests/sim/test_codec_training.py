@@ -1,6 +1,7 @@
 """The training that codecs are compared by: it learns, it repeats itself, and it counts every byte."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.sign import Sign
 from umbel.aggregation.wire import HEADER_BYTES
 from umbel.sim.codec_training import Federation, Setting
+from umbel.sim.codec_uplink import Projections, Uplink
 from umbel.sim.mnist import N_CLASSES, N_PIXELS, TrainAndTest
 from umbel.sim.samples import Samples
 
@@ -84,3 +86,19 @@ def test_the_accuracy_at_the_end_is_the_mean_of_the_last_scores() -> None:
     trained = Federation(replace(TINY, n_last=3), DATA, 1).train(FLOAT32)
     assert [scored.number for scored in trained.curve] == [2, 3, 4, 5]
     assert trained.accuracy(3) == pytest.approx(sum(scored.accuracy for scored in trained.curve[1:]) / 3)
+
+
+@pytest.mark.parametrize(("mode", "is_trained_within"), [("structured", True), ("sketched", False)])
+def test_clients_train_the_part_that_can_be_sent_where_the_codec_is_structured(
+    monkeypatch: pytest.MonkeyPatch, mode: Literal["structured", "sketched"], is_trained_within: bool
+) -> None:
+    section = CodecSection(name="mask", every=4, mode=mode)
+    as_it_is = Federation(TINY, DATA, 1).train(section)
+
+    def freely(_uplink: Uplink) -> Projections:
+        return {}
+
+    monkeypatch.setattr(Uplink, "within", freely)
+    trained_freely = Federation(TINY, DATA, 1).train(section)
+    assert trained_freely.n_bytes == as_it_is.n_bytes
+    assert (trained_freely.sha256 != as_it_is.sha256) == is_trained_within

@@ -56,6 +56,7 @@ def test_the_network_is_the_paper_s_and_follows_from_the_seed() -> None:
     before = torch.random.get_rng_state()
     first, again, other = two_layer_net(1), two_layer_net(1), two_layer_net(2)
     assert sum(p.numel() for p in first.parameters()) == 199_210
-    assert torch.equal(first[0].weight, again[0].weight)
-    assert not torch.equal(first[0].weight, other[0].weight)
+    first_weights, again_weights, other_weights = (model.state_dict()["0.weight"] for model in (first, again, other))
+    assert torch.equal(first_weights, again_weights)
+    assert not torch.equal(first_weights, other_weights)
     assert torch.equal(before, torch.random.get_rng_state())
