@@ -85,6 +85,7 @@ _MESSAGES_THAT_PARSE = (
     Decline("no time"),
 )
 _CODECS = (*(make() for make in CODECS.values()), Eden(1), Qsgd(1000), TopK(0.5, Precision.FLOAT32))
+_VECTOR_CODECS = [codec_for(CodecPlan(codec, key=5), GRID, LAYOUT) for codec in CODECS]
 _CONTEXT = Context(Layout.of_state({"a": torch.zeros(12, 3), "b": torch.zeros(7)}), 1)
 _MODEL = ModelId(0, "a" * 64, "a" * 64)
 
@@ -188,6 +189,16 @@ def payload(data: bytes) -> None:
         assert values.shape == (_CONTEXT.n_values,)
         assert bool(values.isfinite().all())
         assert len(rest) <= codec.payload_bytes_max(_CONTEXT.n_values)
+
+
+def vector_update(data: bytes) -> None:
+    """An update of codec 2 to 9. First byte: which. What is taken is all there, and stands on the grid."""
+    codec, rest = _VECTOR_CODECS[data[0] % len(_VECTOR_CODECS) if data else 0], data[1:]
+    with contextlib.suppress(UpdateRefused):
+        taken = torch.cat(list(codec.integers(rest[:HEADER_BYTES], [rest[HEADER_BYTES:]], 1)))
+        assert taken.shape == (LAYOUT.n_values,)
+        assert int(taken.abs().max()) * GRID.step <= GRID.max_abs
+        assert len(rest) in codec.update_bytes
 
 
 def _is_good(whole: bytes) -> bool:
@@ -319,6 +330,7 @@ READERS: Mapping[str, Callable[[bytes], None]] = {
         update,
         integers_update,
         payload,
+        vector_update,
         model,
         header,
         run_file,
@@ -344,6 +356,10 @@ def seeds() -> dict[str, list[bytes]]:
     return {
         "update": [bytes([1]) + bytes(4 * LAYOUT.n_values), bytes([40]) + float32_header(LAYOUT).encode()],
         "integers_update": [b"".join(INTEGER_CODEC.encode(lambda: iter([torch.randn(8)]), 1))],
+        "vector_update": [
+            bytes([i]) + b"".join(codec.encode(lambda: iter([torch.linspace(-1, 1, LAYOUT.n_values)]), 1))
+            for i, codec in enumerate(_VECTOR_CODECS)
+        ],
         "payload": [
             bytes([i]) + b"".join(codec.encode(torch.linspace(-1, 1, _CONTEXT.n_values), _CONTEXT))
             for i, codec in enumerate(_CODECS)
