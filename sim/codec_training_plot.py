@@ -26,6 +26,7 @@ _COLORS: Mapping[str, Sequence[str]] = {
     "lowrank": ("#5b6b3a",),
 }
 _SMOOTHED = 4  # scores, 20 rounds
+_SHOWN_PERCENT = (70, 96)
 
 
 def draw(contests: Sequence[Contest], path: Path) -> None:
@@ -47,8 +48,10 @@ def _panel(axes: Axes, contest: Contest) -> None:
         color, ratio = next(colors[contender.codec.name]), contest.runs[0][1].n_bytes / trained.n_bytes
         label = f"{contender.title}: {contest.percent(trained):.1f} %, {ratio:.3g} x fewer"
         axes.plot([scored.client_bytes / 1e6 for scored in curve], _smoothed(curve), color=color, lw=1.8, label=label)
+    axes.axhline(contest.percent(contest.runs[0][1]), color=_FAINT, lw=1, ls=(0, (4, 4)), zorder=0)
     axes.set_xscale("log")
-    axes.set_ylim(60, 98)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(*_SHOWN_PERCENT)
     axes.set_title(contest.setting.name, loc="left", fontsize=11, color=_INK)
     axes.set_xlabel("MB uploaded by a client, in the mean of all", color=_FAINT, fontsize=9)
     axes.set_ylabel(

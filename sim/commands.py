@@ -58,13 +58,16 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     """Measure and print; a broken promise ends with a sentence and a non-zero exit."""
     from rich.console import Console
 
+    from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
     from umbel.sim.bench_flower import FlowerFailed
     from umbel.sim.idx_files import NotIdx
     from umbel.sim.load import LoadFailed
     from umbel.sim.processes import ChildDied
 
-    with _ends_with_a_sentence(ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, TimeoutError, OSError):
+    with _ends_with_a_sentence(
+        ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, TimeoutError, UpdateRefused, OSError
+    ):
         report = measure()
     if as_json:
         _print_json(report.to_json())
