@@ -60,6 +60,15 @@ class CodecPlan:
         inverse = 1.0 / min(max(step, 1.0 / _RATE_MAX), 1.0 / _RATE_MIN)
         return replace(self, inverse_step=as_float32(min(max(inverse, _RATE_MIN), _RATE_MAX)))
 
+    @property
+    def words(self) -> str:
+        """For people: `integer, step 0.00012`; `topk, share 0.01, error feedback`."""
+        said = [f"step {1 / self.inverse_step:.3g}"] if self.codec is Codec.INTEGER else []
+        said += [f"{name} {value}" for name, value in self.parameters.items()]
+        said += [] if self.clip_norm is None else [f"clip_norm {self.clip_norm:g}"]
+        said += ["error feedback"] if self.feedback else []
+        return ", ".join([self.codec.name.lower(), *said])
+
     def _has_step(self) -> bool:
         return _RATE_MIN <= self.inverse_step <= _RATE_MAX and as_float32(self.inverse_step) == self.inverse_step
 

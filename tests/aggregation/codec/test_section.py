@@ -168,5 +168,18 @@ def test_auto_always_finds_a_step_within_its_bounds(
     assert relative_step(found, rms) <= math.sqrt(12 * error) * (1 + 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        (CodecSection(), "float32"),
+        (CodecSection("integer", clip_norm=0.5), "integer, step 0.00791, clip_norm 0.5"),
+        (CodecSection("topk", share=0.05, error_feedback=True), "topk, share 0.05, error feedback"),
+        (CodecSection("mask", mode="structured"), "mask, mode structured"),
+    ],
+)
+def test_a_plan_says_in_words_how_updates_are_written(section: CodecSection, words: str) -> None:
+    assert section.first(1000, 1).words == words
+
+
 def test_each_round_has_a_key_of_its_own() -> None:
     assert len({codec_key(7, number) for number in range(1, 100)} | {codec_key(8, 1)}) == 100
