@@ -11,7 +11,7 @@ from umbel.sim.mnist import TrainAndTest, load_mnist
 
 LOST_POINTS_MAX, BYTES_SHARE_MAX = 0.5, 1 / 32
 _SEED = 1
-_QUICK = replace(DEVICES, n_rounds=3, n_last=1)
+_QUICK = replace(DEVICES, n_rounds=3, score_every=1, n_last=1)
 
 
 @dataclass(frozen=True, slots=True)
