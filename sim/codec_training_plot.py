@@ -12,17 +12,17 @@ from umbel.sim.bench_codec_training import Contest
 from umbel.sim.codec_training import Scored
 
 _INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
-# By the codec's name, from one contender to the next.
+# By the codec's name, one for each contender of it.
 _COLORS: Mapping[str, Sequence[str]] = {
     "float32": ("#111111",),
     "planes": ("#7b8794", "#a9b4bf"),
-    "integer": ("#0b5c50", "#0f7b6c", "#2f9c8a", "#56b8a6", "#86d0c2", "#b4e3da"),
+    "integer": ("#b4e3da", "#86d0c2", "#56b8a6", "#0f7b6c", "#0b5c50", "#063b33"),
     "eden": ("#8a5a0c", "#c8871e", "#e7b866"),
     "sign": ("#2f5fa8", "#7ea3db"),
     "ternary": ("#6b4fa0",),
     "qsgd": ("#b04a8b",),
-    "topk": ("#a3242b", "#d9534f", "#ef9a94", "#6d1a1f"),
-    "mask": ("#8c6d5a",),
+    "topk": ("#ef9a94", "#a3242b", "#d9534f", "#f0b8a0", "#6d1a1f"),
+    "mask": ("#c9b3a4", "#8c6d5a"),
     "lowrank": ("#5b6b3a",),
 }
 _SMOOTHED = 4  # scores, 20 rounds
@@ -33,20 +33,27 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
     """Write the picture. Raises `OSError` if that cannot be done."""
     figure = Figure(figsize=(14, 7.2), dpi=130, facecolor="white")
     FigureCanvasAgg(figure)
+    colors = _colors(contests)
     for axes, contest in zip(figure.subplots(1, len(contests), squeeze=False)[0], contests, strict=True):
-        _panel(axes, contest)
+        _panel(axes, contest, colors)
     figure.suptitle("MNIST 2NN, two digits a client: accuracy against uploaded bytes", x=0.012, ha="left", color=_INK)
     figure.tight_layout(rect=(0, 0, 1, 0.98))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
-def _panel(axes: Axes, contest: Contest) -> None:
-    colors = {name: cycle(shades) for name, shades in _COLORS.items()}
+def _colors(contests: Sequence[Contest]) -> Mapping[str, str]:
+    """By title: a contender looks the same in every panel."""
+    shades = {name: cycle(colors) for name, colors in _COLORS.items()}
+    names = {contender.title: contender.codec.name for contest in contests for contender, _ in contest.runs}
+    return {title: next(shades[name]) for title, name in names.items()}
+
+
+def _panel(axes: Axes, contest: Contest, colors: Mapping[str, str]) -> None:
     for contender, trained in contest.runs:
         curve = [scored for scored in trained.curve if scored.number % contest.setting.score_every == 0]
-        color, ratio = next(colors[contender.codec.name]), contest.runs[0][1].n_bytes / trained.n_bytes
-        label = f"{contender.title}: {contest.percent(trained):.1f} %, {ratio:.3g} x fewer"
+        color = colors[contender.title]
+        label = f"{contender.title}: {contest.percent(trained):.1f} %, {trained.bits:.2f} bits"
         axes.plot([scored.client_bytes / 1e6 for scored in curve], _smoothed(curve), color=color, lw=1.8, label=label)
     axes.axhline(contest.percent(contest.runs[0][1]), color=_FAINT, lw=1, ls=(0, (4, 4)), zorder=0)
     axes.set_xscale("log")
@@ -58,7 +65,7 @@ def _panel(axes: Axes, contest: Contest) -> None:
         f"test accuracy, %, mean of {_SMOOTHED * contest.setting.score_every} rounds", color=_FAINT, fontsize=9
     )
     axes.grid(color=_GRID, lw=0.8)
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, columnspacing=1)
     axes.spines[["top", "right"]].set_visible(False)
 
 
