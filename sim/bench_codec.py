@@ -12,6 +12,7 @@ from umbel.sim.bench import Hold, Report, Row
 from umbel.sim.bench_codec_cuda import cuda_rows
 from umbel.sim.bench_codec_kernels import kernel_note, kernel_rows
 from umbel.sim.bench_codec_server import SERVER_NOTES, server_rows
+from umbel.sim.bench_codec_training import measure_training
 from umbel.sim.codec_errors import (
     Point,
     entropy_coded,
@@ -41,8 +42,12 @@ PROMISED: Mapping[float, tuple[float, int]] = {2.0: (1.3e-2, 3), 2.5: (3.5e-3, 4
 N_GAUSSIAN = 1 << 22  # with fewer, a handful of tail values is a per cent of the error at 8 bits
 
 
-def measure(*, quick: bool, plot: Path | None) -> Report:
-    """Run it all; with `plot`, draw it there. Raises `OSError` if that cannot be written."""
+def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves: Path | None = None) -> Report:
+    """Run it all; with `plot`, draw it there. `data`, `curves`: see `measure_training`, which raises the same errors.
+
+    Raises `OSError` if the picture cannot be written.
+    """
+    trained, how_trained = measure_training(data, curves, quick=quick)
     rows = [*_gaussian_rows(), *_mean_rows(), *kernel_rows(quick=quick), *cuda_rows()]
     rows += server_rows(1 << 22 if quick else 1 << 24)
     if plot is not None:
@@ -55,8 +60,9 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
         "Real updates: 20 clients with two digits each, an MLP of 301,066 weights; NMSE of their mean, bytes as sent.",
         *SERVER_NOTES,
         kernel_note(),
+        how_trained,
     )
-    return Report("codec", tuple(rows), notes)
+    return Report("codec", (*rows, *trained), notes)
 
 
 def _gaussian_rows() -> list[Row]:

@@ -58,12 +58,16 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     """Measure and print; a broken promise ends with a sentence and a non-zero exit."""
     from rich.console import Console
 
+    from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
     from umbel.sim.bench_flower import FlowerFailed
+    from umbel.sim.idx_files import NotIdx
     from umbel.sim.load import LoadFailed
     from umbel.sim.processes import ChildDied
 
-    with _ends_with_a_sentence(ChildDied, ClientError, FlowerFailed, LoadFailed, TimeoutError, OSError):
+    with _ends_with_a_sentence(
+        ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, TimeoutError, UpdateRefused, OSError
+    ):
         report = measure()
     if as_json:
         _print_json(report.to_json())
@@ -141,9 +145,16 @@ def bench_window(
 def bench_codec(
     quick: QuickOption = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder with MNIST's four files in mnist/: train with every codec, half an hour."),
+    ] = None,
+    curves: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of that training here.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """What the integer codec loses, costs and takes: theory, EDEN, and a copy of memory beside it."""
+    """What the integer codec loses, costs and takes: theory, EDEN, and a copy of memory beside it; and in training."""
     from umbel.sim.bench_codec import measure
 
-    _bench(lambda: measure(quick=quick, plot=plot), json)
+    if curves is not None and data is None:
+        raise typer.BadParameter("--curves draws what --data is trained on; give both")
+    _bench(lambda: measure(quick=quick, plot=plot, data=data, curves=curves), json)

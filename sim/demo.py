@@ -24,7 +24,7 @@ from umbel.aggregation.records import RoundRecord
 from umbel.client import Operator
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
-from umbel.sim.demo_data import DemoData, Score, load_data, score
+from umbel.sim.demo_data import DemoData, load_data
 from umbel.sim.demo_kills import VictimClient, VictimCoordinator
 from umbel.sim.demo_model import build_model
 from umbel.sim.demo_plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
@@ -34,6 +34,7 @@ from umbel.sim.demo_sites import SiteProcesses, write_shards
 from umbel.sim.demo_summary import DemoSummary, round_line, summarize
 from umbel.sim.demo_view import View
 from umbel.sim.processes import Child, start, stopping, wait_until
+from umbel.sim.samples import Score, score
 
 START_LIMIT_S = 90.0
 SECONDS_PER_ROUND_MAX = 12.0

@@ -21,9 +21,10 @@ from torch.utils.data import TensorDataset
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.client import LocalPlan, TorchClient
-from umbel.sim.demo_data import DemoData, Samples, load_data, score
+from umbel.sim.demo_data import DemoData, load_data
 from umbel.sim.demo_model import build_model
 from umbel.sim.demo_plan import BATCH_SIZE, LEARNING_RATE, SPLIT, DemoPlan, make_plan
+from umbel.sim.samples import Samples, score
 from umbel.sim.tether import when_the_starter_is_gone
 
 _NICENESS = 15

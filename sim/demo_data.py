@@ -1,4 +1,4 @@
-"""The demo's data, 1,797 handwritten digits that scikit-learn carries, and how well a model reads them.
+"""The demo's data, 1,797 handwritten digits that scikit-learn carries.
 
 The test set is held out before anything is split, stratified by class; no client ever sees it.
 """
@@ -9,27 +9,12 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.partition import DirichletSplit, Indices, class_counts, dirichlet_partition
+from umbel.sim.samples import Samples
 
 TEST_SHARE = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """`images`: float32 (n, 8, 8), pixels from 0 to 1. `labels`: int64 (n,), digits 0 to 9."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, indices: Indices) -> "Samples":
-        chosen = torch.from_numpy(indices)
-        return Samples(self.images[chosen], self.labels[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +28,6 @@ class DemoData:
     shards: tuple[Samples, ...]
     test: Samples
     class_counts: Indices
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """`accuracy`: share of right answers, 0 to 1; `loss`: mean cross-entropy in nats."""
-
-    accuracy: float
-    loss: float
 
 
 def load_data(split: DirichletSplit, seed: int) -> DemoData:
@@ -73,12 +50,3 @@ def load_data(split: DirichletSplit, seed: int) -> DemoData:
         test=whole.take(np.sort(test_index)),
         class_counts=class_counts(train.labels.numpy(), shards),
     )
-
-
-def score(model: nn.Module, samples: Samples) -> Score:
-    """How `model` does on held-out samples."""
-    model.eval()
-    with torch.no_grad():
-        logits = model(samples.images)
-    loss = nn.functional.cross_entropy(logits, samples.labels)
-    return Score((logits.argmax(1) == samples.labels).double().mean().item(), loss.item())

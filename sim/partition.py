@@ -1,13 +1,18 @@
-"""How one data set is split over many clients: label skew by a Dirichlet distribution.
+"""How one data set is split over many clients: label skew by a Dirichlet distribution, or by shards of one label.
 
-Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification"
-(arXiv:1909.06335), section 3: with p the share of each class in the whole data set, client k draws its own shares
+*Dirichlet.* Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification" (arXiv:1909.06335), section 3: with p the share of each class in the whole data set, client k draws its
+own shares
 
     q_k ~ Dir(alpha * p)
 
 and fills its shard with classes drawn from q_k, without replacement; once a class is used up, q_k is renormalised over
 the others. alpha -> infinity gives every client the whole's mixture, alpha -> 0 a single class each. The paper's shards
 are equally large; here they may differ: beyond the least size, shares of the data are drawn from Dir(size_alpha).
+
+*Shards.* McMahan, Moore, Ramage, Hampson and Aguera y Arcas 2017, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data" (arXiv:1602.05629), section 3, the "pathological" split: samples sorted by label are cut into
+shards of equal size, and each client gets a few of them, so that most clients have only that many classes.
 """
 
 from collections.abc import Sequence
@@ -60,6 +65,22 @@ def dirichlet_partition(labels: Labels, split: DirichletSplit, seed: int) -> lis
         pools = [pool[count:] for pool, count in zip(pools, counts, strict=True)]
         shards[client] = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *taken]))
     return shards
+
+
+def shard_partition(labels: Labels, n_clients: int, shards_each: int, seed: int) -> list[Indices]:
+    """Indices into `labels`, one sorted array per client; every index in exactly one. `shards_each`: of one client.
+
+    Shards differ by one sample at most; which client gets which is drawn. The same seed gives the same split. Raises
+    `ValueError` if there is not a sample for each shard.
+    """
+    n_shards = n_clients * shards_each
+    if n_clients < 1 or shards_each < 1 or n_shards > len(labels):
+        raise ValueError(
+            f"{len(labels)} samples cannot be cut into {shards_each} shards for each of {n_clients} clients"
+        )
+    shards = np.array_split(np.argsort(labels, kind="stable"), n_shards)
+    dealt = np.random.default_rng(seed).permutation(n_shards).reshape(n_clients, shards_each)
+    return [np.sort(np.concatenate([shards[number] for number in hand])) for hand in dealt]
 
 
 def class_counts(labels: Labels, shards: Sequence[Indices]) -> Indices:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.partition import DirichletSplit, class_counts, dirichlet_partition
+from umbel.sim.partition import DirichletSplit, class_counts, dirichlet_partition, shard_partition
 
 splits = st.builds(
     DirichletSplit,
@@ -66,3 +66,38 @@ def test_too_few_samples_for_the_minimum_are_refused() -> None:
 def test_a_split_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
         DirichletSplit(**{"n_clients": 2, "alpha": 1.0, **bad})  # type: ignore[arg-type]  # wrong on purpose
+
+
+@given(
+    st.integers(1, 20), st.integers(1, 5), st.lists(st.integers(-3, 12), min_size=100, max_size=400), st.integers(0, 99)
+)
+def test_shards_hold_every_sample_once_and_few_labels_each(
+    n_clients: int, shards_each: int, labels: list[int], seed: int
+) -> None:
+    known = np.array(labels, dtype=np.int64)
+    hands = shard_partition(known, n_clients, shards_each, seed)
+    again = shard_partition(known, n_clients, shards_each, seed)
+    assert len(hands) == n_clients
+    assert sorted(np.concatenate(hands).tolist()) == list(range(len(labels)))
+    assert all(np.array_equal(a, b) for a, b in zip(hands, again, strict=True))
+    assert max(map(len, hands)) - min(map(len, hands)) <= shards_each
+    n_classes = len(np.unique(known))
+    labels_in_shards = (class_counts(known, hands) > 0).sum()
+    assert labels_in_shards <= n_clients * shards_each + n_classes - 1, "a cut within a label adds one, and no more"
+
+
+def test_the_split_of_the_paper_leaves_most_clients_two_digits_of_300_each() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000)).astype(np.int64)
+    hands = shard_partition(labels, 100, 2, seed=3)
+    counts = class_counts(labels, hands)
+    assert {len(hand) for hand in hands} == {600}
+    assert set(counts.reshape(-1).tolist()) == {0, 300, 600}
+    assert ((counts > 0).sum(1) == 2).sum() > 80
+    other = shard_partition(labels, 100, 2, seed=4)
+    assert any(not np.array_equal(a, b) for a, b in zip(hands, other, strict=True))
+
+
+@pytest.mark.parametrize(("n_clients", "shards_each"), [(0, 2), (3, 0), (5, 2)])
+def test_shards_that_cannot_be_cut_are_refused(n_clients: int, shards_each: int) -> None:
+    with pytest.raises(ValueError, match="cannot be cut"):
+        shard_partition(np.zeros(9, dtype=np.int64), n_clients, shards_each, 0)

@@ -1,0 +1,62 @@
+"""MNIST is read from its four files, and they must be what they are named for."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.sim.test_idx_files import idx_bytes
+from umbel.sim.idx_files import Array, NotIdx
+from umbel.sim.mnist import load_mnist, two_layer_net
+
+IMAGES = np.arange(3 * 28 * 28, dtype=np.uint64).astype(np.uint8).reshape(3, 28, 28)
+LABELS = np.array([7, 0, 9], dtype=np.uint8)
+
+
+def write(folder: Path, images: Array = IMAGES, labels: Array = LABELS) -> Path:
+    (folder / "mnist").mkdir()
+    for part in ("train", "t10k"):
+        for name, array in ((f"{part}-images-idx3", images), (f"{part}-labels-idx1", labels)):
+            (folder / "mnist" / f"{name}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array)))
+    return folder
+
+
+def test_images_come_flat_between_0_and_1_with_their_digits(tmp_path: Path) -> None:
+    data = load_mnist(write(tmp_path))
+    for samples in (data.train, data.test):
+        assert samples.labels.tolist() == [7, 0, 9]
+        assert samples.images.dtype == torch.float32
+        assert torch.equal(samples.images * 255, torch.from_numpy(IMAGES).view(3, 784).float())
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (IMAGES[:, :27], LABELS),
+        (IMAGES.astype(np.int16), LABELS),
+        (IMAGES, LABELS[:2]),
+        (IMAGES, LABELS + 1),
+        (IMAGES, LABELS.astype(np.int8)),
+        (IMAGES, IMAGES),
+    ],
+)
+def test_files_that_hold_something_else_are_refused(tmp_path: Path, images: Array, labels: Array) -> None:
+    with pytest.raises(NotIdx, match=r"ubyte\.gz"):
+        load_mnist(write(tmp_path, images, labels))
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="train-images"):
+        load_mnist(tmp_path)
+
+
+def test_the_network_is_the_paper_s_and_follows_from_the_seed() -> None:
+    before = torch.random.get_rng_state()
+    first, again, other = two_layer_net(1), two_layer_net(1), two_layer_net(2)
+    assert sum(p.numel() for p in first.parameters()) == 199_210
+    first_weights, again_weights, other_weights = (model.state_dict()["0.weight"] for model in (first, again, other))
+    assert torch.equal(first_weights, again_weights)
+    assert not torch.equal(first_weights, other_weights)
+    assert torch.equal(before, torch.random.get_rng_state())
