@@ -14,6 +14,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
     AggregationSection,
     CodecSection,
+    DownlinkSection,
     EvaluationSection,
     RetentionSection,
     RoundsSection,
@@ -30,6 +31,7 @@ _KEYS = {
         ("training", TrainingPlan),
         ("aggregation", AggregationSection),
         ("codec", CodecSection),
+        ("downlink", DownlinkSection),
         ("coverage", CoverageFloor),
         ("evaluation", EvaluationSection),
         ("stop", StopRule),

@@ -16,7 +16,8 @@ from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
-from umbel.aggregation.types import ClientId, ModelRef, RoundPlan
+from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan
+from umbel.server.blobs import Blob
 from umbel.server.ledger import Ending, round_record
 from umbel.server.model_files import ModelFiles
 from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
@@ -80,6 +81,7 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
         metrics=record.metrics,
         sum_sha256=files.sum_sha256,
         update_rms=files.update_rms,
+        change=None if files.change is None else _change(run, files.change),
         judged=_value(record, of_evaluation=False),
     )
     measured = _measured(run, record)
@@ -87,6 +89,10 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
         measured = None  # what those say who did not train is what counts
     end = RoundEnd(record, new, None, run.status, run.reason, measured)
     return _go_on(run, end, known, run.file.codec_after(plan, files.update_rms), closing.cohort)
+
+
+def _change(run: StoredRun, made: Blob) -> ModelChange:
+    return ModelChange(run.model.sha256, made.sha256, made.size_bytes)
 
 
 def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
