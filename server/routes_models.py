@@ -66,6 +66,16 @@ async def model_response(
     return FileAnswer(state.copies, key, wanted, count)
 
 
+async def master_response(request: Request, state: State, sha256: str) -> Response:
+    """Answer an operator with a full-precision copy."""
+    key = model_key(sha256)
+    size_bytes = await asyncio.to_thread(state.services.blobs.size, key)
+    if size_bytes is None:
+        raise Refused("unknown-model", "this model version was deleted; the run's policy for versions says so")
+    wanted = download(request, sha256, size_bytes)
+    return without_body(request, wanted) or FileAnswer(state.copies, key, wanted, lambda _: None)
+
+
 def _offered(run: StoredRun, sha256: str) -> tuple[int, str] | None:
     """Length and media type of a file with which a client of this run has its newest model."""
     if sha256 == run.model.sha256:

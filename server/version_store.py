@@ -211,6 +211,7 @@ def _version(row: Row[Any]) -> StoredVersion:
         evaluation=json.loads(row.evaluation),
         judged=row.judged,
         deleted_at=row.deleted_at,
+        master_sha256=row.master_sha256,
     )
     return StoredVersion(record, row.master_sha256)
 

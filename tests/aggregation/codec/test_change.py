@@ -1,4 +1,4 @@
-"""Changes: the published model follows its master copy, who has the version before gets the same bytes, lies are told."""
+"""Changes: the published model follows its master copy, who has the version before has the next; lies are told."""
 
 import math
 import struct
