@@ -28,9 +28,11 @@ from umbel.aggregation.audit import (
 )
 from umbel.aggregation.canonical import Json
 from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.runfile_sections import CodecSection, DownlinkSection, codec_key
+from umbel.aggregation.runfile_sections import DownlinkSection
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id
@@ -168,8 +170,9 @@ class Auditor:
         """That its step is what the run file makes of the round before it."""
         _require(ended.plan.codec == self._codec, "its codec does not follow from the run file and the round before it")
         if ended.sum is not None:
-            key = codec_key(_seed(created), ended.round + 1)
-            self._codec = codec_of(created.run_file).after(self._codec, ended.sum.update_rms, key)
+            number = ended.round + 1
+            shown, key = _shown(ended, _layout(created).n_values), codec_key(_seed(created), number)
+            self._codec = codec_of(created.run_file).after(self._codec, number, shown, key)
 
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
         report = one.report
@@ -223,6 +226,18 @@ def _seed(created: RunCreated) -> int:
 def update_sha256_of(one: Participant) -> str:
     """The hash of the update that a report names. Raises `AuditFailed`."""
     return str(_work(one).get("update_sha256", ""))
+
+
+def _shown(ended: RoundEnded, n_values: int) -> Shown:
+    """What a round's bundle says of its updates: the next codec is made of it. Raises `AuditFailed`."""
+    rates = [_work(one).get("upload_bytes_per_s") for one in ended.accepted]
+    return Shown(
+        ended.plan.window_s,
+        n_values,
+        None if ended.sum is None else ended.sum.update_rms,
+        [one.bytes_up for one in ended.accepted],
+        [float(rate) for rate in rates if isinstance(rate, int | float) and 1e-6 <= rate <= 1e15],
+    )
 
 
 def sample_count_of(one: Participant) -> int:

@@ -26,12 +26,20 @@ _CAUSE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a whole round asks: its window, the grid's bound, and what goes over the line each way, in bytes."""
+    """What a whole round asks: its window, the grid's bound, and what goes down the line, in bytes."""
 
     window_s: float
     max_abs: float
     model_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a client of a canary sent: its report, the length of its update, the largest change of one value in that."""
+
+    work: WorkDone
     update_bytes: int
+    peak: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +62,14 @@ class Verdict:
 
 def judge(
     terms: Terms,
-    works: Mapping[ClientId, WorkDone],
+    sent: Mapping[ClientId, Sent],
     missing: Mapping[ClientId, str],
-    peaks: Mapping[ClientId, float],
 ) -> tuple[Verdict, ...]:
     """A verdict on each client of a canary, in the order of names.
 
-    `works`: of those that reported, each with its probe; `missing`: why each of the others did not; `peaks`: the
-    largest change of one value in each update.
+    `sent`: by those that reported, each report with its probe; `missing`: why each of the others did not.
     """
-    fit = [_judge(terms, client, work, peaks[client]) for client, work in works.items()]
+    fit = [_judge(terms, client, one) for client, one in sent.items()]
     unheard = [Verdict(client, (why,)) for client, why in missing.items()]
     return tuple(sorted((*fit, *unheard), key=lambda verdict: verdict.client))
 
@@ -80,12 +86,12 @@ def conclusion(verdicts: Sequence[Verdict], minimum: int) -> tuple[bool, str]:
     return n_pass >= minimum, ". ".join((head, *(("; ".join(causes),) if causes else ())))
 
 
-def _judge(terms: Terms, client: ClientId, work: WorkDone, peak: float) -> Verdict:
-    probe = work.probe
+def _judge(terms: Terms, client: ClientId, sent: Sent) -> Verdict:
+    probe = sent.work.probe
     assert probe is not None, "a canary's reports are taken only with a probe"
-    whole = _Whole(terms, probe)
-    found = (whole.cause(), _cause_of_loss(probe), _cause_of_size(terms.max_abs, peak), _cause_of_memory(probe))
-    measured = [whole.words(), _loss_words(probe), f"largest change {peak:.3g} of max_abs {terms.max_abs:g}"]
+    whole = _Whole(terms, probe, sent)
+    found = (whole.cause(), _cause_of_loss(probe), _cause_of_size(terms.max_abs, sent.peak), _cause_of_memory(probe))
+    measured = [whole.words(), _loss_words(probe), f"largest change {sent.peak:.3g} of max_abs {terms.max_abs:g}"]
     if probe.memory_bytes is not None:
         measured.append(f"peak memory {_size(probe.memory_bytes)}")
     return Verdict(client, tuple(cause for cause in found if cause), "; ".join(one for one in measured if one))
@@ -94,10 +100,10 @@ def _judge(terms: Terms, client: ClientId, work: WorkDone, peak: float) -> Verdi
 class _Whole:
     """A whole round of work at the speed that was measured."""
 
-    def __init__(self, terms: Terms, probe: Probe) -> None:
-        self._terms, self._probe = terms, probe
+    def __init__(self, terms: Terms, probe: Probe, sent: Sent) -> None:
+        self._terms, self._probe, self._up = terms, probe, sent.work.upload_bytes_per_s
         self._down_s = terms.model_bytes / probe.download_bytes_per_s if probe.download_bytes_per_s else 0.0
-        self._up_s = terms.update_bytes / probe.upload_bytes_per_s if probe.upload_bytes_per_s else 0.0
+        self._up_s = sent.update_bytes / self._up if self._up else 0.0
         self.seconds = self._down_s + probe.steps_full * probe.step_s + self._up_s
 
     def words(self) -> str:
@@ -114,7 +120,7 @@ class _Whole:
         probe = self._probe
         parts = [f"{probe.step_s:.3g} s a step x {probe.steps_full} steps"]
         for seconds, rate, way in (
-            (self._up_s, probe.upload_bytes_per_s, "up"),
+            (self._up_s, self._up, "up"),
             (self._down_s, probe.download_bytes_per_s, "down"),
         ):
             if rate:

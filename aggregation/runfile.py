@@ -32,8 +32,8 @@ server_learning_rate = 1.0
 max_abs = 64.0          # bound of one coordinate of a weight change
 sample_count_max = 1048576
 
-[codec]                 # how clients write their updates
-name = "integer"        # or "float32", the default
+[codec]                 # how clients write their updates; docs/runs.md has all names
+name = "integer"        # or "auto", "float32" (the default), "topk", "eden", ...
 step = 0.5              # of the integers, in units of an update's root mean square, as the round before measured it
 first_norm = 1.0        # the L2 norm that an update of the first round is expected to have
 clip_norm = 10.0        # the greatest L2 norm of an update; longer ones are shortened to it. By default there is none
@@ -80,18 +80,18 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 from dataclasses import dataclass, field, replace
 
 from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.runfile_sections import (
     CANARY_CLIENTS,
     OVERRIDES_MAX,
     AggregationSection,
     CanarySection,
-    CodecSection,
     DownlinkSection,
     EvaluationSection,
     Override,
     RetentionSection,
     RoundsSection,
-    codec_key,
 )
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
@@ -204,9 +204,10 @@ class RunFile:
         plan = self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
         return replace(plan, codec=self.codec.first(n_values, codec_key(self.seed, 1)))
 
-    def codec_after(self, plan: RoundPlan, update_rms: float | None) -> CodecPlan:
-        """The codec of the round after this one, whose updates had this root mean square."""
-        return self.codec.after(plan.codec, update_rms, codec_key(self.seed, plan.number + 1))
+    def codec_after(self, plan: RoundPlan, shown: Shown) -> CodecPlan:
+        """The codec of the round after this one, which has shown this of its updates."""
+        number = plan.number + 1
+        return self.codec.after(plan.codec, number, shown, codec_key(self.seed, number))
 
     def canary_plan(self, attempt: int) -> RoundPlan:
         """The plan of one attempt at the canary. Of the named sites, as many as it asks are in it."""

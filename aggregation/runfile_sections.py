@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from umbel.aggregation.codec.plan import NORM_MAX, NORM_MIN, STEP_MAX, STEP_MIN, CodecPlan, first_plan, next_plan
-from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
     OVER_SELECTION_MAX,
     RATE_MIN,
@@ -20,7 +18,7 @@ ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
 SHARE_MIN = 1e-6
 CANARY_CLIENTS = 3
-CHANGE_STEP_MAX = 2.0
+CHANGE_STEP_MIN, CHANGE_STEP_MAX = 2.0**-8, 2.0
 SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
 
@@ -69,39 +67,6 @@ class AggregationSection:
         require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
 
 
-def codec_key(seed: int, number: int) -> int:
-    """What the dither of one round is keyed by."""
-    return derive_seed(seed, "codec", number)
-
-
-@dataclass(frozen=True, slots=True)
-class CodecSection:
-    """How updates are written; see `codec/plan.py`."""
-
-    name: Literal["float32", "integer"] = "float32"
-    step: float = 0.5
-    first_norm: float = 1.0
-    clip_norm: float | None = None
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
-
-    def __post_init__(self) -> None:
-        require_within(self.step, "step", STEP_MIN, STEP_MAX)
-        require_within(self.first_norm, "first_norm", NORM_MIN, NORM_MAX)
-        if self.clip_norm is not None:
-            require_within(self.clip_norm, "clip_norm", NORM_MIN, NORM_MAX)
-
-    def first(self, n_values: int, key: int) -> CodecPlan:
-        """The codec of a run's first round."""
-        if self.name == "float32":
-            return CodecPlan()
-        norm = self.first_norm if self.clip_norm is None else min(self.first_norm, self.clip_norm)
-        return first_plan(step=self.step, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
-
-    def after(self, before: CodecPlan, update_rms: float | None, key: int) -> CodecPlan:
-        """The codec of the round after one with updates of this root mean square."""
-        return before if self.name == "float32" else next_plan(before, step=self.step, update_rms=update_rms, key=key)
-
-
 @dataclass(frozen=True, slots=True)
 class DownlinkSection:
     """What clients fetch of a new model: "model", all of it, or "change", where they have a version shortly before it.
@@ -115,7 +80,7 @@ class DownlinkSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
-        require_within(self.step, "step", STEP_MIN, CHANGE_STEP_MAX)
+        require_within(self.step, "step", CHANGE_STEP_MIN, CHANGE_STEP_MAX)
 
     @property
     def change_step(self) -> float | None:

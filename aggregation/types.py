@@ -275,16 +275,15 @@ class Assignment:
 class Probe:
     """What a client measured of itself in a canary; None for what it could not measure.
 
-    `steps_full`: the steps of a whole round's work. `step_s`: seconds a step takes. Bytes per second are of model and
-    update bodies. `memory_bytes`: the process's peak; `memory_free_bytes`: what the machine (or container) had left
-    then; `device_memory_bytes` of `device_memory_total_bytes`: the accelerator's peak. `first_loss`, `last_loss`: of
-    the first and the last step, and finite; `is_loss_finite`: whether every loss that was seen is.
+    `steps_full`: the steps of a whole round's work. `step_s`: seconds a step takes. `download_bytes_per_s`: of the
+    model. `memory_bytes`: the process's peak; `memory_free_bytes`: what the machine (or container) had left then;
+    `device_memory_bytes` of `device_memory_total_bytes`: the accelerator's peak. `first_loss`, `last_loss`: of the
+    first and the last step, and finite; `is_loss_finite`: whether every loss that was seen is.
     """
 
     steps_full: int
     step_s: float
     download_bytes_per_s: float | None = None
-    upload_bytes_per_s: float | None = None
     memory_bytes: int | None = None
     memory_free_bytes: int | None = None
     device_memory_bytes: int | None = None
@@ -298,9 +297,7 @@ class Probe:
             raise ValueError(f"steps_full must lie between 1 and 2^62, not {self.steps_full}")
         if not 0 <= self.step_s <= SECONDS_MAX:  # also refuses a NaN
             raise ValueError(f"step_s must lie between 0 and {SECONDS_MAX:g}, not {self.step_s}")
-        for name in ("download_bytes_per_s", "upload_bytes_per_s"):
-            if (rate := getattr(self, name)) is not None and not 1e-6 <= rate <= 1e15:
-                raise ValueError(f"{name} must lie between 1e-6 and 1e15, not {rate}")
+        _require_rate(self.download_bytes_per_s, "download_bytes_per_s")
         for name in ("memory_bytes", "memory_free_bytes", "device_memory_bytes", "device_memory_total_bytes"):
             if (n_bytes := getattr(self, name)) is not None and not 0 <= n_bytes <= BYTES_MAX:
                 raise ValueError(f"{name} must lie between 0 and 2^60, not {n_bytes}")
@@ -315,7 +312,8 @@ class WorkDone:
 
     `steps_done` of `steps_planned` local steps: fewer is partial work, and welcome. `update_sha256`: of the uploaded
     bytes. `metrics`: means over the local training; `evaluation`: of the model as it came, over
-    `evaluation_sample_count` held-out samples. Metric values are finite. `probe`: in a canary, and there alone.
+    `evaluation_sample_count` held-out samples. Metric values are finite. `upload_bytes_per_s`: how fast the update
+    went, None where that was not measured. `probe`: in a canary, and there alone.
     """
 
     sample_count: int
@@ -326,6 +324,7 @@ class WorkDone:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     evaluation_sample_count: int = 0
+    upload_bytes_per_s: float | None = None
     probe: Probe | None = None
 
     def __post_init__(self) -> None:
@@ -342,6 +341,7 @@ class WorkDone:
             raise ValueError("an evaluation needs evaluation_sample_count")
         for metrics in (self.metrics, self.evaluation):
             _require_metrics(metrics)
+        _require_rate(self.upload_bytes_per_s, "upload_bytes_per_s")
 
     @property
     def is_partial(self) -> bool:
@@ -410,6 +410,11 @@ def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task:
     None of the four can hold a dot.
     """
     return AssignmentId(f"{run}.{number}.{task.mark}{attempt}.{client}")
+
+
+def _require_rate(bytes_per_s: float | None, what: str) -> None:
+    if bytes_per_s is not None and not 1e-6 <= bytes_per_s <= 1e15:
+        raise ValueError(f"{what} must lie between 1e-6 and 1e15, not {bytes_per_s}")
 
 
 def _require_metrics(metrics: Mapping[str, float]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.grid import Grid, GridAccumulator, check_values, to_integers
 from umbel.aggregation.integer_sum import IntegerSum
@@ -86,6 +87,8 @@ def codec_for(plan: CodecPlan, grid: Grid, layout: Layout) -> UpdateCodec:
             return Float32Codec(grid, layout)
         case Codec.INTEGER:
             return IntegerCodec(plan, grid, layout)
+        case _:
+            return VectorUpdateCodec(plan, grid, layout)
 
 
 def _is_writable(piece: Buffer) -> bool:

@@ -4,7 +4,7 @@
 offset size field
      0    4 magic           "UMBL"
      4    1 version         1
-     5    1 codec           0 = float32, 1 = integer
+     5    1 codec           0 = float32, 1 = integer, 2 to 9 as `Codec` has them
      6    2 reserved        zero
      8    8 n_values        values in the vector; must equal the layout's
     16   32 layout_digest   SHA-256 of the layout the client trained
@@ -38,6 +38,14 @@ class Codec(IntEnum):
 
     FLOAT32 = 0
     INTEGER = 1
+    EDEN = 2
+    SIGN = 3
+    TERNARY = 4
+    QSGD = 5
+    TOPK = 6
+    MASK = 7
+    LOWRANK = 8
+    PLANES = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 SHARE_STEPS_MIN = 3  # the first one loads libraries and data, and says little of how long the others take
 
@@ -51,6 +51,10 @@ class Checkpoint:
         return None
 
 
+def _nothing() -> Mapping[str, Callable[[Tensor], Tensor]]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
     """What a site is asked to do with the model in this round.
@@ -59,7 +63,9 @@ class LocalPlan:
     dropout and the like; the same round and client give the same seed. `evaluate`: the model was, or will be, measured
     on the site's held-out data first. `deadline`: on `clock`, when training must end so that there is time to send.
     `checkpoint`: where to keep a training that takes long; the ready trainer does so by itself. `share`: how much of
-    the work to do, below 1 in a canary; `steps_for` minds it.
+    the work to do, below 1 in a canary; `steps_for` minds it. `within`: by name of a parameter, what takes its gradient
+    to the part of it that can be sent, where the run's codec sends only a part of the model (a structured mask, or low
+    rank); the ready trainer minds it, and of what leaves that part nothing arrives.
     """
 
     epochs: int | None = None
@@ -70,6 +76,7 @@ class LocalPlan:
     seed: int = 0
     evaluate: bool = False
     share: float = 1.0
+    within: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=_nothing, repr=False)
     deadline: float = float("inf")
     checkpoint: Checkpoint = field(default_factory=Checkpoint, repr=False)
     told_to_stop: Callable[[], str | None] = field(default=_never, repr=False)

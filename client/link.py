@@ -7,34 +7,41 @@ from umbel.aggregation.wire import CHUNK_BYTES_MIN
 # Uplinks are often slower than downlinks (ADSL, cable, mobile), so until an upload was measured, expect a quarter.
 _UP_OVER_DOWN = 0.25
 _SAFETY = 2.0
+_GROWTH = 1.5  # of what is entropy coded, from one round to the next
 # Half of what a coordinator takes by default; one that takes less says so.
 CHUNK_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Bytes per second of the last transfer each way, round trips included; None until measured."""
+    """Of the last transfer each way, bytes per second with round trips included; and the length of the last update.
+
+    None until measured.
+    """
 
     down: float | None = None
     up: float | None = None
+    update_bytes: int | None = None
 
     def after_download(self, n_bytes: int, seconds: float) -> "Link":
         return replace(self, down=n_bytes / max(seconds, 1e-6)) if n_bytes else self
 
     def after_upload(self, n_bytes: int, seconds: float) -> "Link":
-        return replace(self, up=n_bytes / max(seconds, 1e-6)) if n_bytes else self
+        return replace(self, up=n_bytes / max(seconds, 1e-6), update_bytes=n_bytes) if n_bytes else self
 
     @property
     def expected_up(self) -> float | None:
         """Bytes per second to expect of an upload."""
         return self.up or (self.down * _UP_OVER_DOWN if self.down else None)
 
-    def reserve_s(self, update_bytes: int, window_s: float) -> float:
+    def reserve_s(self, update_bytes_max: int, window_s: float) -> float:
         """Seconds before the window's end at which training must stop, so that the update still arrives.
 
         Twice the expected upload, and a twentieth of the window (0.5 s to 10 s) for a retry; at most half the window.
+        What is expected is an update half as long again as the last one; before there was one, the longest.
         """
-        upload_s = _SAFETY * update_bytes / self.expected_up if self.expected_up else 0.0
+        expected = update_bytes_max if self.update_bytes is None else _GROWTH * self.update_bytes
+        upload_s = _SAFETY * min(expected, update_bytes_max) / self.expected_up if self.expected_up else 0.0
         return min(upload_s + min(max(window_s / 20, 0.5), 10.0), window_s / 2)
 
     def chunk_bytes(self, window_s: float) -> int:

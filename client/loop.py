@@ -32,6 +32,7 @@ from pathlib import Path
 import httpx
 
 from umbel.aggregation.codec.native import NoKernels, chosen
+from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import LAYOUT_CHARS_MAX, AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
@@ -57,7 +58,6 @@ from umbel.client.fetch import Wanted, fetch_model
 from umbel.client.link import Link
 from umbel.client.measure import measure
 from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
-from umbel.client.probe import with_upload
 from umbel.client.send import Upload
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.store import PendingReport, Store, locked
@@ -287,10 +287,8 @@ class Participant:
             raise
 
     def _local_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
-        reserve_s = self._link.reserve_s(
-            codec_for(offer.codec, offer.grid, self._layout).update_bytes[-1], offer.window_s
-        )
-        asked = offer.training
+        codec, asked = codec_for(offer.codec, offer.grid, self._layout), offer.training
+        reserve_s = self._link.reserve_s(codec.update_bytes[-1], offer.window_s)
         return LocalPlan(
             epochs=asked.local_epochs,
             steps=asked.local_steps,
@@ -300,6 +298,7 @@ class Participant:
             seed=offer.seed,
             evaluate=asked.evaluate,
             share=offer.share,
+            within=codec.within() if isinstance(codec, VectorUpdateCodec) else {},
             deadline=window_end - reserve_s,
             checkpoint=Checkpoint() if offer.task.tries_clients else self._store.checkpoint(offer),
             told_to_stop=_either(lambda: watch.closed, lambda: self._shutdown.reason),
@@ -312,11 +311,14 @@ class Participant:
             facts = (pending.assignment, file, pending.update_bytes, pending.work.update_sha256)
             Upload(self._coordinator, *facts, self._link, window_s).send(patience, resume)
         self._link = self._link.after_upload(pending.update_bytes, time.perf_counter() - started)
-        work = with_upload(pending.work, None if resume else self._link.up)
+        # Of an upload that was resumed, a part was there before.
+        work = replace(pending.work, upload_bytes_per_s=None if resume else self._link.up)
         answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
+        if answer.outcome is Outcome.ACCEPTED:
+            self._store.feedback.keep()
+            self._accepted += 1
         self._store.forget_work()
         self._reports += 1
-        self._accepted += answer.outcome is Outcome.ACCEPTED
         done, planned = pending.work.steps_done, pending.work.steps_planned
         log.info("%s: %d of %d steps, %s: %s", pending.assignment, done, planned, answer.outcome.value, answer.reason)
 

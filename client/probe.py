@@ -3,12 +3,11 @@
 import math
 import resource
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, Probe, WorkDone
+from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, Probe
 from umbel.client.app import Client, TrainResult
 from umbel.client.link import Link
 
@@ -34,13 +33,6 @@ def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment,
         last_loss=_kept(last),
         is_loss_finite=all(loss is None or math.isfinite(loss) for loss in (first, last, _number(mean))),
     )
-
-
-def with_upload(work: WorkDone, bytes_per_s: float | None) -> WorkDone:
-    """The report with how fast its update went; None where that was not measured, for a part of it was there before."""
-    if work.probe is None or bytes_per_s is None:
-        return work
-    return replace(work, probe=replace(work.probe, upload_bytes_per_s=bytes_per_s))
 
 
 def memory_free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:

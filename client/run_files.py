@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
     AggregationSection,
-    CodecSection,
     DownlinkSection,
     EvaluationSection,
     RetentionSection,

@@ -7,6 +7,7 @@
 <state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it; changes to it
 <state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
 <state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
+<state>/<coordinator>/feedback/       what error feedback has left over: VERSION.safetensors
 ```
 
 `report.json` is written last and removed first: while it is there, the update is whole and unanswered. `<coordinator>`
@@ -31,6 +32,7 @@ from umbel.aggregation.types import Assignment, AssignmentId, WorkDone, require_
 from umbel.client.addresses import addresses_in
 from umbel.client.checkpoint import DiskCheckpoint
 from umbel.client.errors import StateError
+from umbel.client.feedback_store import FeedbackStore
 from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
 from umbel.client.identity import Identity, load_or_make_key
 
@@ -96,6 +98,7 @@ class Store:
         self._pending = make_private(self._root / "pending")
         self._report = self._pending / "report.json"
         self._update = self._pending / "update.bin"
+        self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
 
     def enrolled_name(self) -> str | None:
         """The name this client is enrolled under, None before its enrolment."""
@@ -186,7 +189,7 @@ class Store:
             path.unlink()
 
     def forget_pending(self) -> None:
-        for path in (self._report, self._update):
+        for path in (self._report, self._update, self.feedback.waiting):
             path.unlink(missing_ok=True)
         sync_directory(self._pending)
 

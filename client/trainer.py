@@ -149,6 +149,7 @@ class _Step:
     ) -> None:
         self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
         self._proximal = ProximalTerm(model, plan.proximal_mu)
+        self._within = [(p, plan.within[n]) for n, p in _named(model) if n in plan.within and p.requires_grad]
         # A model that is itself float16 cannot be unscaled; it trains as its author made it.
         is_half = any(p.dtype == torch.float16 for p in model.parameters())
         scales = precision == torch.float16 and device.type != "cpu" and not is_half
@@ -159,8 +160,16 @@ class _Step:
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
         self._proximal.add_gradient()
+        for parameter, project in self._within:
+            if parameter.grad is not None:
+                parameter.grad = project(parameter.grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+def _named(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """The parameters, one that is shared under each of its names."""
+    return model.named_parameters(remove_duplicate=False)
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

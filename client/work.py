@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.layout import Layout, weight_change
@@ -83,9 +84,7 @@ def save_work(
     `link`: how fast the model came, for a canary's report.
     """
     try:
-        codec = codec_for(offer.codec, offer.grid, layout)
-        update = codec.encode(lambda: _weight_change(app, layout, start), offer.rank)
-        sha256, update_bytes = store.save_update(update)
+        sha256, update_bytes = _save_update(app, layout, start, offer, store)
     except LayoutError as error:
         raise WorkRefused(str(error)) from error
     except NonFiniteUpdate as error:
@@ -99,6 +98,22 @@ def save_work(
     pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, link), update_bytes)
     store.save_report(pending)
     return pending
+
+
+def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
+    """The update on disk, and beside it what error feedback leaves over; a canary tries out, so it leaves nothing."""
+    codec = codec_for(offer.codec, offer.grid, layout)
+
+    def change() -> Iterator[torch.Tensor]:
+        return _weight_change(app, layout, start)
+
+    if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
+        return store.save_update(codec.encode(change, offer.rank))
+    version = offer.model.version
+    fed = codec.encode_fed(change, offer.rank, version, store.feedback.before(offer.run, version))
+    saved = store.save_update(fed.pieces)
+    store.feedback.wait(offer.run, fed.left)
+    return saved
 
 
 def _weight_change(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import TypeAlias, assert_never
 
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
@@ -16,7 +17,7 @@ from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
-from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan
+from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan, WorkDone
 from umbel.server.blobs import Blob
 from umbel.server.ledger import Ending, round_record
 from umbel.server.model_files import ModelFiles
@@ -88,7 +89,20 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
     if run.file.evaluation is not None:
         measured = None  # what those say who did not train is what counts
     end = RoundEnd(record, new, None, run.status, run.reason, measured)
-    return _go_on(run, end, known, run.file.codec_after(plan, files.update_rms), closing.cohort)
+    return _go_on(run, end, known, run.file.codec_after(plan, _shown(closing, record, files)), closing.cohort)
+
+
+def _shown(closing: Closing, record: RoundRecord, files: ModelFiles) -> Shown:
+    """What the round has shown of its updates; an auditor reads the same from its bundle (`audit_chain.py`)."""
+    works = [one.work for one in closing.accepted.values()]
+    rates = [one.upload_bytes_per_s for one in works if isinstance(one, WorkDone)]
+    return Shown(
+        closing.plan.window_s,
+        files.n_values,
+        files.update_rms,
+        [one.bytes_up for one in record.clients if one.client in closing.accepted],
+        [rate for rate in rates if rate is not None],
+    )
 
 
 def _change(run: StoredRun, made: Blob) -> ModelChange:

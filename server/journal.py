@@ -139,7 +139,10 @@ def ordered(run: str, order: str, scope: Scope) -> None:
 
 
 def round_opened(plan: RoundPlan, n_asked: int) -> None:
-    _log.info("%s opened: %d asked", _attempt(plan.run, plan.task, plan.number, plan.attempt), n_asked)
+    which, how = _attempt(plan.run, plan.task, plan.number, plan.attempt), ""
+    if plan.task.sends_updates:
+        how = f", updates as {plan.codec.words}"
+    _log.info("%s opened: %d asked%s", which, n_asked, how)
 
 
 def round_ended(record: RoundRecord) -> None:

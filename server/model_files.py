@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model version's files. `master_sha256` equals the published one's if there is no need of another file.
+    """A version's files, of `n_values`. `master_sha256` equals the published one's if there is no need of another.
 
     `sum_sha256`: of the exact sum that it was made of, as audit bundles have it. `update_rms`: the mean of the updates'
     root mean squares, where their codec measures it. `change`: from the version before it, if the run makes changes.
@@ -44,6 +44,7 @@ class ModelFiles:
     published: Blob
     master_sha256: str
     sum_sha256: str
+    n_values: int
     update_rms: float | None = None
     change: Blob | None = None
 
@@ -117,7 +118,8 @@ def next_model(
         kept = (
             _whole(blobs, layout, steps) if change_step is None else _changed(blobs, layout, base, steps, change_step)
         )
-    return ModelFiles(kept.published, kept.master_sha256, sum_sha256(summed.total), summed.update_rms, kept.change)
+    sum_name = sum_sha256(summed.total)
+    return ModelFiles(kept.published, kept.master_sha256, sum_name, layout.n_values, summed.update_rms, kept.change)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """What the coordinator itself sees of a canary's updates, and what of the verdicts is told in the record."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.canary import Terms, Verdict, judge
+from umbel.aggregation.canary import Sent, Terms, Verdict, judge
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.round import Closing
@@ -17,10 +17,9 @@ from umbel.server.updates import peak
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`update_bytes`: of the longest update; `peaks`: the largest change of one value in each that was accepted."""
+    """What the clients of a canary that were accepted have sent."""
 
-    update_bytes: int
-    peaks: Mapping[ClientId, float]
+    sent: Mapping[ClientId, Sent]
 
 
 async def look_at(services: Services, live: LiveRun, layout: Layout) -> Trial:
@@ -30,18 +29,20 @@ async def look_at(services: Services, live: LiveRun, layout: Layout) -> Trial:
     """
     assert isinstance(live.state, Closing)
     chunks = await services.uploads.chunks([live.assignment_id(client) for client in live.state.accepted])
-    loop, peaks = asyncio.get_running_loop(), dict[ClientId, float]()
+    loop, sent = asyncio.get_running_loop(), dict[ClientId, Sent]()
     codec, ranks = codec_for(live.plan.codec, live.plan.grid, layout), ranks_of(live.state.cohort)
-    for client in live.state.accepted:
+    for client, accepted in live.state.accepted.items():
+        assert isinstance(accepted.work, WorkDone), "a canary's clients train"
         mine = chunks[live.assignment_id(client)]
-        peaks[client] = await loop.run_in_executor(services.worker, peak, services.blobs, mine, codec, ranks[client])
-    return Trial(codec.update_bytes[-1], peaks)
+        largest = await loop.run_in_executor(services.worker, peak, services.blobs, mine, codec, ranks[client])
+        sent[client] = Sent(accepted.work, sum(chunk.length for chunk in mine), largest)
+    return Trial(sent)
 
 
 def verdicts_on(run: StoredRun, closing: Closing, trial: Trial) -> tuple[Verdict, ...]:
     """Whether each client of the canary is fit for the first round, as the run file asks for that."""
-    terms = Terms(run.file.rounds_of(1).window_s, closing.plan.max_abs, run.model.size_bytes, trial.update_bytes)
-    return judge(terms, dict(_works(closing)), closing.missing, trial.peaks)
+    terms = Terms(run.file.rounds_of(1).window_s, closing.plan.max_abs, run.model.size_bytes)
+    return judge(terms, trial.sent, closing.missing)
 
 
 def with_verdicts(record: RoundRecord, verdicts: Sequence[Verdict], passes: bool) -> RoundRecord:
@@ -55,9 +56,3 @@ def _told(client: ClientRecord, verdict: Verdict) -> ClientRecord:
     if client.fate not in (Fate.ACCEPTED, Fate.PARTIAL):
         return client
     return replace(client, fate=client.fate if verdict.passes else Fate.UNFIT, reason=verdict.reason)
-
-
-def _works(closing: Closing) -> Iterator[tuple[ClientId, WorkDone]]:
-    for client, accepted in closing.accepted.items():
-        assert isinstance(accepted.work, WorkDone), "a canary's clients train"
-        yield client, accepted.work

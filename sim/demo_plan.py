@@ -3,8 +3,9 @@
 Nine ordinary clients share three processes. One more has a process of its own, which the demo kills in the middle of a
 round and starts again some rounds later; while it is missing, the coordinator is killed too. Two hold the smallest
 shards on slow machines: their data set waits before it hands out a sample. While everybody is well the ten fast ones
-reach the target early and the slow ones are told to stop; while the killed one is missing, the target is reached only
-with a slow one's partial work, at the window's end.
+reach the target early and the slow ones are told to stop. While the killed one is missing the target is all twelve, so
+that these rounds last to their window's end, with the slow ones' partial work: only then is a client that says nothing
+known to be lost.
 """
 
 import json
@@ -13,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from statistics import median
 
+from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import CodecSection, DownlinkSection, RetentionSection, RoundsSection
+from umbel.aggregation.runfile_sections import DownlinkSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.partition import DirichletSplit
 
@@ -140,6 +142,9 @@ def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
         section = RoundsSection(rounds, N_CLIENTS, N_CLIENTS, over_selection=1.0, window_s=60.0)
     else:
         section = RoundsSection(rounds, target=10, minimum=MINIMUM, over_selection=1.2, window_s=WINDOW_S)
+    last = min(KILL_IN_TRAINING + ROUNDS_DOWN, rounds)
+    waiting = Override(KILL_IN_TRAINING, last, target=N_CLIENTS, over_selection=1.0)
+    override = () if calm or rounds < KILL_IN_TRAINING else (waiting,)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
     codec, downlink, retention = CodecSection("integer"), DownlinkSection("change"), RetentionSection(updates="1 round")
-    return RunFile(RUN, section, seed, training, codec=codec, downlink=downlink, retention=retention)
+    return RunFile(RUN, section, seed, training, override=override, codec=codec, downlink=downlink, retention=retention)

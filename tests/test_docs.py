@@ -16,11 +16,11 @@ from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
+from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
     AggregationSection,
     CanarySection,
-    CodecSection,
     DownlinkSection,
     EvaluationSection,
     Override,
@@ -44,6 +44,17 @@ _SECTIONS: dict[str, type[Any]] = {
     "stop": StopRule,
     "retention": RetentionSection,
     "override": Override,
+}
+_CODEC_OF = {
+    "error": "auto",
+    "bits": "eden",
+    "levels": "qsgd",
+    "clip_sigmas": "ternary",
+    "share": "topk",
+    "momentum": "topk",
+    "warm_up_rounds": "topk",
+    "every": "mask",
+    "rank": "lowrank",
 }
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -153,7 +164,7 @@ def test_the_run_file_page_names_every_key_and_its_default() -> None:
 
 def test_the_run_files_of_the_documentation_are_accepted() -> None:
     examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
 
@@ -180,8 +191,12 @@ def _with(key: str, value: object) -> dict[str, Any]:
         "aggregation": {"sample_count_max": 1},
         "stop": {"metric": "training.loss", "patience": 1, "minimum": 1},
     }
-    needed: dict[str, dict[str, Any]] = {"evaluation": {"every": 1, "clients": 1}, "override": {"first_round": 1}}
     section, _, name = key.rpartition(".")
+    needed: dict[str, dict[str, Any]] = {
+        "evaluation": {"every": 1, "clients": 1},
+        "override": {"first_round": 1},
+        "codec": {"name": _CODEC_OF.get(name, "integer"), **({"error_feedback": True} if name == "momentum" else {})},
+    }
     if not section:
         return {**base, name: value}
     changed = {**base.get(section, {}), **needed.get(section, {}), name: value}

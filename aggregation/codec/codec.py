@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from umbel.aggregation.codec.payload import Buffer
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.torch_later import torch
@@ -57,6 +58,8 @@ class Context:
 class VectorCodec(Protocol):
     """`is_unbiased`: over the keys, the expectation of what is decoded is what was encoded.
     `is_linear`: over one cohort, the sum of what is decoded is what the sum of the payloads decodes to.
+    `is_contraction`: what is decoded is never further from what was encoded than nothing would be: error feedback needs
+    that, for what is left over must not grow.
     `is_stateful`: encoding leaves something behind that the next round needs. (No codec here does; what error feedback
     remembers stands beside the codec, in `feedback.py`.)
     """
@@ -65,6 +68,8 @@ class VectorCodec(Protocol):
     def is_unbiased(self) -> bool: ...
     @property
     def is_linear(self) -> bool: ...
+    @property
+    def is_contraction(self) -> bool: ...
     @property
     def is_stateful(self) -> bool: ...
 
@@ -79,7 +84,7 @@ class VectorCodec(Protocol):
         """
         ...
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         """Consecutive finite float32 chunks on the CPU, `context.n_values` values in all; `pieces` of any length.
 
         Raises an `UpdateRefused` for any other payload, at the latest after the last chunk: until the iterator has

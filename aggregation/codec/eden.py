@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from umbel.aggregation.codec.codec import Context, chunks, require_encodable
 from umbel.aggregation.codec.packing import pack, packed_bytes, unpack
-from umbel.aggregation.codec.payload import Payload, bytes_of, require_finite, scales_written
+from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
 from umbel.aggregation.torch_later import torch
 
@@ -56,6 +56,7 @@ class Eden:
     bits: int = 4
     is_unbiased: bool = field(default=True, init=False)
     is_linear: bool = field(default=False, init=False)
+    is_contraction: bool = field(default=False, init=False)
     is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class Eden:
         for _, packed in coded:
             yield from bytes_of(packed)
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         """Needs memory for the whole vector: the inverse rotation does."""
         payload, blocks = Payload(pieces), Blocks.of(context.n_values)
         scales = payload.take_scales(blocks.n_blocks).unsqueeze(1)

@@ -10,7 +10,7 @@ So nothing is lost for good: after any number of rounds, all that was sent and w
 Lin, Han, Mao, Wang and Dally: Deep gradient compression (ICLR 2018), section 3, accumulates velocity too (momentum
 correction), so that a coordinate that waits long has moved as far as momentum would have taken it:
 
-    g = delta min(1, C N^-1/2 / ||delta||)         local clipping, for N clients;
+    g = delta min(1, C / ||delta||)                local clipping: the paper's threshold divided by sqrt(N), N clients;
     u' = m u + g;    v' = v + u';    send C(v');    u and v become 0 where it was sent (momentum factor masking)
 
 and begins with more coordinates than it ends with (`warm_up_share`).
@@ -33,6 +33,7 @@ from umbel.aggregation.torch_later import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOMENTUM_MAX = 0.999
 WARM_UP_SHARES = (1 / 4, 1 / 16, 1 / 64, 0.004, 0.001)  # sparsity of 75, 93.75, 98.4375, 99.6 and 99.9 %
 
 
@@ -76,26 +77,23 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class MomentumCorrection:
-    """Deep gradient compression's parameters: `momentum` m, `clip_norm` C of all `n_clients` together; None: none."""
+    """Deep gradient compression's parameters: `momentum` m, and C, the greatest `clip_norm` of a change; None: none."""
 
     momentum: float = 0.9
     clip_norm: float | None = None
-    n_clients: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie at 0 or above, and below 1, not {self.momentum}")
+        if not 0 <= self.momentum <= MOMENTUM_MAX:
+            raise ValueError(f"momentum must lie between 0 and {MOMENTUM_MAX}, not {self.momentum}")
         if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip_norm must be finite and above 0, not {self.clip_norm}")
-        if self.n_clients < 1:
-            raise ValueError(f"n_clients counts from 1, not {self.n_clients}")
 
     def clipped(self, change: Tensor) -> Tensor:
-        """g: the norm of a sum of n independent changes is sqrt(n) times one's, so each may have C / sqrt(n)."""
+        """g."""
         if self.clip_norm is None:
             return change
-        norm, most = float(change.norm(dtype=torch.float64)), self.clip_norm * self.n_clients**-0.5
-        return change * (most / norm) if norm > most else change
+        norm = float(change.norm(dtype=torch.float64))
+        return change * (self.clip_norm / norm) if norm > self.clip_norm else change
 
 
 def send(codec: VectorCodec, change: Tensor, context: Context, version: int, before: Residual | None) -> Sent:

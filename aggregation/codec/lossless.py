@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
-from umbel.aggregation.codec.payload import Payload, Precision, at_most, bytes_of
+from umbel.aggregation.codec.payload import Buffer, Payload, Precision, at_most, bytes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,7 @@ class Planes:
 
     precision: Precision = Precision.FLOAT32
     is_linear: bool = field(default=False, init=False)
+    is_contraction: bool = field(default=True, init=False)
     is_stateful: bool = field(default=False, init=False)
 
     @property
@@ -41,7 +42,7 @@ class Planes:
         require_encodable(values, context)
         yield from compress(self._planes(values), context.n_values * self.precision.n_bytes)
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         framed = at_most(pieces, self.payload_bytes_max(context.n_values))
         payload = Payload(decompress(framed, context.n_values * self.precision.n_bytes))
         for n in chunk_lengths(context.n_values):

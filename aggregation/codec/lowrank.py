@@ -21,14 +21,14 @@ others. What is no matrix, or has no more than r rows, is sent whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from umbel.aggregation.codec.codec import VALUE_BYTES, Context, Mode, require_encodable
-from umbel.aggregation.codec.payload import Payload, Precision, bytes_of, require_finite, scales_written
+from umbel.aggregation.codec.payload import Buffer, Payload, Precision, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.philox import Stream, words
 from umbel.aggregation.layout import TensorSpec
 from umbel.aggregation.torch_later import torch
@@ -57,6 +57,10 @@ class LowRank:
     def is_unbiased(self) -> bool:
         return self.mode is Mode.SKETCHED
 
+    @property
+    def is_contraction(self) -> bool:
+        return self.mode is Mode.STRUCTURED
+
     def payload_bytes_max(self, n_values: int) -> int:
         """Of a layout of vectors; one of matrices has less."""
         return VALUE_BYTES * n_values
@@ -69,6 +73,12 @@ class LowRank:
         columns = _orthonormal(context.shared_key("lowrank", spec.name), n_rows, self.rank)
         return columns.mul_(math.sqrt(n_rows / self.rank) * _UNITS).round_().div_(_UNITS).to(torch.float32)
 
+    def projections(self, context: Context) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """By matrix, what takes a gradient to the changes A B: a step along it is one that trains B alone would make,
+        but for B's own scale."""
+        factors = ((spec, self.factor(spec, context)) for spec in context.layout.owners())
+        return {spec.name: _onto(factor) for spec, factor in factors if factor is not None}
+
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         """Tensor by tensor: B row by row, or all values."""
         require_encodable(values, context)
@@ -78,7 +88,7 @@ class LowRank:
                 sent = self._sketch(factor.to(values.device), sent.view(spec.shape[0], -1)).reshape(-1)
             yield from bytes_of(scales_written(sent))
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         """A chunk is a tensor."""
         payload = Payload(pieces)
         for spec in context.layout.owners():
@@ -95,6 +105,18 @@ class LowRank:
 
     def _is_factored(self, spec: TensorSpec) -> bool:
         return len(spec.shape) >= 2 and spec.shape[0] > self.rank and spec.n_values > 0
+
+
+def _onto(factor: Tensor) -> Callable[[Tensor], Tensor]:
+    """The orthogonal projection onto the columns of A, for gradients of the matrix's own shape."""
+    q = torch.linalg.qr(factor)[0]
+
+    def project(gradient: Tensor) -> Tensor:
+        basis = q.to(gradient)
+        projected: Tensor = basis @ (basis.T @ gradient.reshape(basis.shape[0], -1))
+        return projected.view(gradient.shape)
+
+    return project
 
 
 def _product(factor: Tensor, sent: Tensor) -> Tensor:

@@ -17,12 +17,12 @@ client trains within the mask, or with error feedback.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.codec import Context, Mode, require_encodable
-from umbel.aggregation.codec.payload import Payload, Precision, bytes_of, require_finite
+from umbel.aggregation.codec.payload import Buffer, Payload, Precision, bytes_of, require_finite
 from umbel.aggregation.codec.sparse import one_in_every, scattered
 from umbel.aggregation.torch_later import torch
 
@@ -50,6 +50,10 @@ class RandomMask:
         return self.mode is Mode.SKETCHED and self.precision is Precision.FLOAT32
 
     @property
+    def is_contraction(self) -> bool:
+        return self.mode is Mode.STRUCTURED
+
+    @property
     def is_linear(self) -> bool:
         return self.precision is Precision.FLOAT32
 
@@ -67,14 +71,22 @@ class RandomMask:
         is_chosen[self.chosen(context)] = True
         return {spec.name: is_chosen[spec.place].view(spec.shape) for spec in context.layout.owners()}
 
+    def projections(self, context: Context) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """By tensor, what takes a gradient to the coordinates that are trained in a structured round."""
+        return {name: _times(mask) for name, mask in self.trained(context).items()}
+
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         require_encodable(values, context)
         yield from bytes_of(self.precision.written(values[self.chosen(context, values.device)]))
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         payload, places = Payload(pieces), self.chosen(context)
         values = self.precision.read(payload.take(places.numel() * self.precision.n_bytes))
         payload.end()
         if self.mode is Mode.SKETCHED:
             values = require_finite(values * self.every)
         yield from scattered(places, values, context.n_values)
+
+
+def _times(mask: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda gradient: gradient * mask.to(gradient.device)

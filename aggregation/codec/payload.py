@@ -63,7 +63,7 @@ def scales_written(scales: Tensor) -> Tensor:
     return narrow.contiguous().view(torch.uint8)
 
 
-def at_most(pieces: Iterable[bytes], n_bytes_max: int) -> Iterator[bytes]:
+def at_most(pieces: Iterable[Buffer], n_bytes_max: int) -> Iterator[Buffer]:
     """The pieces, in all no longer than that. Raises `LyingLength`: empty blocks make a Zstandard frame endless."""
     n_left = n_bytes_max
     for piece in pieces:

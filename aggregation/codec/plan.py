@@ -1,4 +1,4 @@
-"""What a round says of how its updates are written; and how that follows from the round before it.
+"""What a round says of how its updates are written; and how the integer codec's step follows from the round before.
 
 The step of the integer codec is `step` (of the run file) times the root mean square of one client's update, as the
 round before measured it: the error of one update is then about step^2 / 12 of its energy. The first round takes the
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from umbel.aggregation.codec.feedback import MomentumCorrection
+from umbel.aggregation.codec.registry import Parameter, vector_codec
 from umbel.aggregation.wire import Codec
 
 STEP_MIN, STEP_MAX = 2.0**-8, 16.0
@@ -24,29 +27,68 @@ _RATE_MIN, _RATE_MAX = 2.0**-100, 2.0**100  # of levels per unit: far from where
 class CodecPlan:
     """How the updates of a round are written. The default is float32, which no bytes are saved by.
 
-    The integer codec's: `inverse_step`, levels per unit of a weight, a float32; `key`, of its dither; `clip_norm`, the
-    greatest L2 norm of an update.
+    `key`: of all that is drawn by chance; `clip_norm`: the greatest L2 norm of an update, None without one. The integer
+    codec's: `inverse_step`, levels per unit of a weight, a float32. The others': their `parameters` (`registry.py`);
+    `feedback`: what was not sent is added to the next change (`feedback.py`), with `momentum` as in deep gradient
+    compression, if that is not None.
     """
 
     codec: Codec = Codec.FLOAT32
     inverse_step: float = 0.0
     key: int = 0
     clip_norm: float | None = None
+    parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
+    feedback: bool = False
+    momentum: float | None = None
 
     def __post_init__(self) -> None:
-        if self.codec is Codec.FLOAT32:
-            return
-        if not _RATE_MIN <= self.inverse_step <= _RATE_MAX or as_float32(self.inverse_step) != self.inverse_step:
-            raise ValueError(f"inverse_step must be a float32 between 2^-100 and 2^100, not {self.inverse_step!r}")
         if not 0 <= self.key < 1 << 63:
             raise ValueError(f"key must lie between 0 and 2^63 - 1, not {self.key}")
         if self.clip_norm is not None and not NORM_MIN <= self.clip_norm <= NORM_MAX:
             raise ValueError(f"clip_norm must lie between 2^-60 and 2^60, not {self.clip_norm!r}")
+        match self.codec:
+            case Codec.FLOAT32 | Codec.INTEGER:
+                if self.parameters or self.feedback or self.momentum is not None:
+                    raise ValueError(f"{self.codec.name.lower()} takes no parameters, error feedback or momentum")
+            case _:
+                self._check_vector()
+        if self.codec is Codec.INTEGER and not self._has_step():
+            raise ValueError(f"inverse_step must be a float32 between 2^-100 and 2^100, not {self.inverse_step!r}")
 
     def at_step(self, step: float) -> CodecPlan:
         """The same codec with this step, in units of a weight; as near as float32 and the bounds allow."""
         inverse = 1.0 / min(max(step, 1.0 / _RATE_MAX), 1.0 / _RATE_MIN)
         return replace(self, inverse_step=as_float32(min(max(inverse, _RATE_MIN), _RATE_MAX)))
+
+    @property
+    def words(self) -> str:
+        """For people: `integer, step 0.00012`; `topk, share 0.01, error feedback`."""
+        said = [f"step {1 / self.inverse_step:.3g}"] if self.codec is Codec.INTEGER else []
+        said += [f"{name} {value}" for name, value in self.parameters.items()]
+        said += [] if self.clip_norm is None else [f"clip_norm {self.clip_norm:g}"]
+        said += ["error feedback"] if self.feedback else []
+        return ", ".join([self.codec.name.lower(), *said])
+
+    def _has_step(self) -> bool:
+        return _RATE_MIN <= self.inverse_step <= _RATE_MAX and as_float32(self.inverse_step) == self.inverse_step
+
+    def _check_vector(self) -> None:
+        """Raise `ValueError` for parameters that the codec does not take, and for combinations that cannot work."""
+        name, codec = self.codec.name.lower(), vector_codec(self.codec, self.parameters)
+        if self.feedback and not codec.is_contraction:
+            raise ValueError(
+                f"error feedback needs a codec that never moves away from what it is given; {name}, as it is set here, "
+                "does, to be right on average, so that what is left over would grow from round to round. Leave "
+                'error_feedback out, or take "topk", "sign", or a structured "mask" or "lowrank"'
+            )
+        if self.momentum is None:
+            return
+        if not self.feedback or self.codec is not Codec.TOPK:
+            raise ValueError(
+                'momentum corrects what waits to be sent (deep gradient compression): it needs name = "topk" and '
+                "error_feedback = true"
+            )
+        MomentumCorrection(self.momentum)
 
 
 def first_plan(*, step: float, norm: float, n_values: int, key: int, clip_norm: float | None) -> CodecPlan:

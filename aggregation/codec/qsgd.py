@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.buckets import by_value, in_buckets, n_buckets
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
-from umbel.aggregation.codec.payload import Payload, at_most, bytes_of, require_finite, scales_written
+from umbel.aggregation.codec.payload import Buffer, Payload, at_most, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.uniform import uniforms
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.torch_later import torch
@@ -38,6 +38,7 @@ class Qsgd:
     levels: int = 64
     is_unbiased: bool = field(default=True, init=False)
     is_linear: bool = field(default=False, init=False)
+    is_contraction: bool = field(default=False, init=False)
     is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class Qsgd:
         require_encodable(values, context)
         yield from compress(self._raw(values, context), self._raw_bytes(context.n_values))
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         framed = at_most(pieces, self.payload_bytes_max(context.n_values))
         payload = Payload(decompress(framed, self._raw_bytes(context.n_values)))
         for n in chunk_lengths(context.n_values):

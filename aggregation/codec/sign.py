@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.buckets import by_value, in_buckets, lengths, n_buckets
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.codec.packing import pack, packed_bytes, unpack
-from umbel.aggregation.codec.payload import Payload, bytes_of, scales_written
+from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, scales_written
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Sign:
 
     is_unbiased: bool = field(default=False, init=False)
     is_linear: bool = field(default=False, init=False)
+    is_contraction: bool = field(default=True, init=False)
     is_stateful: bool = field(default=False, init=False)
 
     def payload_bytes_max(self, n_values: int) -> int:
@@ -46,7 +47,7 @@ class Sign:
             yield from bytes_of(scales_written(_means(chunk, is_minus)))
             yield from bytes_of(pack(is_minus.to(torch.int32), 1))
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         payload = Payload(pieces)
         for n in chunk_lengths(context.n_values):
             upper, lower = payload.take_scales(2 * n_buckets(n)).chunk(2)

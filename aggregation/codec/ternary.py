@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.buckets import BUCKET_VALUES, by_value, in_buckets, lengths, n_buckets
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
-from umbel.aggregation.codec.payload import Payload, bytes_of, scales_written
+from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, scales_written
 from umbel.aggregation.codec.uniform import uniforms
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.torch_later import torch
@@ -37,6 +37,7 @@ class Ternary:
 
     clip_sigmas: float | None = None
     is_linear: bool = field(default=False, init=False)
+    is_contraction: bool = field(default=False, init=False)
     is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class Ternary:
             yield from bytes_of(scales_written(scales))
             yield from bytes_of(trits_written(torch.where(is_sent, chunk.sign(), 0.0)))
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         payload = Payload(pieces)
         for n in chunk_lengths(context.n_values):
             scales = payload.take_scales(n_buckets(n))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.codec import Context, require_encodable
-from umbel.aggregation.codec.payload import Payload, Precision, bytes_of
+from umbel.aggregation.codec.payload import Buffer, Payload, Precision, bytes_of
 from umbel.aggregation.codec.sparse import (
     GAP_BYTES_MAX,
     bitmap_bytes,
@@ -44,6 +44,7 @@ from umbel.aggregation.errors import LyingLength, MalformedUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
+SHARE_MIN = 1e-9
 _HEAD = struct.Struct("<BQ")
 _GAPS, _BITMAP = 0, 1
 _SAMPLE_MIN = 1 << 16  # a shorter vector is not sampled
@@ -53,17 +54,18 @@ _SLACK = 4.0  # standard deviations of how many of the sample are among the k la
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """`share`: k / d, above 0 and up to 1; at least one coordinate is sent."""
+    """`share`: k / d, 1e-9 to 1; at least one coordinate is sent."""
 
     share: float = 0.01
     precision: Precision = Precision.BFLOAT16
     is_unbiased: bool = field(default=False, init=False)
     is_linear: bool = field(default=False, init=False)
+    is_contraction: bool = field(default=True, init=False)
     is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"the share of coordinates must lie above 0, and at 1 at most, not {self.share}")
+        if not SHARE_MIN <= self.share <= 1:
+            raise ValueError(f"the share of coordinates must lie between {SHARE_MIN:g} and 1, not {self.share}")
 
     def k(self, n_values: int) -> int:
         """How many coordinates are sent at most."""
@@ -82,7 +84,7 @@ class TopK:
         yield from bytes_of(self.precision.written(values[indices]))
         yield from bytes_of(bitmap_written(indices, context.n_values) if is_bitmap else gaps)
 
-    def decode(self, pieces: Iterable[bytes], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
         payload, n_values = Payload(pieces), context.n_values
         places, count = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
         if places not in (_GAPS, _BITMAP):

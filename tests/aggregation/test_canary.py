@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.advance import advance
-from umbel.aggregation.canary import Terms, Verdict, conclusion, judge
+from umbel.aggregation.canary import Sent, Terms, Verdict, conclusion, judge
 from umbel.aggregation.cohort import choose
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
@@ -34,19 +34,19 @@ from umbel.aggregation.types import BYTES_MAX, ClientId, CoverageFloor, Probe, R
 from umbel.aggregation.weighting import Candidate
 
 FILES, PROBES = TypeAdapter(RunFile), TypeAdapter(Probe)
-TERMS = Terms(window_s=600.0, max_abs=64.0, model_bytes=100_000_000, update_bytes=96_000_000)
-FINE = Probe(60, 2.0, 2e7, 5e6, 10**9, 10**9, None, None, 2.5, 2.4)
+TERMS = Terms(window_s=600.0, max_abs=64.0, model_bytes=100_000_000)
+FINE = Probe(60, 2.0, 2e7, 10**9, 10**9, None, None, 2.5, 2.4)
 NORTH = ClientId("north")
 ROUNDS = RoundsSection(9, target=8, window_s=100.0)
 FILE = RunFile("demo", ROUNDS, canary=CanarySection(minimum=2))
 
 
-def done(probe: Probe | None) -> WorkDone:
-    return WorkDone(10, 1, 1, "ab" * 32, probe=probe)
+def done(probe: Probe | None, up: float | None = None) -> WorkDone:
+    return WorkDone(10, 1, 1, "ab" * 32, upload_bytes_per_s=up, probe=probe)
 
 
-def verdict(probe: Probe, peak: float = 0.01, terms: Terms = TERMS) -> Verdict:
-    (found,) = judge(terms, {NORTH: done(probe)}, {}, {NORTH: peak})
+def verdict(probe: Probe, peak: float = 0.01, terms: Terms = TERMS, up: float | None = None) -> Verdict:
+    (found,) = judge(terms, {NORTH: Sent(done(probe, up), 96_000_000, peak)}, {})
     return found
 
 
@@ -54,7 +54,7 @@ def verdict(probe: Probe, peak: float = 0.01, terms: Terms = TERMS) -> Verdict:
 
 
 def test_a_client_that_passes_says_what_was_measured() -> None:
-    found = verdict(FINE)
+    found = verdict(FINE, up=5e6)
     assert found.passes
     assert found.reason == (
         "a whole round takes 144 s: 2 s a step x 60 steps + 19.2 s up at 5 MB/s + 5 s down at 20 MB/s; "
@@ -72,9 +72,9 @@ def test_a_client_that_measured_nothing_but_its_steps_passes() -> None:
     ("probe", "peak", "cause"),
     [
         (
-            Probe(60, 12.1, upload_bytes_per_s=1.2e6),
+            Probe(60, 12.1, download_bytes_per_s=1.25e6),
             0.01,
-            "window_s of at least 968 needed, not 600: 12.1 s a step x 60 steps + 80 s up at 1.2 MB/s",
+            "window_s of at least 968 needed, not 600: 12.1 s a step x 60 steps + 80 s down at 1.25 MB/s",
         ),
         (
             Probe(1, 0.1, is_loss_finite=False),
@@ -115,7 +115,7 @@ def test_a_client_may_fail_for_several_reasons_and_hears_them_all() -> None:
 
 
 def test_who_did_not_report_fails_with_its_own_words() -> None:
-    verdicts = judge(TERMS, {NORTH: done(FINE)}, {ClientId("east"): "too many samples"}, {NORTH: 0.0})
+    verdicts = judge(TERMS, {NORTH: Sent(done(FINE), 1, 0.0)}, {ClientId("east"): "too many samples"})
     assert [(one.client, one.passes, one.reason[:16]) for one in verdicts] == [
         ("east", False, "too many samples"),
         ("north", True, "a whole round ta"),
@@ -143,33 +143,35 @@ ANY_PROBE = st.builds(
     Probe,
     st.integers(1, 1 << 62),
     st.floats(0, 1e9),
-    *(RATES, RATES),
+    RATES,
     *(BYTES, BYTES, BYTES, BYTES),
     *(LOSSES, LOSSES),
     st.booleans(),
 )
 
 
-@given(ANY_PROBE, st.floats(0, 2.0**64))
-def test_every_probe_that_may_come_is_judged_with_a_cause_or_passes(probe: Probe, peak: float) -> None:
-    found = verdict(probe, peak)
+@given(ANY_PROBE, st.floats(0, 2.0**64), RATES)
+def test_every_probe_that_may_come_is_judged_with_a_cause_or_passes(
+    probe: Probe, peak: float, up: float | None
+) -> None:
+    found = verdict(probe, peak, up=up)
     assert found.passes == (found.causes == ())
     assert all(found.causes)
     assert found.measured
     assert "nan" not in found.reason
 
 
-@given(ANY_PROBE)
-def test_a_window_as_long_as_is_asked_for_is_long_enough(probe: Probe) -> None:
-    causes = verdict(probe).causes
+@given(ANY_PROBE, RATES)
+def test_a_window_as_long_as_is_asked_for_is_long_enough(probe: Probe, up: float | None) -> None:
+    causes = verdict(probe, up=up).causes
     if not causes or not causes[0].startswith("window_s of at least "):
         return
     asked = float(causes[0].split()[4])
-    longer = Terms(asked, TERMS.max_abs, TERMS.model_bytes, TERMS.update_bytes)
-    assert not any(cause.startswith("window_s") for cause in verdict(probe, terms=longer).causes)
+    longer = Terms(asked, TERMS.max_abs, TERMS.model_bytes)
+    assert not any(cause.startswith("window_s") for cause in verdict(probe, terms=longer, up=up).causes)
     if asked < 2**53:
-        shorter = Terms(asked - 1, TERMS.max_abs, TERMS.model_bytes, TERMS.update_bytes)
-        assert verdict(probe, terms=shorter).causes[0].startswith("window_s")
+        shorter = Terms(asked - 1, TERMS.max_abs, TERMS.model_bytes)
+        assert verdict(probe, terms=shorter, up=up).causes[0].startswith("window_s")
 
 
 @given(ANY_PROBE, st.floats(0, 64), st.floats(0, 64))
@@ -187,8 +189,8 @@ def test_a_smaller_update_never_fails_where_a_larger_one_passes(probe: Probe, on
         {"step_s": math.nan},
         {"step_s": math.inf},
         {"download_bytes_per_s": 0.0},
-        {"upload_bytes_per_s": math.nan},
-        {"upload_bytes_per_s": math.inf},
+        {"download_bytes_per_s": math.nan},
+        {"download_bytes_per_s": math.inf},
         {"memory_bytes": -1},
         {"memory_free_bytes": BYTES_MAX + 1},
         {"device_memory_bytes": -1},

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
 import torch
 
 from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import GridAccumulator
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import Enrolment
@@ -25,7 +26,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.signatures import SignedHeaders, Target, content_digest, parse, parse_digest
 from umbel.aggregation.types import TrainingPlan
-from umbel.aggregation.wire import HEADER_BYTES, Codec, read_header
+from umbel.aggregation.update_codec import codec_for
 
 URL = "https://coordinator.test"
 TOKEN = "one-time"
@@ -62,6 +63,7 @@ class Double:
         self.closed: dict[str, str] = {}
         self.requests: Counter[str] = Counter()
         self.log: list[str] = []
+        self.codec = CodecPlan()
         self.round = 1
         self.attempt = 1
         self._lock = threading.RLock()
@@ -190,8 +192,7 @@ class Double:
         assert (request.headers["upload-complete"] == "?1") == (len(upload.data) == upload.total)
         if len(upload.data) == upload.total:
             assert hashlib.sha256(upload.data).digest() == upload.sha256
-            lengths = range(4 * self.layout.n_values, 4 * self.layout.n_values + 1)
-            read_header(bytes(upload.data), self.layout, Codec.FLOAT32, lengths)
+            self._read(bytes(upload.data))
 
     def _upload_answer(self, status: int, upload: Incoming) -> httpx.Response:
         complete = "?1" if len(upload.data) == upload.total else "?0"
@@ -212,7 +213,7 @@ class Double:
         return answer({"outcome": "accepted", "reason": "counted"})
 
     def _commit(self, update: bytes) -> None:
-        values = torch.frombuffer(bytearray(update), dtype=torch.float32, offset=HEADER_BYTES)
+        values = self._read(update)
         self.updates.append(values)
         _, state = decode_model(self.model_bytes)
         total = GridAccumulator(self.layout.n_values, self.run_file.round_plan(1, 1).grid)
@@ -220,6 +221,13 @@ class Double:
         master = self.layout.add_mean(self.layout.master_of(state), total)
         self.model_bytes = encode_model(self.layout.full_state(self.layout.published(master)))
         self.round, self.attempt = self.round + 1, 1
+
+    def _read(self, update: bytes) -> torch.Tensor:
+        """The weight change in an update of a codec whose integers stand on the round's grid."""
+        grid = self.run_file.round_plan(1, 1).grid
+        codec = codec_for(self.codec, grid, self.layout)
+        levels = codec.integers(update[: codec.header_bytes], [update[codec.header_bytes :]], 0)
+        return (torch.cat(list(levels)).to(torch.float64) * grid.step).to(torch.float32)
 
     # --- what is asked ---
 
@@ -247,7 +255,7 @@ class Double:
                 name: getattr(training, name)
                 for name in ("local_epochs", "local_steps", "batch_size", "learning_rate", "proximal_mu", "evaluate")
             },
-            "codec": {"codec": 0, "inverse_step": 0.0, "key": 0, "clip_norm": None},
+            "codec": asdict(self.codec),
             "grid": {"step": grid.step, "max_abs": grid.max_abs, "total_weight_max": grid.total_weight_max},
             "sample_count_max": plan.sample_count_max,
             "seed": 1000 + self.round,

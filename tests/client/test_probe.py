@@ -15,12 +15,12 @@ from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.task import Task
-from umbel.aggregation.types import Assignment, ClientId, ModelRef, RunId, TrainingPlan, WorkDone, assignment_id
+from umbel.aggregation.types import Assignment, ClientId, ModelRef, RunId, TrainingPlan, assignment_id
 from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.link import Link
 from umbel.client.offer import check_offer
-from umbel.client.probe import memory_free_bytes, probe_of, with_upload
+from umbel.client.probe import memory_free_bytes, probe_of
 from umbel.client.work import train
 
 
@@ -113,16 +113,6 @@ def test_a_loss_that_is_no_number_is_said_and_not_sent(bad: float) -> None:
     for result in (TrainResult(100, 1, 1, {"loss": bad}), TrainResult(100, 1, 1, {}, 1, 1.0, bad)):
         probe = probe_of(Ward(), result, 3.0, offer(), Link())
         assert (probe.last_loss, probe.is_loss_finite) == (None, False)
-
-
-def test_the_speed_of_an_upload_is_told_only_where_it_was_measured() -> None:
-    plain = WorkDone(1, 1, 1, "ab" * 32)
-    assert with_upload(plain, 5e6) is plain
-    tried = WorkDone(1, 1, 1, "ab" * 32, probe=probe_of(Ward(), TrainResult(1, 1, 1), 0.0, offer(), Link()))
-    assert with_upload(tried, None) is tried
-    probe = with_upload(tried, 5e6).probe
-    assert probe is not None
-    assert probe.upload_bytes_per_s == 5e6
 
 
 def test_free_memory_is_the_containers_where_that_is_less(tmp_path: Path) -> None:

@@ -196,3 +196,18 @@ def test_a_pass_visits_every_sample_once_in_a_seeded_order() -> None:
 
     assert sorted(order(1)) == list(range(23))
     assert order(1) == order(1) != order(2)
+
+
+def test_training_stays_within_what_can_be_sent() -> None:
+    model, start = network(), network()
+    halves = {"0.weight": lambda gradient: gradient * MASK, "4.bias": torch.zeros_like}
+    plan = LocalPlan(epochs=2, batch_size=8, learning_rate=0.1, proximal_mu=0.1, within=halves)
+    ready(model).train(model, plan)
+    moved = {n: (p - q).detach() for (n, p), q in zip(model.named_parameters(), start.parameters(), strict=True)}
+    assert bool((moved["0.weight"][:4] != 0).all())
+    assert not moved["0.weight"][4:].any()
+    assert not moved["4.bias"].any()
+    assert bool(moved["4.weight"].any())
+
+
+MASK = (torch.arange(8) < 4).float().unsqueeze(1)

@@ -87,6 +87,7 @@ _MESSAGES_THAT_PARSE = (
     Decline("no time"),
 )
 _CODECS = (*(make() for make in CODECS.values()), Eden(1), Qsgd(1000), TopK(0.5, Precision.FLOAT32))
+_VECTOR_CODECS = [codec_for(CodecPlan(codec, key=5), GRID, LAYOUT) for codec in CODECS]
 _CONTEXT = Context(Layout.of_state({"a": torch.zeros(12, 3), "b": torch.zeros(7)}), 1)
 _CHANGED_LAYOUT = Layout.of_state(
     {"a": torch.zeros(40), "h": torch.zeros(5).half(), "m": torch.zeros(2).bool(), "n": torch.tensor(0)}
@@ -222,6 +223,16 @@ def _a_change() -> bytes:
     return writer.head()[HEADER_BYTES:] + body
 
 
+def vector_update(data: bytes) -> None:
+    """An update of codec 2 to 9. First byte: which. What is taken is all there, and stands on the grid."""
+    codec, rest = _VECTOR_CODECS[data[0] % len(_VECTOR_CODECS) if data else 0], data[1:]
+    with contextlib.suppress(UpdateRefused):
+        taken = torch.cat(list(codec.integers(rest[:HEADER_BYTES], [rest[HEADER_BYTES:]], 1)))
+        assert taken.shape == (LAYOUT.n_values,)
+        assert int(taken.abs().max()) * GRID.step <= GRID.max_abs
+        assert len(rest) in codec.update_bytes
+
+
 def _is_good(whole: bytes) -> bool:
     if whole[:HEADER_BYTES] != float32_header(LAYOUT).encode() or len(whole) != HEADER_BYTES + 4 * LAYOUT.n_values:
         return False
@@ -352,6 +363,7 @@ READERS: Mapping[str, Callable[[bytes], None]] = {
         integers_update,
         payload,
         change,
+        vector_update,
         model,
         header,
         run_file,
@@ -377,6 +389,10 @@ def seeds() -> dict[str, list[bytes]]:
     return {
         "update": [bytes([1]) + bytes(4 * LAYOUT.n_values), bytes([40]) + float32_header(LAYOUT).encode()],
         "integers_update": [b"".join(INTEGER_CODEC.encode(lambda: iter([torch.randn(8)]), 1))],
+        "vector_update": [
+            bytes([i]) + b"".join(codec.encode(lambda: iter([torch.linspace(-1, 1, LAYOUT.n_values)]), 1))
+            for i, codec in enumerate(_VECTOR_CODECS)
+        ],
         "payload": [
             bytes([i]) + b"".join(codec.encode(torch.linspace(-1, 1, _CONTEXT.n_values), _CONTEXT))
             for i, codec in enumerate(_CODECS)

@@ -24,7 +24,7 @@ from umbel.aggregation.layout import Layout
 LAYOUT = Layout.of_state(small_state())
 CANARY = "[canary]\nclients = 2\nshare = 0.25\n"
 RUN = lifecycle_run(CANARY, count=1, target=2)
-PROBE: Json = {"steps_full": 16, "step_s": 0.5, "download_bytes_per_s": 1e6, "upload_bytes_per_s": 1e6}
+PROBE: Json = {"steps_full": 16, "step_s": 0.5, "download_bytes_per_s": 1e6}
 SLOW: Json = {**PROBE, "step_s": 5.0}
 
 
@@ -228,7 +228,7 @@ def test_a_stop_ends_a_canary_and_its_run(tmp_path: Path) -> None:
         (None, "report-refused"),
         ({**PROBE, "steps_full": 0}, "malformed-request"),
         ({**PROBE, "step_s": -1.0}, "malformed-request"),
-        ({**PROBE, "upload_bytes_per_s": 0.0}, "malformed-request"),
+        ({**PROBE, "download_bytes_per_s": 0.0}, "malformed-request"),
         ({**PROBE, "memory_bytes": 1 << 61}, "malformed-request"),
         ({**PROBE, "memory_bytes": True}, "malformed-request"),
         ({**PROBE, "last_loss": 1e31}, "malformed-request"),

@@ -46,7 +46,7 @@ def test_a_round_from_the_first_enrolment_to_the_end_can_be_read(
         r"run demo created: 1 rounds from model [0-9a-f]{12}",
         r"made 1 enrolment token",
         r"client north enrolled \(labels: site=north\)",
-        r"run demo round 1 attempt 1 opened: 1 asked",
+        r"run demo round 1 attempt 1 opened: 1 asked, updates as float32",
         rf"run demo round 1 attempt 1 committed after .* s: 1 of 1 reported, .* lost: none; model {model[:12]} ",
         r"run demo finished: all 1 rounds are committed",
         r"refused PUT /v1/assignments/demo.9.9.north/report from north at 127.0.0.1: unknown-assignment: .*",
@@ -113,7 +113,7 @@ def test_a_canary_and_an_evaluation_are_told_from_training(tmp_path: Path, caplo
             layout = await it.begin(run_file(target=1) + "[canary]\n", small_state())
             [device] = await it.devices(1)
             assignment = await device.work(layout)
-            probe = {"steps_full": 4, "step_s": 0.1, "download_bytes_per_s": 1e6, "upload_bytes_per_s": 1e6}
+            probe = {"steps_full": 4, "step_s": 0.1, "download_bytes_per_s": 1e6}
             update = update_of(layout, torch.zeros(layout.n_values))
             await device.upload(assignment["id"], update)
             answer = await device.report(assignment["id"], update, probe=probe)
@@ -122,7 +122,7 @@ def test_a_canary_and_an_evaluation_are_told_from_training(tmp_path: Path, caplo
 
     asyncio.run(scenario())
     assert "run demo evaluation of round 1, attempt 1 opened: 2 asked" in caplog.text
-    assert "run demo canary of round 1, attempt 1 opened: 1 asked" in caplog.text
+    assert "run demo canary of round 1, attempt 1 opened: 1 asked, updates as float32" in caplog.text
     assert re.search(r"run demo canary of round 1, attempt 1 done after .*; lost: none; \(", caplog.text)
 
 

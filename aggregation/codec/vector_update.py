@@ -1,0 +1,163 @@
+"""Codecs 2 to 9: an update as a codec of vectors writes it, and on the round's grid once it is read.
+
+What is decoded is rounded to the grid (`grid.py`), as float32 updates are, so that the sum is exact and the same in any
+order. Values of integer and bool tensors travel beside it, exactly, as in the integer codec; in the vector their places
+hold zeros. The payload: the exact values as float32, in layout order, then what the codec has made (`registry.py`).
+
+Nothing but the length is said in the update: parameters, keys and sizes are the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.codec.codec import Context, Mode
+from umbel.aggregation.codec.exact import ExactPlaces
+from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, Sent, send, send_corrected
+from umbel.aggregation.codec.lowrank import LowRank
+from umbel.aggregation.codec.mask import RandomMask
+from umbel.aggregation.codec.payload import Buffer, Payload, exactly
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.registry import vector_codec
+from umbel.aggregation.errors import LyingLength
+from umbel.aggregation.grid import Grid, GridAccumulator, check_values, to_integers
+from umbel.aggregation.integer_sum import IntegerSum
+from umbel.aggregation.layout import HasMean, Layout
+from umbel.aggregation.torch_later import torch
+from umbel.aggregation.wire import HEADER_BYTES, header_for, read_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """An update made with error feedback, and what is left over of it."""
+
+    pieces: tuple[Buffer, ...]
+    left: Residual
+
+
+class VectorUpdateCodec:
+    """A codec of vectors for one round and model; see `UpdateCodec`. A client holds some vectors of the model."""
+
+    def __init__(self, plan: CodecPlan, grid: Grid, layout: Layout) -> None:
+        self._plan = plan
+        self._grid = grid
+        self._layout = layout
+        self._codec = vector_codec(plan.codec, plan.parameters)
+        self._exact = ExactPlaces(layout)
+        least = 4 * self._exact.n_values
+        self._payload_bytes = range(least, least + self._codec.payload_bytes_max(layout.n_values) + 1)
+
+    @property
+    def header_bytes(self) -> int:
+        return HEADER_BYTES
+
+    @property
+    def update_bytes(self) -> range:
+        return range(HEADER_BYTES + self._payload_bytes.start, HEADER_BYTES + self._payload_bytes.stop)
+
+    # --- a client's side ----------------------------------------------------------------------------------------------
+
+    def encode(self, change: Callable[[], Iterator[Tensor]], rank: int) -> Iterator[Buffer]:
+        exact, values = self._split(change())
+        yield from self._framed(exact, tuple(self._codec.encode(self._clipped(values), self._context(rank))), rank)
+
+    def within(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        """By tensor, what takes a gradient to the part that can be sent; nothing where all of it can."""
+        codec = self._codec
+        if isinstance(codec, RandomMask | LowRank) and codec.mode is Mode.STRUCTURED:
+            return codec.projections(self._context(0))
+        return {}
+
+    def encode_fed(
+        self, change: Callable[[], Iterator[Tensor]], rank: int, version: int, before: Residual | None
+    ) -> Fed:
+        """`encode` with error feedback. `version`: of the model that was trained; `before`: what an earlier one left.
+
+        Raises as `encode` does.
+        """
+        exact, values = self._split(change())
+        sent = self._sent(values, rank, version, before)
+        for _, here in self._exact.within(0, self._layout.n_values):  # a codec may read zeros as something else
+            sent.left.values[here] = 0.0
+        return Fed(self._framed(exact, sent.pieces, rank), sent.left)
+
+    def _sent(self, values: Tensor, rank: int, version: int, before: Residual | None) -> Sent:
+        context = self._context(rank)
+        if self._plan.momentum is None:
+            return send(self._codec, self._clipped(values), context, version, before)
+        correction = MomentumCorrection(self._plan.momentum, self._plan.clip_norm)
+        return send_corrected(self._codec, values, context, version, before, correction)
+
+    def _split(self, change: Iterator[Tensor]) -> tuple[bytes, Tensor]:
+        """The exact values as bytes, and the whole change without them."""
+        values, exact, first = torch.empty(self._layout.n_values), bytearray(), 0
+        for piece in change:
+            check_values(piece, self._grid, first)
+            whole = values[first : first + piece.numel()].copy_(piece)
+            for _, here in self._exact.within(first, piece.numel()):
+                exact += whole[here].numpy().astype("<f4", copy=False).tobytes()
+                whole[here] = 0.0
+            first += piece.numel()
+        return bytes(exact), values
+
+    def _clipped(self, values: Tensor) -> Tensor:
+        if (most := self._plan.clip_norm) is None:
+            return values
+        norm = float(values.norm(dtype=torch.float64))
+        return values * (most / norm) if norm > most else values
+
+    def _framed(self, exact: bytes, payload: tuple[bytes, ...], rank: int) -> tuple[Buffer, ...]:
+        """The whole update. Raises `UpdateOutOfRange` for one that a coordinator would refuse: codecs that are right on
+        average overshoot."""
+        header = header_for(self._layout, self._plan.codec, len(exact) + sum(map(len, payload))).encode()
+        for _ in self._values(header, (exact, *payload), rank):
+            pass
+        return header, exact, *payload
+
+    # --- the coordinator's side ---------------------------------------------------------------------------------------
+
+    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
+        return (to_integers(values, self._grid) for values in self._values(header, pieces, rank))
+
+    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+        return max((float(part.abs().amax()) for part in self._values(header, pieces, rank) if part.numel()), default=0)
+
+    def new_sum(self) -> IntegerSum:
+        return GridAccumulator(self._layout.n_values, self._grid)
+
+    def mean(self, total: IntegerSum, parts: Iterable[object]) -> HasMean:
+        assert isinstance(total, GridAccumulator), "it is a sum of this codec's"
+        return total
+
+    def update_rms(self, total: IntegerSum) -> float | None:
+        return None
+
+    def _values(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
+        """The change as it will be summed: float32, within the grid."""
+        said = read_header(header, self._layout, self._plan.codec, self._payload_bytes)
+        payload = Payload(exactly(pieces, said.payload_bytes))
+        exact = payload.take(4 * self._exact.n_values).view(torch.float32)
+        check_values(exact, self._grid)
+        first = 0
+        for values in self._codec.decode(payload.rest(), self._context(rank)):
+            check_values(values, self._grid, first)
+            yield self._with_exact(values, first, exact)
+            first += values.numel()
+        if first != self._layout.n_values:
+            raise LyingLength(f"the update holds {first} values, the layout {self._layout.n_values}")
+
+    def _with_exact(self, values: Tensor, first: int, exact: Tensor) -> Tensor:
+        places = tuple(self._exact.within(first, values.numel()))
+        if places:
+            values = values.clone()
+        for at, here in places:
+            values[here] = exact[at : at + here.stop - here.start]
+        return values
+
+    def _context(self, rank: int) -> Context:
+        return Context(self._layout, self._plan.key, rank)

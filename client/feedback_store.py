@@ -1,0 +1,70 @@
+"""What error feedback has left over, on disk: one safetensors file for each of the two newest model versions.
+
+A residual is written beside the update that it comes from, and kept only when the report of that update was accepted.
+The one from the version before stays too, for an attempt that is abandoned is made again and must begin as it did.
+"""
+
+import logging
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from umbel.aggregation.codec.feedback import Residual
+from umbel.aggregation.types import RunId
+from umbel.client.files import make_private, sync_directory
+
+_RUN = "umbel.run"
+log = logging.getLogger("umbel.client")
+
+
+class FeedbackStore:
+    """The residuals of one client. `waiting`: where the one stands whose update was not answered yet."""
+
+    def __init__(self, folder: Path, waiting: Path) -> None:
+        self._folder = folder
+        self.waiting = waiting
+
+    def before(self, run: RunId, version: int) -> Residual | None:
+        """What the update before the one of this model version has left over; None if it did not count, or is lost."""
+        path = self._path(version - 1)
+        if not path.exists():
+            return None
+        try:
+            found = _read(path, run)
+        except (SafetensorError, OSError, ValueError) as error:
+            log.warning("what error feedback had left over cannot be read, and is dropped: %s", error)
+            path.unlink()
+            return None
+        return found if found is not None and found.version + 1 == version else None
+
+    def wait(self, run: RunId, left: Residual) -> None:
+        """Put what is left over beside its update."""
+        aside = self.waiting.with_suffix(".tmp")
+        save_file(left.to_tensors(), aside, {_RUN: run})
+        aside.chmod(0o600)
+        aside.replace(self.waiting)
+
+    def keep(self) -> None:
+        """The update has counted: its residual is for the next one. Those before the last two are removed."""
+        if not self.waiting.exists():
+            return
+        with safe_open(self.waiting, framework="pt") as file:
+            version = int(file.get_tensor("version"))
+        make_private(self._folder)
+        self.waiting.replace(self._path(version))
+        for path in self._folder.iterdir():
+            if path not in (self._path(version), self._path(version - 1)):
+                path.unlink()
+        sync_directory(self._folder)
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"{version}.safetensors"
+
+
+def _read(path: Path, run: RunId) -> Residual | None:
+    """The residual in a file; None if it is of another run."""
+    with safe_open(path, framework="pt") as file:
+        if (file.metadata() or {}).get(_RUN) != run:
+            return None
+        return Residual.from_tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
