@@ -3,18 +3,18 @@
 The published model moves towards the master copy by whole multiples of a step D, so that whoever has it needs only the
 integers k to have the next one:
 
-    x  = published(master') - published              what there is to move; in half precision, by what it can hold
-    k  = sign(x) * floor(|x| / D + 1/2)     cut to 32,766
-    published' = published + D * k                   in the tensor's own type, or float32 for half precision
+    x = published(master') - published       what there is to move; in half precision, to what that can hold
+    k = sign(x) * floor(|x| / D + 1/2)       to the nearest, cut to 32,766
+    published' = published + D * k           in float32, or float64 where the tensor is; then in its own dtype
 
 What is not sent stands in master' - published', and is in the next round's x: error feedback (Seide, Fu, Droppo, Li,
 Yu, 2014) without a state of its own, and the same model for everyone, whichever way it came. Values of integer and bool
 tensors are the master's.
 
-All of it must come out the same on every machine, for the hash of the result is the model's identity. D is `step`
-times the root mean square of x, which is made of counts: how many |x| begin, as float32, with the same 16 bits. Counts
-add up in any order, and hundreds of thousands of differences differ from their first 16 bits (8 of precision) by 0.3 %
-in the mean. Products and sums are operations of their own, so that no processor fuses them.
+All of it must come out the same on every machine, for the hash of the result is the model's identity. D is a multiple
+of the root mean square of x, which is made of counts: how many |x| begin, as float32, with the same 16 bits. Counts add
+up in any order; cutting off the other bits makes D 0.3 % shorter. Products and sums are operations of their own, so
+that no processor fuses them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STEP_MIN, STEP_MAX = 2.0**-100, 2.0**100  # far from where float32 ends; the lesser one also if nothing changes
-ROUNDING = 0.5
+_ROUNDING = 0.5  # less of it, a dead zone about zero, is no better than a longer step: the error is fed back
 _FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 _KEPT_BITS = 16
 _SAMPLED_SEGMENTS = 4
@@ -47,7 +47,7 @@ def to_move(spec: TensorSpec, master: Tensor, before: Tensor) -> Tensor:
 
 def levels_of(x: Tensor, step: float) -> Tensor:
     """k: int32 of float32. `step`: a float32."""
-    steps = x.abs().mul_(as_float32(1.0 / step)).add_(ROUNDING).floor_().clamp_(max=float(LEVEL_MAX))
+    steps = x.abs().mul_(as_float32(1.0 / step)).add_(_ROUNDING).floor_().clamp_(max=float(LEVEL_MAX))
     return steps.copysign_(x).to(torch.int32)
 
 

@@ -62,11 +62,11 @@ class ChangeWriter:
         self._layout = layout
         self._step = step
         self._publication = Publication(layout, step, master, public)
-        self._width = entropy.best_width(self._publication.sample())
-        self._exact_bytes = self._n_bytes = 0
+        self._width = self._exact_bytes = self._n_bytes = 0
 
     def body(self) -> Iterator[bytes]:
         """What follows the first `HEAD_BYTES`, in pieces."""
+        self._width = entropy.best_width(self._publication.sample())
         if n_raw := _exact_raw_bytes(self._layout):
             for piece in frame.compress((bits.numpy().data for bits in self._publication.exact()), n_raw):
                 self._exact_bytes += len(piece)
