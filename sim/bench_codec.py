@@ -15,6 +15,7 @@ from umbel.aggregation.codec.kernels import fold_packed, unrotate_into
 from umbel.aggregation.codec.packing import packed_bytes
 from umbel.aggregation.codec.rotation import Blocks
 from umbel.sim.bench import Hold, Report, Row
+from umbel.sim.bench_codec_cuda import cuda_rows
 from umbel.sim.bench_codec_kernels import kernel_note, kernel_rows
 from umbel.sim.codec_errors import (
     Point,
@@ -47,7 +48,7 @@ N_GAUSSIAN = 1 << 22  # with fewer, a handful of tail values is a per cent of th
 
 def measure(*, quick: bool, plot: Path | None) -> Report:
     """Run it all; with `plot`, draw it there. Raises `OSError` if that cannot be written."""
-    rows = [*_gaussian_rows(), *_mean_rows(), *kernel_rows(quick=quick)]
+    rows = [*_gaussian_rows(), *_mean_rows(), *kernel_rows(quick=quick), *cuda_rows()]
     rows.append(_server_row(1 << 22 if quick else 1 << 24))
     if plot is not None:
         from umbel.sim.codec_plot import draw

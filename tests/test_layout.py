@@ -54,7 +54,11 @@ def test_no_module_is_loaded_under_a_second_name() -> None:
         import importlib, pkgutil, sys, umbel
         for module in pkgutil.walk_packages(umbel.__path__, "umbel."):
             if not module.name.startswith("umbel.server.migrations."):  # alembic runs these, inside its own context
-                importlib.import_module(module.name)
+                try:
+                    importlib.import_module(module.name)
+                except ModuleNotFoundError as error:
+                    if error.name != "triton":  # it comes with torch for CUDA
+                        raise
         print(*sorted(name for name in sys.modules))
         """
     ).split()
@@ -77,6 +81,10 @@ def test_a_device_needs_no_library_of_the_server_or_the_simulator() -> None:
         import umbel.aggregation, umbel.client
         for package in (umbel.aggregation, umbel.client):
             for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-                importlib.import_module(module.name)
+                try:
+                    importlib.import_module(module.name)
+                except ModuleNotFoundError as error:
+                    if error.name != "triton":  # it comes with torch for CUDA
+                        raise
         """
     )

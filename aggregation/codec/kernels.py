@@ -1,15 +1,18 @@
-"""What the codecs call for arithmetic on whole vectors: compiled for tensors on the CPU, torch for all others.
+"""What the codecs call for arithmetic on whole vectors: compiled for tensors on the CPU, Triton for those on CUDA,
+torch for all others.
 
-Both give the same integers and the same floats to the last bit. Everything works on parts of a vector, into buffers
+All give the same integers and the same floats to the last bit. Everything works on parts of a vector, into buffers
 that the caller keeps, so that a vector of any length takes no memory beside itself; parts may be done in threads.
 A part of a rotated vector begins at a multiple of `TILE`.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.native import Folded, Kernels, Quantizer, chosen
+from umbel.aggregation.codec.native import Folded, Kernels, Quantizer, chosen, is_torch_forced
 from umbel.aggregation.codec.packing import GROUP, pack, packed_bytes, unpack
 from umbel.aggregation.codec.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
 from umbel.aggregation.codec.quantize import UNIT, quantize
@@ -19,6 +22,9 @@ from umbel.aggregation.torch_later import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from umbel.aggregation.codec.cuda import TritonKernels
+
+log = logging.getLogger("umbel.aggregation")
 TILE = 4096  # positions: the largest block, and a whole number of every smaller block and group
 _BITS_MAX = 15
 _INT32 = 1 << 31
@@ -145,11 +151,36 @@ def signs_into(out: Tensor, key: int, first: int) -> None:
         out.copy_(signs(key, first, out.numel(), out.device))
 
 
-def _native(*tensors: Tensor) -> Kernels | None:
-    """The compiled kernels, if they can take these tensors."""
-    if all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
-        return chosen()
-    return None
+def _native(*tensors: Tensor) -> Kernels | TritonKernels | None:
+    """The kernels that can take these tensors, if there are any."""
+    device = tensors[0].device
+    if not all(tensor.device == device and tensor.is_contiguous() for tensor in tensors):
+        return None
+    if device.type == "cuda":
+        return _triton() if all(map(_begins_a_word, tensors)) else None
+    return chosen() if device.type == "cpu" else None
+
+
+@cache
+def _triton() -> TritonKernels | None:
+    """The kernels for CUDA, if Triton is there and makes one that works; otherwise one log line says why."""
+    if is_torch_forced():
+        return None
+    try:
+        from umbel.aggregation.codec.cuda import TritonKernels
+
+        kernels, tried = TritonKernels(), torch.zeros(1, dtype=torch.int32, device="cuda")
+        kernels.dither(tried, 0, 0)
+        if not torch.equal(tried, dither(0, 0, 1, "cuda")):
+            raise RuntimeError("its first number is wrong")
+    except Exception as error:  # whatever a compiler, a driver or a missing library may say: torch is right
+        log.warning("Triton makes no kernels here (%s); torch does the same on the GPU, slower", error)
+        return None
+    return kernels
+
+
+def _begins_a_word(tensor: Tensor) -> bool:
+    return tensor.element_size() > 1 or tensor.data_ptr() % 4 == 0
 
 
 def _rotated(values: Tensor, blocks: Blocks, key: int, first: int, n_positions: int) -> Tensor:

@@ -186,6 +186,11 @@ class Kernels:
         return Folded(folded.sum_of_squares, folded.greatest)
 
 
+def is_torch_forced() -> bool:
+    """Does `UMBEL_KERNELS` ask for plain torch, on any device?"""
+    return os.environ.get(VARIABLE) == Path.TORCH
+
+
 @cache
 def library() -> Library:
     """What was compiled when umbel was installed. Raises `NoKernels`."""

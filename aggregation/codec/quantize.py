@@ -90,7 +90,7 @@ class Dithers:
     def subtract(self, sums: Tensor, dither: Tensor) -> Tensor:
         """int64 sums of weight * k -> float64 sums of weight * y / D, unbiased. `dither`: int32, by coordinate."""
         excess = self._excess.to(sums.device)
-        return sums.to(torch.float64).sub_(excess[dither.to(torch.int64)])
+        return sums.to(torch.float64).sub_(excess.index_select(0, dither))
 
 
 def _excess(weights: _Integers, offset: int) -> _Floats:

@@ -1,0 +1,135 @@
+"""A fixed width for any update: clipped, rotated and rounded to integers; and the mean of many from the sum of theirs.
+
+    y = rotate(x min(1, C / ||x||));    k = floor(y / D + u + phi);    mean = unrotate((sum of k - S(u)) D / n)
+
+C is the clip norm, D the step, u + phi the cohort's dither, and S(u) what the dithers of these n clients have added
+(`quantize.py`): all public. The sum of the integers is exact, and how it is formed is for others to say: modulo 2^m
+(`modular.py`) or in the lanes of an all-reduce (`lanes.py`). The rotation is undone once, on the sum.
+
+**Unbiased** but for what is clipped, **linear**, stateless; a vector of any length, so whoever has more to add up puts
+it behind the weights. One client's error is about D^2 / 12 for each coordinate, and that of the mean a further n times
+less, whatever the update was. Values beyond 32,766 steps are cut there.
+
+The mean is computed in float32 from the sum onwards: it is taken off the dither and divided in float64, rounded once,
+and rotated back by the float32 kernels. On Gaussian values that adds 9e-15 to the relative squared error, as much as
+the rotation before it; 8 bits of levels have 2e-5 of their own. Rotating back in float64 takes twenty times as long.
+Every device comes to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.codec.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
+from umbel.aggregation.codec.native import Quantizer
+from umbel.aggregation.codec.plan import NORM_MAX, CodecPlan, as_float32
+from umbel.aggregation.codec.quantize import UNIT, Dithers, Levels, phase
+from umbel.aggregation.codec.rotation import Blocks
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COHORT_MAX = UNIT  # beyond it two clients would have the same share of the dither
+_PART_CPU, _PART_DEVICE = 16 * TILE, 4096 * TILE  # what stays in a cache; what keeps a device busy
+_WHOLE = Levels()
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """What a cohort must agree on: what the plan says, of a vector of `n_values`.
+
+    From the plan's key come both the signs of the rotation and the dither.
+    """
+
+    plan: CodecPlan
+    n_values: int
+
+    def __post_init__(self) -> None:
+        if self.n_values < 0 or not self.plan.inverse_step:
+            raise ValueError("a vector is rounded on the step of an integer codec's plan")
+
+    @property
+    def blocks(self) -> Blocks:
+        return Blocks.of(self.n_values)
+
+    @property
+    def n_levels(self) -> int:
+        """How many integers a vector has: `n_values`, filled up to whole blocks."""
+        return self.blocks.n_padded
+
+    def quantizer(self, values: Tensor, rank: int, levels: Levels = _WHOLE) -> Quantizer:
+        """For `values`, float32 on any device, of the client with this rank: the clipping is in its step.
+
+        Raises `ValueError` for values that are not finite, or of a norm above 2^60, or not `n_values`.
+        """
+        if values.dtype != torch.float32 or values.shape != (self.n_values,):
+            raise ValueError(f"{self.n_values} float32 are needed, not {list(values.shape)} of {values.dtype}")
+        if not 0 <= rank < COHORT_MAX:
+            raise ValueError(f"a cohort has ranks from 0 to {COHORT_MAX - 1}, not {rank}")
+        norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in torch.split(values, _part(values))))
+        if not norm <= NORM_MAX:
+            raise ValueError(f"the weight change has the norm {norm}; train with a lower learning rate")
+        most = self.plan.clip_norm
+        scale = 1.0 if most is None or norm <= most else most / norm
+        return Quantizer(as_float32(self.plan.inverse_step * scale), self.plan.key, phase(rank), levels)
+
+    def levels(self, values: Tensor, rank: int, levels: Levels = _WHOLE) -> Iterator[Tensor]:
+        """The integers of the rotated vector in consecutive parts, int32, each a new tensor on the device of `values`.
+
+        Raises `ValueError` as `quantizer` does.
+        """
+        quantizer = self.quantizer(values, rank, levels)
+        buffer = values.new_empty(min(_part(values), self.n_levels))
+        for first, length in self.parts(values):
+            rotated = buffer[:length]
+            rotate_into(rotated, values, self.blocks, self.plan.key, first)
+            out = torch.empty(length, dtype=torch.int32, device=values.device)
+            quantize_into(out, rotated, quantizer, first)
+            yield out
+
+    def parts(self, like: Tensor) -> Iterator[tuple[int, int]]:
+        """First position and length of the parts that vectors on this device are worked on in."""
+        size = _part(like)
+        return ((first, min(size, self.n_levels - first)) for first in range(0, self.n_levels, size))
+
+    def mean(self, sums: Iterable[Tensor], dithers: Dithers) -> Tensor:
+        """The mean of the updates whose integers were summed: float32, `n_values`, on the device of `sums`.
+
+        `sums`: consecutive parts as `parts` has them, of any integer type. `dithers`: of the clients in it
+        (`dithers_of`). Raises `ValueError` for sums of another length.
+        """
+        out, first = None, 0
+        for part in sums:
+            if out is None:
+                out = torch.empty(self.n_values, dtype=torch.float32, device=part.device)
+            shared = torch.empty(part.numel(), dtype=torch.int32, device=part.device)
+            dither_into(shared, self.plan.key, first)
+            mean = dithers.subtract(part, shared).div_(dithers.total_weight * self.plan.inverse_step)
+            unrotate_into(out, mean.to(torch.float32), self.blocks, self.plan.key, first)
+            first += part.numel()
+        if out is None or first != self.n_levels:
+            raise ValueError(f"a sum has {self.n_levels} integers, not {first}")
+        return out
+
+
+def dithers_of(ranks: Iterable[int]) -> Dithers:
+    """What the dithers of these clients add to the sum of their levels. Raises `ValueError` for a rank named twice."""
+    phases = [phase(rank) for rank in ranks]
+    if not phases or len(set(phases)) < len(phases):
+        raise ValueError("a sum has one client at least, and each of them once")
+    return Dithers(((1, phi) for phi in phases), _WHOLE)
+
+
+def sum_of_squares(sums: Tensor) -> int:
+    """Exactly, of at most 2^32 integers that int32 could hold: the same on every device and replica."""
+    squares = sums.to(torch.int64).square()
+    low, high = squares & ((1 << 31) - 1), squares >> 31
+    return int(low.sum()) + (int(high.sum()) << 31)
+
+
+def _part(like: Tensor) -> int:
+    return _PART_CPU if like.device.type == "cpu" else _PART_DEVICE
