@@ -68,6 +68,16 @@ def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
     return layout, layout.full_state(owned)
 
 
+def tensor_offsets(header: bytes) -> dict[str, int]:
+    """Where each tensor's bytes begin in a safetensors file. `header`: its JSON, of a file that is known to be good."""
+    entries = json.loads(header)
+    return {
+        name: 8 + len(header) + int(entry["data_offsets"][0])
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
 def _metadata(data: bytes) -> dict[str, str] | None:
     """The `__metadata__` of safetensors bytes that `safetensors` has already accepted."""
     header_bytes = int.from_bytes(data[:8], "little")

@@ -32,6 +32,7 @@ from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.runfile_sections import DownlinkSection
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id
@@ -198,6 +199,14 @@ def codec_of(run_file: Mapping[str, Any]) -> CodecSection:
         return CodecSection(**run_file.get("codec", {}))
     except (TypeError, ValueError) as error:
         raise AuditFailed(f"the run file's section [codec] makes no sense: {error}") from error
+
+
+def downlink_of(run_file: Mapping[str, Any]) -> DownlinkSection:
+    """What a run file says of what clients fetch; one from before it could, nothing. Raises `AuditFailed`."""
+    try:
+        return DownlinkSection(**run_file.get("downlink", {}))
+    except (TypeError, ValueError) as error:
+        raise AuditFailed(f"the run file's section [downlink] makes no sense: {error}") from error
 
 
 def _layout(created: RunCreated) -> Layout:

@@ -12,7 +12,8 @@ to and takes no place. What travels is the *weight change* `local - global` as s
   exact up to 2^24, float32's own limit; a larger change is refused rather than rounded.
 
 The coordinator keeps a *master* copy: half-precision tensors widened to float32, all others as they are. Rounding the
-published model to 16 bits therefore never eats updates that are smaller than half a unit in the last place.
+published model to 16 bits therefore never eats updates that are smaller than half a unit in the last place. Nor does
+publishing it in steps (`publishing.py`), for which any model has a master copy apart.
 """
 
 from __future__ import annotations
@@ -201,8 +202,8 @@ class Layout:
         return {s.name: published(s, master[s.name]) for s in self.owners()}
 
     @property
-    def is_master_published(self) -> bool:
-        """Whether master copy and published model are the same bytes (no half-precision tensor)."""
+    def is_full_precision(self) -> bool:
+        """Whether no tensor is of half precision: a master copy has the same dtypes then, and may be the model."""
         return all(spec.dtype not in _HALF for spec in self.owners())
 
     def full_state(self, owned: State) -> dict[str, Tensor]:

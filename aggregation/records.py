@@ -169,7 +169,7 @@ class VersionRecord:
     `evaluation`: means over held-out samples, of this very version, where it was measured. `judged`: its value by the
     metric of early stopping, where enough clients measured it. `deleted_at`: since when it cannot be had any more, in
     Unix seconds as `created_at`; `reason`: how it came to be, in words. `is_best`: of all of them, by the run file's
-    `[stop]`, as far as they were measured.
+    `[stop]`, as far as they were measured. `master_sha256`: of the coordinator's full-precision copy.
     """
 
     version: int
@@ -186,6 +186,7 @@ class VersionRecord:
     judged: float | None = None
     deleted_at: float | None = None
     is_best: bool = False
+    master_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A committed round made again from its audit bundle, its updates and the model that it began with: the same bits.
 
 Whoever has the files drives this: `fold` each update, in any order, then `require_sum`, then `next_master` and
-`Layout.published`, whose files must have the hashes of the bundle's `model_out`.
+`Layout.published` (or, where clients are sent changes, `publishing.py`), whose files must have the hashes of the
+bundle's `model_out`.
 """
 
 from collections.abc import Iterable

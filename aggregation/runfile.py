@@ -38,6 +38,10 @@ step = 0.5              # of the integers, in units of an update's root mean squ
 first_norm = 1.0        # the L2 norm that an update of the first round is expected to have
 clip_norm = 10.0        # the greatest L2 norm of an update; longer ones are shortened to it. By default there is none
 
+[downlink]              # what clients fetch of a new model
+name = "change"         # the change since a version that they have; or "model", the default: all of it
+step = 1.0              # of changes, in units of the root mean square of what changes
+
 [evaluation]            # measure the model on clients that did not train it
 every = 5               # after every fifth round
 clients = 10            # reports at which such a round closes
@@ -83,6 +87,7 @@ from umbel.aggregation.runfile_sections import (
     OVERRIDES_MAX,
     AggregationSection,
     CanarySection,
+    DownlinkSection,
     EvaluationSection,
     Override,
     RetentionSection,
@@ -109,6 +114,7 @@ class RunFile:
     stop: StopRule | None = None
     retention: RetentionSection = field(default_factory=RetentionSection)
     codec: CodecSection = field(default_factory=CodecSection)
+    downlink: DownlinkSection = field(default_factory=DownlinkSection)
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100
 SHARE_MIN = 1e-6
 CANARY_CLIENTS = 3
+CHANGE_STEP_MIN, CHANGE_STEP_MAX = 2.0**-8, 2.0
 SERVER_RATE_MAX = 1e38  # float32's range; a step that leaves the model's own is refused when it is made
 _ROUNDS = re.compile(r"[1-9][0-9]{0,5} rounds?")
 
@@ -64,6 +65,27 @@ class AggregationSection:
 
     def __post_init__(self) -> None:
         require_within(self.server_learning_rate, "server_learning_rate", RATE_MIN, SERVER_RATE_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class DownlinkSection:
+    """What clients fetch of a new model: "model", all of it, or "change", where they have a version shortly before it.
+
+    `step`: of changes, in root mean squares of what changes; see `publishing.py`. Beyond 2, what rounding leaves behind
+    would outgrow what a round changes.
+    """
+
+    name: Literal["model", "change"] = "model"
+    step: float = 1.0
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        require_within(self.step, "step", CHANGE_STEP_MIN, CHANGE_STEP_MAX)
+
+    @property
+    def change_step(self) -> float | None:
+        """The step of changes; None if there are none."""
+        return self.step if self.name == "change" else None
 
 
 @dataclass(frozen=True, slots=True)

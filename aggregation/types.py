@@ -36,6 +36,7 @@ WINDOW_MIN_S = 0.1
 WINDOW_MAX_S = 366 * 86_400.0
 SECONDS_MAX = 1e9
 BYTES_MAX = 1 << 60
+CHANGES_MAX = 8  # who is further behind fetches the whole model
 
 
 class Weighting(StrEnum):
@@ -232,12 +233,25 @@ class ModelRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChange:
+    """A file that makes a model of the one before it (`codec/change.py`). `from_sha256`: of that one.
+
+    `sha256`, `size_bytes`: of the file itself, which is fetched as models are.
+    """
+
+    from_sha256: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """What one client is asked to do. `window_s`: seconds left, counted from when this message was sent.
 
     `seed` is for the client's own batch order, dropout and the like: the same run, round and client give the same seed.
     `share`: how much of the steps to do, 1 for all; less is asked by a canary only. `rank`: the client's place among
-    the cohort's names in their order, from 0.
+    the cohort's names in their order, from 0. `changes`: of the newest versions, oldest first, the last of which makes
+    `model`; each makes what the next begins with, and together they are smaller than the model.
     """
 
     id: AssignmentId
@@ -254,6 +268,7 @@ class Assignment:
     task: Task = Task.TRAINING
     share: float = 1.0
     rank: int = 0
+    changes: tuple[ModelChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ HEADER_BYTES = 64
 CHUNK_BYTES_MIN = 64 << 10
 _CHUNKS_MAX = 4096  # so that 1 MiB, which is what many proxies let through, is enough for an update of 4 GiB
 _CHUNKS_OF_FEW_BYTES = 64
+CHANGE = 16  # stands where an update's codec does in a change from one model version to the next (`codec/change.py`)
 _HEADER = struct.Struct("<4sBBHQ32sQQ")
 
 
@@ -72,6 +73,12 @@ def least_chunk_bytes(update_bytes: int) -> int:
 def header_for(layout: Layout, codec: Codec, payload_bytes: int) -> UpdateHeader:
     """The header of an update of a model with this layout."""
     return UpdateHeader(codec, layout.n_values, bytes.fromhex(layout.digest), payload_bytes)
+
+
+def change_header(layout: Layout, payload_bytes: int) -> bytes:
+    """The only header that a change of a model with this layout may have, if so many bytes follow it."""
+    digest = bytes.fromhex(layout.digest)
+    return _HEADER.pack(MAGIC, VERSION, CHANGE, 0, layout.n_values, digest, payload_bytes, 0)
 
 
 def float32_header(layout: Layout) -> UpdateHeader:

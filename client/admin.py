@@ -191,6 +191,12 @@ class Operator:
         """Write a model to `path`, whole and checked, or not at all."""
         self._download(f"/v1/admin/models/{sha256}", Path(path), sha256)
 
+    def download_master(self, name: str, version: VersionRecord, path: Path | str) -> None:
+        """Write the full-precision copy of one of a run's model versions to `path`, checked; whole, or not at all."""
+        require_slug(name, "name")
+        address = f"/v1/admin/runs/{name}/versions/{version.version}/master"
+        self._download(address, Path(path), version.master_sha256)
+
     def audit_key(self) -> str:
         """The key that the coordinator says it signs audit bundles with, base64. Anyone may ask."""
         return self._ask("GET", "/v1/audit-key").parse(_AUDIT_KEY).public_key

@@ -81,7 +81,7 @@ def _replayed(operator: Operator, run: str, auditor: Auditor, lines: Sequence[Li
         return False
     typer.echo(f"round {number}, from version {ended.model_in.version} of the model:")
     try:
-        replay(Source(operator, run, bundle), ended, auditor.created.layout, lambda said: typer.echo(f"  {said}"))
+        replay(Source(operator, run, bundle), ended, auditor.created, lambda said: typer.echo(f"  {said}"))
     except (AuditFailed, ClientError) as failed:
         typer.echo(f"umbel: round {number}: {printable(str(failed))}", err=True)
         return False

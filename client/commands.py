@@ -176,6 +176,10 @@ def export_model(
     out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
     server: Server,
     version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; by default the newest.")] = None,
+    full_precision: Annotated[
+        bool,
+        typer.Option("--full-precision", help="The coordinator's own copy, before it was rounded for its clients."),
+    ] = False,
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -183,7 +187,7 @@ def export_model(
     from umbel.client import console, lifecycle
 
     with console.operator_at(server, admin_key_file) as operator:
-        lifecycle.export_model(operator, run, version, out, as_json)
+        lifecycle.export_model(operator, run, version, out, as_json, full_precision=full_precision)
 
 
 @client_app.command("list")

@@ -1,65 +1,101 @@
-"""Fetch a model: streamed to disk, resumed after a cut, believed only when its SHA-256 is right.
+"""Have the model of an assignment on disk: by the changes since a version that is there already, or whole.
 
-The coordinator may send us elsewhere for it (`elsewhere.py`). A link that brings nothing, or something else, is not
-tried again: then the coordinator is asked to send the model itself. After a cut it is asked for a new link, for the
-old one may have expired.
+A client that trained in one of the last rounds has that round's model, and needs only what has changed since. The
+changes are applied to a copy, which counts only if it has the model's SHA-256. If anything goes wrong with them,
+whatever it is, the model is fetched whole.
 """
 
 import logging
-import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from umbel.aggregation.artifact import layout_of
-from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.errors import LayoutError, UpdateRefused
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.types import ModelRef
+from umbel.aggregation.types import ModelChange, ModelRef
+from umbel.client.changes import apply_changes
 from umbel.client.coordinator import Coordinator
-from umbel.client.elsewhere import elsewhere
-from umbel.client.errors import CoordinatorMisbehaved, Redirected
-from umbel.client.files import file_sha256, write_all
+from umbel.client.download import download
+from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
+from umbel.client.files import file_sha256
 from umbel.client.link import Link
 from umbel.client.store import Store
-from umbel.client.transport import Patience, patiently
+from umbel.client.transport import Patience
 
 log = logging.getLogger("umbel.client")
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model of this layout, and the `changes` that lead to it; see `Assignment`."""
+
+    model: ModelRef
+    layout: Layout
+    changes: Sequence[ModelChange] = ()
+
+
 def fetch_model(
-    coordinator: Coordinator,
-    store: Store,
-    model: ModelRef,
-    link: Link,
-    patience: Patience,
+    coordinator: Coordinator, store: Store, wanted: Wanted, link: Link, patience: Patience
 ) -> tuple[Path, Link]:
     """Where the model lies on disk, and what the link was seen to carry. Every other model is removed.
 
     Raises `CoordinatorMisbehaved` for bytes that do not hash to `model.sha256`, or that are too many.
     """
-    path, part = store.model_path(model.sha256), store.part_path(model.sha256)
-    store.keep_only(model.sha256)
-    if path.exists() and file_sha256(path) == model.sha256:
+    model = wanted.model
+    path = store.model_path(model.sha256)
+    if _is_here(path, model.sha256):
+        store.keep_only(model.sha256)
         return path, link
-    started, first = time.perf_counter(), _size(part)
-    until = math.inf if patience.until is None else patience.until
-    way = _Way()
-    while True:
-        patiently(lambda: _fetch_rest(coordinator, model, part, until, way), patience)
-        if file_sha256(part) == model.sha256:
-            break
-        part.unlink()
-        if not way.was_elsewhere:
-            raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
-        log.warning("what a link of the coordinator's led to is not the model; asking the coordinator itself")
-        way.is_direct, way.was_elsewhere = True, False
-    elapsed_s = time.perf_counter() - started
-    part.replace(path)
-    return path, link.after_download(model.size_bytes - first, elapsed_s)
+    needed = _needed(store, wanted.changes)
+    store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
+    if not (needed and _is_made(coordinator, store, wanted, needed, patience)):
+        store.keep_only(model.sha256)  # first, for there may be no room for both
+        started, part = time.perf_counter(), store.part_path(model.sha256)
+        n_bytes = download(coordinator, model, part, patience)
+        link = link.after_download(n_bytes, time.perf_counter() - started)
+        part.replace(path)
+    store.keep_only(model.sha256)
+    return path, link
+
+
+def _is_here(path: Path, sha256: str) -> bool:
+    return path.exists() and file_sha256(path) == sha256
+
+
+def _needed(store: Store, changes: Sequence[ModelChange]) -> Sequence[ModelChange]:
+    """The changes that lead from a model that is here to the one that is wanted, as few as possible; none if there is
+    no such model."""
+    for i in reversed(range(len(changes))):
+        if _is_here(store.model_path(changes[i].from_sha256), changes[i].from_sha256):
+            return changes[i:]
+    return ()
+
+
+def _is_made(
+    coordinator: Coordinator, store: Store, wanted: Wanted, needed: Sequence[ModelChange], patience: Patience
+) -> bool:
+    """Fetch the changes and make the model of them; False if that cannot be done."""
+    base, making = store.model_path(needed[0].from_sha256), store.making_path(wanted.model.sha256)
+    try:
+        for change in needed:
+            if not (path := store.change_path(change.sha256)).exists():
+                download(coordinator, change, part := store.part_path(change.sha256), patience)
+                part.replace(path)
+        load_model(base, wanted.layout)  # where a client was killed before its training, nobody has looked into it yet
+        apply_changes(wanted.layout, base, [store.change_path(change.sha256) for change in needed], making)
+        if file_sha256(making) != wanted.model.sha256:
+            raise CoordinatorMisbehaved("what they make does not have its SHA-256")
+    except (CoordinatorRefused, CoordinatorMisbehaved, UpdateRefused, OSError) as error:
+        making.unlink(missing_ok=True)
+        log.warning("the changes since the last model are of no use, so all of it is fetched: %s", error)
+        return False
+    making.replace(store.model_path(wanted.model.sha256))
+    return True
 
 
 def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
@@ -68,66 +104,12 @@ def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             found = layout_of(file.metadata(), owned)
-    except (SafetensorError, LayoutError) as error:
+    except (
+        SafetensorError,
+        LayoutError,
+        KeyError,
+    ) as error:  # KeyError: a dtype that safetensors knows, torch does not
         raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
     if difference := layout.difference(found):
         raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")
     return layout.full_state(owned)
-
-
-@dataclass(slots=True)
-class _Way:
-    """How to ask: `is_direct`, from the coordinator itself. `was_elsewhere`: a link was followed."""
-
-    is_direct: bool = False
-    was_elsewhere: bool = False
-
-
-def _fetch_rest(coordinator: Coordinator, model: ModelRef, part: Path, until: float, way: _Way) -> None:
-    """Append what is missing of `part`. A cut leaves what came for the next try."""
-    have = _size(part)
-    if have > model.size_bytes:
-        part.unlink()
-        have = 0
-    if have == model.size_bytes:
-        return
-    try:
-        with coordinator.model(model.sha256, have, until, way.is_direct) as response:
-            _take(response, part, have, model.size_bytes)
-    except Redirected as redirected:
-        if way.is_direct:
-            raise
-        _follow(redirected, part, have, model.size_bytes, until, way)
-
-
-def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, until: float, way: _Way) -> None:
-    way.was_elsewhere = True
-    try:
-        with elsewhere(redirected, have, size_bytes, until) as response:
-            _take(response, part, have, size_bytes)
-    finally:
-        way.is_direct = _size(part) == have
-
-
-def _take(response: httpx.Response, part: Path, have: int, size_bytes: int) -> None:
-    """Write what comes behind what is there, or in its place if it is the whole file."""
-    start = have if response.status_code == 206 else 0
-    with part.open("r+b" if start else "wb", buffering=0) as file:
-        file.seek(start)
-        _copy(response, file.fileno(), size_bytes - start)
-    if _size(part) < size_bytes:
-        raise CoordinatorMisbehaved(f"the model that came is shorter than its {size_bytes} bytes")
-
-
-def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
-    """Write every piece as it comes: what is held back in memory would be lost in a cut."""
-    n_copied = 0
-    for piece in response.iter_raw():
-        n_copied += len(piece)
-        if n_copied > bytes_max:
-            raise CoordinatorMisbehaved("the model that came is longer than announced")
-        write_all(fd, (piece,))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

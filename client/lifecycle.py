@@ -81,15 +81,23 @@ def list_versions(operator: Operator, run: str, as_json: bool) -> None:
     console.print(Text("\n").join(table_lines(columns, console.width)))
 
 
-def export_model(operator: Operator, run: str, version: int | None, out: Path, as_json: bool) -> None:
+def export_model(
+    operator: Operator, run: str, version: int | None, out: Path, as_json: bool, *, full_precision: bool = False
+) -> None:
     newest = operator.run(run).model.version
     found = _kept(operator.versions(run, first=newest if version is None else version, count=1), run, version, newest)
-    operator.download_model(found.sha256, out)
-    facts = Exported(str(out), run, found.version, found.round, found.sha256, found.size_bytes, umbel.__version__)
+    sha256 = found.master_sha256 if full_precision else found.sha256
+    if full_precision:
+        operator.download_master(run, found, out)
+    else:
+        operator.download_model(sha256, out)
+    n_bytes = out.stat().st_size
+    facts = Exported(str(out), run, found.version, found.round, sha256, n_bytes, umbel.__version__)
     if as_json:
         print_json(facts)
     else:
-        typer.echo(f"{out}: version {found.version} ({_origin(found)}), sha256 {printable(found.sha256)}")
+        what = ", in full precision" if full_precision else ""
+        typer.echo(f"{out}: version {found.version} ({_origin(found)}){what}, sha256 {printable(sha256)}")
 
 
 def _kept(found: Sequence[VersionRecord], run: str, version: int | None, newest: int) -> VersionRecord:

@@ -54,7 +54,7 @@ from umbel.client.errors import (
     TrainingFailed,
     WorkRefused,
 )
-from umbel.client.fetch import fetch_model
+from umbel.client.fetch import Wanted, fetch_model
 from umbel.client.link import Link
 from umbel.client.measure import measure
 from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
@@ -277,9 +277,10 @@ class Participant:
 
     def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
         patience = Patience(timing, window_end, self._shutdown.wait)
+        wanted = Wanted(offer.model, self._layout, offer.changes)
         try:
             with self._shutdown.interruptible():
-                path, self._link = fetch_model(self._coordinator, self._store, offer.model, self._link, patience)
+                path, self._link = fetch_model(self._coordinator, self._store, wanted, self._link, patience)
                 return path
         except Interrupted as interruption:
             self._decline(offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))

@@ -6,7 +6,7 @@ The coordinator may be hostile: names become paths, sizes become files, seconds 
 import math
 
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.types import SAMPLE_COUNT_MAX, SHA256, Assignment, ClientId, RunId, assignment_id
+from umbel.aggregation.types import CHANGES_MAX, SAMPLE_COUNT_MAX, SHA256, Assignment, ClientId, RunId, assignment_id
 from umbel.client.errors import CoordinatorMisbehaved, WorkRefused
 
 WINDOW_S_MAX = 366 * 86400.0
@@ -40,6 +40,19 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
     size, size_max = offer.model.size_bytes, model_bytes_max(layout)
     if offer.model.layout_digest == layout.digest and not 1 <= size <= size_max:
         raise CoordinatorMisbehaved(f"the assignment's model has {size} bytes, this client's at most {size_max}")
+    _check_changes(offer)
+
+
+def _check_changes(offer: Assignment) -> None:
+    if len(offer.changes) > CHANGES_MAX:
+        raise CoordinatorMisbehaved(f"the assignment names {len(offer.changes)} changes, at most {CHANGES_MAX} are")
+    for change in offer.changes:
+        if not (SHA256.fullmatch(change.sha256) and SHA256.fullmatch(change.from_sha256)):
+            raise CoordinatorMisbehaved("the assignment names a change without a SHA-256 of 64 lower-case hex digits")
+        if change.size_bytes < 1:
+            raise CoordinatorMisbehaved(f"the assignment names a change of {change.size_bytes} bytes")
+    if sum(change.size_bytes for change in offer.changes) >= offer.model.size_bytes:
+        raise CoordinatorMisbehaved("the assignment names changes that are together as large as its model")
 
 
 def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -12,13 +13,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from umbel.aggregation.artifact import master_metadata_of, metadata_of
-from umbel.aggregation.audit import AuditFailed, ModelId, Participant, RoundEnded
-from umbel.aggregation.audit_chain import update_sha256_of
+from umbel.aggregation.audit import AuditFailed, ModelId, Participant, RoundEnded, RunCreated
+from umbel.aggregation.audit_chain import downlink_of, update_sha256_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.pieces import InMemory, pieces
+from umbel.aggregation.publishing import Publication, Spread
 from umbel.aggregation.replay import Replay
 from umbel.client.admin import Operator
+from umbel.client.changes import MappedModel
 from umbel.client.files import file_sha256
 
 Tell = Callable[[str], None]
@@ -33,19 +37,19 @@ class Source:
     number: int
 
 
-def replay(source: Source, ended: RoundEnded, layout_text: str, tell: Tell) -> ModelId:
+def replay(source: Source, ended: RoundEnded, created: RunCreated, tell: Tell) -> ModelId:
     """Make a committed round's model again; the model, which is the bundle's. `tell` hears what was recomputed.
 
     Raises `AuditFailed` for the first thing that does not fit, or a `ClientError` for what cannot be fetched.
     """
-    layout = _layout(layout_text)
+    layout, change_step = _layout(created.layout), downlink_of(created.run_file).change_step
     again = Replay(ended, layout)
     with tempfile.TemporaryDirectory(prefix="umbel-replay-") as folder:
         for one in ended.accepted:
             _fold(source, one, again, Path(folder) / "update")
         found = again.require_sum()
         tell(f"{len(ended.accepted)} updates have the hashes of their reports, and add up to the sum {found[:16]}…")
-        made = _make_model(source, ended, layout, again, Path(folder))
+        made = _make_model(source, ended, layout, again, Path(folder), change_step)
     if made != ended.model_out:
         raise AuditFailed(_other_model(made, ended))
     tell(f"the sum makes version {made.version} of the model, sha256 {made.sha256}: the same hash")
@@ -71,19 +75,38 @@ def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview
         yield buffer[:n_bytes]
 
 
-def _make_model(source: Source, ended: RoundEnded, layout: Layout, again: Replay, folder: Path) -> ModelId:
+def _make_model(
+    source: Source, ended: RoundEnded, layout: Layout, again: Replay, folder: Path, change_step: float | None
+) -> ModelId:
     """The files of the next version, written as the coordinator writes them; what they hash to."""
     start = folder / "start"
     source.operator.download_start(source.run, source.number, ended.model_in.master_sha256, start)
     with _state(start) as master:
         stepped = again.next_master(master)
-    path = folder / "made"
-    save_file(layout.published(stepped), path, metadata_of(layout))
+    path, is_apart = folder / "made", change_step is not None or not layout.is_full_precision
+    if change_step is None:
+        save_file(layout.published(stepped), path, metadata_of(layout))
+    else:
+        source.operator.download_model(ended.model_in.sha256, path)
+        _publish(layout, stepped, path, change_step)
     published = master_sha256 = file_sha256(path)
-    if not layout.is_master_published:
-        save_file(stepped, path, master_metadata_of(layout))
+    if is_apart:
+        save_file(stepped, path, metadata_of(layout) if layout.is_full_precision else master_metadata_of(layout))
         master_sha256 = file_sha256(path)
     return ModelId(ended.model_in.version + 1, published, master_sha256)
+
+
+def _publish(layout: Layout, master: dict[str, Tensor], path: Path, change_step: float) -> None:
+    """Move the published model at `path` towards the next master copy, as the coordinator has done."""
+    with _state(path):
+        pass  # so that a file which is no model is told as one
+    public, new, spread = MappedModel(path), InMemory(master), Spread()
+    for piece in pieces(layout):
+        spec = piece.spec
+        spread.add(spec, piece.of(new, spec.master_dtype), piece.of(public, spec.torch_dtype))
+    publication = Publication(layout, spread.step(change_step), new, public)
+    for _ in chain(publication.exact(), publication.segments()):
+        pass
 
 
 @contextmanager

@@ -12,7 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import AggregationSection, EvaluationSection, RetentionSection, RoundsSection
+from umbel.aggregation.runfile_sections import (
+    AggregationSection,
+    DownlinkSection,
+    EvaluationSection,
+    RetentionSection,
+    RoundsSection,
+)
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
@@ -25,6 +31,7 @@ _KEYS = {
         ("training", TrainingPlan),
         ("aggregation", AggregationSection),
         ("codec", CodecSection),
+        ("downlink", DownlinkSection),
         ("coverage", CoverageFloor),
         ("evaluation", EvaluationSection),
         ("stop", StopRule),

@@ -4,7 +4,7 @@
 <state>/lock                          one process at a time
 <state>/<coordinator>/key.pem         Ed25519, mode 0600
 <state>/<coordinator>/enrolment.json  the name this client is enrolled under, and the coordinator's address
-<state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it
+<state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it; changes to it
 <state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
 <state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
 <state>/<coordinator>/feedback/       what error feedback has left over: VERSION.safetensors
@@ -122,13 +122,21 @@ class Store:
         return self._models / f"{sha256}.safetensors"
 
     def part_path(self, sha256: str) -> Path:
-        """Where a model that is being fetched stands until it is whole."""
+        """Where a model, or a change, that is being fetched stands until it is whole."""
         return self._models / f"{sha256}.part"
 
-    def keep_only(self, sha256: str) -> None:
-        """Remove every model file, whole or part, of another digest."""
+    def change_path(self, sha256: str) -> Path:
+        """Where a change from one model to the next stands when it is whole."""
+        return self._models / f"{sha256}.change"
+
+    def making_path(self, sha256: str) -> Path:
+        """Where a model is made of changes."""
+        return self._models / f"{sha256}.making"
+
+    def keep_only(self, *sha256s: str) -> None:
+        """Remove every file, whole or part, of models and changes of other digests."""
         for path in self._models.iterdir():
-            if path.stem != sha256:
+            if path.stem not in sha256s:
                 path.unlink()
 
     # --- work that waits to be sent ---

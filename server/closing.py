@@ -11,6 +11,7 @@ made the same files.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -22,7 +23,7 @@ from umbel.aggregation.update_codec import Part
 from umbel.server.database_outage import DatabaseAway
 from umbel.server.endings import Made, Measured
 from umbel.server.folding import DamagedSum, Folding, SumDropped
-from umbel.server.model_files import ModelFiles, Summed, next_model
+from umbel.server.model_files import Base, ModelFiles, Summed, next_model
 from umbel.server.replicas import closing_job
 from umbel.server.round_codec import RoundCodec
 from umbel.server.services import Services
@@ -155,17 +156,18 @@ class Closer:
         total, clients = await folding.total(), folding.clients | folding.merged
         if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
             raise DamagedSum("the sum is not that of the accepted reports")
-        services, rate = self._services, live.run.file.aggregation.server_learning_rate
+        services, file = self._services, live.run.file
         codec = self._codec.of(live)
         parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
         summed = Summed(total, codec.mean(total, parts), codec.update_rms(total))
+        base = Base(live.run.model.sha256, live.run.master_sha256)
+        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
+        make = partial(next_model, services.blobs, self._layout, base, summed, rate, change_step)
         try:
-            files = await asyncio.get_running_loop().run_in_executor(
-                services.worker, next_model, services.blobs, self._layout, live.run.master_sha256, summed, rate
-            )
+            files = await asyncio.get_running_loop().run_in_executor(services.worker, make)
         except ValueError as error:  # the same sum would fail again; a full disk is an OSError, and passes
             raise NothingMade(f"no model can be made of the sum: {error}") from error
-        await hold(services, closing_job(live.round_id), {files.published.sha256, files.master_sha256})
+        await hold(services, closing_job(live.round_id), files.sha256s)
         return files
 
     async def _post(self, live: LiveRun) -> None:

@@ -19,6 +19,7 @@ from umbel.server.problems import Refused
 _PIECE_BYTES = 1 << 18
 _RANGE = re.compile(r"bytes=(?:(?P<first>\d{1,15})-(?P<last>\d{1,15})?|-(?P<suffix>\d{1,15}))")
 MEDIA_TYPE = "application/vnd.safetensors"
+CHANGE_MEDIA_TYPE = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +57,35 @@ def parse_range(header: str | None, size_bytes: int) -> Span | None:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What a GET or HEAD of a model file is answered with, as far as its name and length tell."""
+    """What a GET or HEAD of a model file, or a change, is answered with, as far as its name and length tell."""
 
     status: int
     headers: Mapping[str, str]
     span: Span
+    media_type: str
 
 
-def download(request: Request, sha256: str, size_bytes: int) -> Download:
+def download(request: Request, sha256: str, size_bytes: int, media_type: str = MEDIA_TYPE) -> Download:
     """Raises `Refused` for a range outside the file."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, max-age=31536000, immutable"}
     if _matches(request.headers.get("if-none-match"), etag):
-        return Download(304, headers, Span(0, 0))
+        return Download(304, headers, Span(0, 0), media_type)
     wants_range = request.headers.get("if-range", etag) == etag
     span = parse_range(request.headers.get("range"), size_bytes) if wants_range else None
     whole = Span(0, size_bytes)
     headers["Content-Length"] = str((span or whole).n_bytes)
     if span is None:
-        return Download(200, headers, whole)
+        return Download(200, headers, whole, media_type)
     headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size_bytes}"
-    return Download(206, headers, span)
+    return Download(206, headers, span, media_type)
 
 
 def without_body(request: Request, wanted: Download) -> Response | None:
     """The answer to HEAD, or to who has the file already; None where bytes must follow."""
     if wanted.status != 304 and request.method != "HEAD":
         return None
-    return Response(status_code=wanted.status, headers=wanted.headers, media_type=MEDIA_TYPE)
+    return Response(status_code=wanted.status, headers=wanted.headers, media_type=wanted.media_type)
 
 
 def redirect(link: str) -> Response:
@@ -92,10 +94,10 @@ def redirect(link: str) -> Response:
 
 
 class FileAnswer(StreamingResponse):
-    """A span of a model file. `on_sent` is told of each piece that was sent, in bytes."""
+    """A span of such a file. `on_sent` is told of each piece that was sent, in bytes."""
 
     def __init__(self, copies: Copies, key: str, wanted: Download, on_sent: Callable[[int], None]) -> None:
-        super().__init__((), wanted.status, wanted.headers, MEDIA_TYPE)
+        super().__init__((), wanted.status, wanted.headers, wanted.media_type)
         self._copies = copies
         self._key = key
         self._span = wanted.span

@@ -17,7 +17,8 @@ from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
-from umbel.aggregation.types import ClientId, ModelRef, RoundPlan, WorkDone
+from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan, WorkDone
+from umbel.server.blobs import Blob
 from umbel.server.ledger import Ending, round_record
 from umbel.server.model_files import ModelFiles
 from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
@@ -81,6 +82,7 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
         metrics=record.metrics,
         sum_sha256=files.sum_sha256,
         update_rms=files.update_rms,
+        change=None if files.change is None else _change(run, files.change),
         judged=_value(record, of_evaluation=False),
     )
     measured = _measured(run, record)
@@ -101,6 +103,10 @@ def _shown(closing: Closing, record: RoundRecord, files: ModelFiles) -> Shown:
         [one.bytes_up for one in record.clients if one.client in closing.accepted],
         [rate for rate in rates if rate is not None],
     )
+
+
+def _change(run: StoredRun, made: Blob) -> ModelChange:
+    return ModelChange(run.model.sha256, made.sha256, made.size_bytes)
 
 
 def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:

@@ -1,27 +1,30 @@
 """Model files on the coordinator's disk: checking what came, and making the next version from a round's sum.
 
-The published file is what clients download; the master copy is the same file, or a second one with half-precision
-tensors widened to float32. A commit goes from file to file in pieces: beside the sum it needs a few megabytes, whatever
-the model's size.
+The published file is what clients download. The master copy is the same file, or a second one: with half-precision
+tensors widened to float32, or because clients are sent changes, and the published model follows in steps. A commit goes
+from file to file in pieces: beside the sum it needs a few megabytes, whatever the model's size.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from umbel.aggregation.artifact import layout_of, master_metadata_of, metadata_of
 from umbel.aggregation.audit import sum_sha256
+from umbel.aggregation.codec.change import HEAD_BYTES, ChangeWriter
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.integer_sum import IntegerSum
-from umbel.aggregation.layout import HasMean, Layout, TensorSpec, published, step
+from umbel.aggregation.layout import HasMean, Layout, published, step
+from umbel.aggregation.pieces import Piece, pieces
+from umbel.aggregation.publishing import Spread
 from umbel.server.blobs import Blob, BlobStore, model_key
 from umbel.server.files import file_sha256
 from umbel.server.tensor_file import TensorFile, write_skeleton
@@ -32,11 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model version's files, of `n_values`. `master_sha256` equals the published one's for models without half
-    precision.
+    """A version's files, of `n_values`. `master_sha256` equals the published one's if there is no need of another.
 
     `sum_sha256`: of the exact sum that it was made of, as audit bundles have it. `update_rms`: the mean of the updates'
-    root mean squares, where their codec measures it.
+    root mean squares, where their codec measures it. `change`: from the version before it, if the run makes changes.
     """
 
     published: Blob
@@ -44,6 +46,20 @@ class ModelFiles:
     sum_sha256: str
     n_values: int
     update_rms: float | None = None
+    change: Blob | None = None
+
+    @property
+    def sha256s(self) -> set[str]:
+        """The names of all of them."""
+        return {self.published.sha256, self.master_sha256} | ({self.change.sha256} if self.change else set())
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The version that the next one is made from, by its files' names."""
+
+    published_sha256: str
+    master_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,68 +94,109 @@ def keep_model(blobs: BlobStore, path: Path) -> Blob:
 
 def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
     """The hash of the master copy of a run's first model, made if it is not the model file itself."""
-    if layout.is_master_published:
+    if layout.is_full_precision:
         return model_sha256
     with blobs.local(model_key(model_sha256)) as given, blobs.scratch() as path:
         _begin(path, layout, is_master=True)
         with TensorFile(given) as start, TensorFile(path, is_writable=True) as master:
-            for spec, first, n_values in _pieces(layout):
-                values = start.read(spec.name, spec.torch_dtype, first, n_values)
-                master.write(spec.name, first, values.to(spec.master_dtype))
+            for piece in pieces(layout):
+                values = piece.of(start, piece.spec.torch_dtype)
+                master.write(piece.spec.name, piece.first, values.to(piece.spec.master_dtype))
         return keep_model(blobs, path).sha256
 
 
 def next_model(
-    blobs: BlobStore, layout: Layout, master_sha256: str, summed: Summed, learning_rate: float
+    blobs: BlobStore, layout: Layout, base: Base, summed: Summed, learning_rate: float, change_step: float | None
 ) -> ModelFiles:
     """Store `master + learning_rate * mean` as the next version. The same sum gives the same files.
 
-    Raises `ModelOverflow` for a model that has diverged.
+    `change_step`: where clients are sent changes, their step in root mean squares; else None. Raises `ModelOverflow`
+    for a model that has diverged.
     """
-    with blobs.local(model_key(master_sha256)) as before, blobs.scratch() as master, blobs.scratch() as public:
+    with blobs.local(model_key(base.master_sha256)) as path, TensorFile(path) as start:
+        steps = _steps(layout, start, summed.mean, learning_rate)
+        kept = (
+            _whole(blobs, layout, steps) if change_step is None else _changed(blobs, layout, base, steps, change_step)
+        )
+    sum_name = sum_sha256(summed.total)
+    return ModelFiles(kept.published, kept.master_sha256, sum_name, layout.n_values, summed.update_rms, kept.change)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The stored files of a version; see `ModelFiles`."""
+
+    published: Blob
+    master_sha256: str
+    change: Blob | None = None
+
+
+def _whole(blobs: BlobStore, layout: Layout, steps: Iterator[tuple[Piece, Tensor]]) -> _Kept:
+    """Store the next version as its master copy is, rounded where it is of half precision."""
+    with blobs.scratch() as public, blobs.scratch() as master, ExitStack() as files:
         _begin(public, layout, is_master=False)
-        if not layout.is_master_published:
+        out = [files.enter_context(TensorFile(public, is_writable=True))]
+        if not layout.is_full_precision:
             _begin(master, layout, is_master=True)
-        with ExitStack() as files:
-            start = files.enter_context(TensorFile(before))
-            outputs = [files.enter_context(TensorFile(public, is_writable=True))]
-            if not layout.is_master_published:
-                outputs.append(files.enter_context(TensorFile(master, is_writable=True)))
-            _step_all(layout, start, outputs, summed.mean, learning_rate)
+            out.append(files.enter_context(TensorFile(master, is_writable=True)))
+        for piece, stepped in steps:
+            for output, made in zip(out, (published(piece.spec, stepped), stepped), strict=False):
+                output.write(piece.spec.name, piece.first, made)
         kept = keep_model(blobs, public)
-        master_kept = kept if layout.is_master_published else keep_model(blobs, master)
-        return ModelFiles(kept, master_kept.sha256, sum_sha256(summed.total), layout.n_values, summed.update_rms)
+        return _Kept(kept, kept.sha256 if layout.is_full_precision else keep_model(blobs, master).sha256)
 
 
-def _step_all(
-    layout: Layout, start: TensorFile, outputs: Sequence[TensorFile], mean: HasMean, learning_rate: float
-) -> None:
-    """Read the master copy, step it, and write it out, a piece at a time. `outputs`: published and, if any, master."""
-    for spec, first, n_values in _pieces(layout):
-        values = start.read(spec.name, spec.master_dtype, first, n_values)
-        stepped = step(spec, values, first, mean, learning_rate)
-        for output, made in zip(outputs, (published(spec, stepped), stepped), strict=False):
-            output.write(spec.name, first, made)
+def _changed(
+    blobs: BlobStore, layout: Layout, base: Base, steps: Iterator[tuple[Piece, Tensor]], change_step: float
+) -> _Kept:
+    """Store the next master copy, the change that moves the published model towards it, and that model, moved."""
+    with (
+        blobs.local(model_key(base.published_sha256)) as before,
+        blobs.scratch() as master,
+        blobs.scratch() as public,
+        blobs.scratch() as change,
+    ):
+        step = _step_master(layout, before, master, steps).step(change_step)
+        copyfile(before, public)  # header and all: a client makes its next model of the one that it has
+        with TensorFile(master) as new, TensorFile(public, is_writable=True) as moving, change.open("wb") as file:
+            writer = ChangeWriter(layout, step, new, moving)
+            file.seek(HEAD_BYTES)
+            file.writelines(writer.body())
+            file.seek(0)
+            file.write(writer.head())
+        return _Kept(keep_model(blobs, public), keep_model(blobs, master).sha256, keep_model(blobs, change))
 
 
-def _pieces(layout: Layout) -> Iterator[tuple[TensorSpec, int, int]]:
-    """A model in pieces small enough for memory: tensor, index of the piece's first value in it, number of values."""
-    for spec in layout.owners():
-        for first in range(0, spec.n_values, CHUNK_VALUES):
-            yield spec, first, min(CHUNK_VALUES, spec.n_values - first)
+def _step_master(layout: Layout, before: Path, master: Path, steps: Iterator[tuple[Piece, Tensor]]) -> Spread:
+    """Write the next master copy; how far the published model `before` is from it."""
+    spread = Spread()
+    _begin(master, layout, is_master=True)
+    with TensorFile(before) as old, TensorFile(master, is_writable=True) as out:
+        for piece, stepped in steps:
+            out.write(piece.spec.name, piece.first, stepped)
+            spread.add(piece.spec, stepped, piece.of(old, piece.spec.torch_dtype))
+    return spread
+
+
+def _steps(layout: Layout, start: TensorFile, mean: HasMean, learning_rate: float) -> Iterator[tuple[Piece, Tensor]]:
+    """The next master copy, a piece at a time, of the one before."""
+    for piece in pieces(layout):
+        yield piece, step(piece.spec, piece.of(start, piece.spec.master_dtype), piece.first, mean, learning_rate)
 
 
 def _begin(path: Path, layout: Layout, is_master: bool) -> None:
+    """A file of zeros. A master copy in the model's own dtypes is a model file like any other."""
     dtypes = {s.name: s.master_dtype if is_master else s.torch_dtype for s in layout.owners()}
-    metadata = master_metadata_of(layout) if is_master else metadata_of(layout)
+    is_other = is_master and not layout.is_full_precision
+    metadata = master_metadata_of(layout) if is_other else metadata_of(layout)
     write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
 
 
 def _require_finite(path: Path, layout: Layout) -> None:
     with TensorFile(path) as file:
-        for spec, first, n_values in _pieces(layout):
-            values = file.read(spec.name, spec.torch_dtype, first, n_values)
+        for piece in pieces(layout):
+            values = piece.of(file, piece.spec.torch_dtype)
             if values.is_floating_point() and not bool(values.isfinite().all()):
                 raise LayoutError(
-                    f"tensor {spec.name!r} holds a NaN or an infinity; export a model that has not diverged"
+                    f"tensor {piece.spec.name!r} holds a NaN or an infinity; export a model that has not diverged"
                 )

@@ -223,6 +223,7 @@ class Reception:
             task=plan.task,
             share=driver.run.file.share_of(plan.task),
             rank=driver.rank(client),
+            changes=driver.run.changes,
         )
 
     async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:

@@ -55,6 +55,7 @@ from umbel.server.upload_store import uploads_of
 from umbel.server.version_store import (
     add_first_version,
     add_version,
+    changes_of,
     creator_of,
     mark_deleted,
     note_measurement,
@@ -258,6 +259,8 @@ class RoundStore:
             run = replace(run, model=end.model.ref, master_sha256=end.model.master_sha256)
         if end.deleted:
             await mark_deleted(tx, live.name, end.deleted, ended_at)
+        if end.model is not None or end.deleted:
+            run = replace(run, changes=await changes_of(tx, live.name))
         after = replace(live, run=run)
         if end.next_state is not None:
             round_id = await add_round(tx, end.next_state)

@@ -11,11 +11,10 @@ from fastapi.responses import StreamingResponse
 from umbel.aggregation.audit import PublicAuditKey
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.audit_store import StoredBundle
-from umbel.server.blobs import BlobStore, model_key
-from umbel.server.downloads import FileAnswer, download, without_body
+from umbel.server.blobs import BlobStore
 from umbel.server.http import ADMIN, ANY, Operator, State, StateDep, problems
 from umbel.server.problems import Refused
-from umbel.server.routes_models import MODEL_RESPONSES
+from umbel.server.routes_models import MODEL_RESPONSES, master_response
 from umbel.server.stored import StoredUpload
 from umbel.server.updates import Whole, fill
 
@@ -69,13 +68,7 @@ async def get_update(state: StateDep, name: str, number: Number, client: str) ->
 async def get_start(request: Request, state: StateDep, name: str, number: Number) -> Response:
     """The full-precision model with which a bundle's attempt began."""
     facts = json.loads((await _bundle(state, name, number)).text)["facts"]
-    sha256: str = facts.get("model_in", facts.get("model"))["master_sha256"]
-    key = model_key(sha256)
-    size_bytes = await asyncio.to_thread(state.services.blobs.size, key)
-    if size_bytes is None:
-        raise Refused("unknown-model", "this model version was deleted; the run's policy for versions says so")
-    wanted = download(request, sha256, size_bytes)
-    return without_body(request, wanted) or FileAnswer(state.copies, key, wanted, lambda _: None)
+    return await master_response(request, state, facts.get("model_in", facts.get("model"))["master_sha256"])
 
 
 router.include_router(admin)

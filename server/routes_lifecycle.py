@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import TypeAdapter
 
 from umbel.aggregation.messages import REASON_CHARS_MAX
@@ -12,6 +12,8 @@ from umbel.aggregation.types import RunId
 from umbel.server import journal
 from umbel.server.http import ADMIN, Operator, State, StateDep, body_of, parse_json, problems
 from umbel.server.orders import Order, Pause, Resume, Rollback, Stop
+from umbel.server.problems import Refused
+from umbel.server.routes_models import MODEL_RESPONSES, master_response
 from umbel.server.run_now import view_of
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
@@ -108,6 +110,22 @@ async def get_versions(
     found, rule = await state.services.versions.versions(driver.name, after, limit), driver.run.file.stop
     best = None if rule is None else await state.services.versions.best(driver.name, rule.mode)
     return tuple(replace(one, is_best=one.version == best) for one in found)
+
+
+@router.get(
+    "/runs/{name}/versions/{version}/master",
+    response_class=Response,
+    responses={**MODEL_RESPONSES, **problems("unknown-run", "unknown-version")},
+)
+async def get_master(
+    request: Request, state: StateDep, name: str, version: Annotated[int, Path(ge=0, le=_VERSION_MAX)]
+) -> Response:
+    """The full-precision copy of a model version: what the next one is made from."""
+    driver = await state.coordinator.driver(RunId(name))
+    sha256 = await state.services.versions.master_sha256(driver.name, version)
+    if sha256 is None:
+        raise Refused("unknown-version", f"the run has no version {version}")
+    return await master_response(request, state, sha256)
 
 
 async def _obeyed(request: Request, state: State, name: str, order: Order) -> RunView:

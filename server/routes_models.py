@@ -1,4 +1,4 @@
-"""Model files for devices."""
+"""Model files for devices, and changes from one model version to the next, which are named by their content alike."""
 
 import asyncio
 from typing import Any
@@ -7,13 +7,15 @@ from fastapi import APIRouter, Request, Response
 
 from umbel.aggregation.types import ClientId
 from umbel.server.blobs import model_key
-from umbel.server.downloads import MEDIA_TYPE, FileAnswer, download, redirect, without_body
+from umbel.server.downloads import CHANGE_MEDIA_TYPE, MEDIA_TYPE, FileAnswer, download, redirect, without_body
 from umbel.server.http import SIGNED, DeviceDep, State, StateDep, problems, require_no_body
 from umbel.server.problems import Refused
+from umbel.server.stored import StoredRun
 
 router = APIRouter(prefix="/v1", tags=["models"])
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
 MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}},
+    200: {"content": {MEDIA_TYPE: _BINARY, CHANGE_MEDIA_TYPE: _BINARY}},
     206: {"description": "The range asked for"},
     304: {"description": "The model you have is this one"},
     **problems("unknown-model", "range-not-satisfiable", "storage-unavailable"),
@@ -35,7 +37,7 @@ _REDIRECT: dict[int | str, dict[str, Any]] = {
 async def get_model(
     request: Request, device: DeviceDep, state: StateDep, sha256: str, direct: bool = False
 ) -> Response:
-    """A model version by its hash: safetensors, in ranges if you like. `direct`: from here, not by a redirect."""
+    """A model version, or a change to one, by its hash, in ranges if you like. `direct`: from here, no redirect."""
     await require_no_body(request, device)
     return await model_response(request, state, sha256, device.client, may_redirect=not direct)
 
@@ -43,12 +45,13 @@ async def get_model(
 async def model_response(
     request: Request, state: State, sha256: str, client: ClientId | None, may_redirect: bool = False
 ) -> Response:
-    """Answer with a model file; what goes to a client that trains from it is counted."""
-    drivers = [one for one in state.coordinator.drivers.values() if one.run.model.sha256 == sha256]
-    model = drivers[0].run.model if drivers else await state.services.models.model(sha256)
-    if model is None:
+    """Answer with a model file, or a change; what goes to a client that trains from it is counted."""
+    drivers = [one for one in state.coordinator.drivers.values() if _offered(one.run, sha256) is not None]
+    found = _offered(drivers[0].run, sha256) if drivers else await _stored(state, sha256)
+    if found is None:
         raise Refused("unknown-model", "no such model here; take the hash from your assignment")
-    wanted, key = download(request, sha256, model.size_bytes), model_key(sha256)
+    size_bytes, media_type = found
+    wanted, key = download(request, sha256, size_bytes, media_type), model_key(sha256)
     if (answer := without_body(request, wanted)) is not None:
         return answer
 
@@ -61,6 +64,32 @@ async def model_response(
         count(wanted.span.n_bytes)  # all that can be known of it here
         return redirect(link)
     return FileAnswer(state.copies, key, wanted, count)
+
+
+async def master_response(request: Request, state: State, sha256: str) -> Response:
+    """Answer an operator with a full-precision copy."""
+    key = model_key(sha256)
+    size_bytes = await asyncio.to_thread(state.services.blobs.size, key)
+    if size_bytes is None:
+        raise Refused("unknown-model", "this model version was deleted; the run's policy for versions says so")
+    wanted = download(request, sha256, size_bytes)
+    return without_body(request, wanted) or FileAnswer(state.copies, key, wanted, lambda _: None)
+
+
+def _offered(run: StoredRun, sha256: str) -> tuple[int, str] | None:
+    """Length and media type of a file with which a client of this run has its newest model."""
+    if sha256 == run.model.sha256:
+        return run.model.size_bytes, MEDIA_TYPE
+    sizes = [change.size_bytes for change in run.changes if change.sha256 == sha256]
+    return (sizes[0], CHANGE_MEDIA_TYPE) if sizes else None
+
+
+async def _stored(state: State, sha256: str) -> tuple[int, str] | None:
+    """Length and media type of any other file by its hash, as the database has them."""
+    if (model := await state.services.models.model(sha256)) is not None:
+        return model.size_bytes, MEDIA_TYPE
+    n_bytes = await state.services.versions.change_bytes(sha256)
+    return None if n_bytes is None else (n_bytes, CHANGE_MEDIA_TYPE)
 
 
 async def _link(state: State, key: str) -> str | None:

@@ -12,11 +12,12 @@ from umbel.aggregation.cohort import Member
 from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
 from umbel.aggregation.round import Abandoned, Committed, Recruiting
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef
+from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.round_rows import ClientRow, accepted_of, head_of, state_of, with_head, with_rows
 from umbel.server.stored import LiveRun, StoredAssignment, StoredRun
 from umbel.server.tables import table_of
+from umbel.server.version_store import changes_of
 
 _RUN_FILE = TypeAdapter(RunFile)
 _ROWS_AT_ONCE = 1000
@@ -61,6 +62,7 @@ async def _loaded(tx: AsyncConnection, row: Row[Any], known: LiveRun | None) -> 
         salt=row.salt,
         audit_number=row.audit_number,
         audit_sha256=row.audit_sha256,
+        changes=await changes_of(tx, RunId(row.name)),
     )
     head = (await tx.execute(select(_ROUND.c.head).where(_ROUND.c.id == row.round_id))).scalar_one()
     rows = await rows_of(tx, row.round_id, 0)

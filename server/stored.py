@@ -8,7 +8,7 @@ from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
 from umbel.aggregation.round import Committed, Recruiting, RoundState, Training
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RoundPlan, RunId, assignment_id
+from umbel.aggregation.types import AssignmentId, ClientId, ModelChange, ModelRef, RoundPlan, RunId, assignment_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class StoredRun:
     """A run and its newest model. `master_sha256`: of the coordinator's full-precision copy.
 
     `salt`: 16 random bytes, the same for all replicas and told to nobody. `audit_number`, `audit_sha256`: its newest
-    audit bundle.
+    audit bundle. `changes`: what leads to the newest model from the versions before it, oldest first.
     """
 
     file: RunFile
@@ -29,6 +29,7 @@ class StoredRun:
     salt: bytes
     audit_number: int
     audit_sha256: str
+    changes: tuple[ModelChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ class StoredVersion:
 class NewModel:
     """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
 
-    `sum_sha256`, `update_rms`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
+    `sum_sha256`, `update_rms`: of the exact sum that it was made of. `judged`: as in `VersionRecord`. `change`: what
+    makes it of its parent, if the run makes changes.
     """
 
     ref: ModelRef
@@ -161,6 +163,7 @@ class NewModel:
     sum_sha256: str | None = None
     update_rms: float | None = None
     judged: float | None = None
+    change: ModelChange | None = None
 
 
 @dataclass(frozen=True, slots=True)

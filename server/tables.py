@@ -133,15 +133,18 @@ class ModelVersion(Base):
     """A model version, as `records.VersionRecord` tells of it; `metrics`, `evaluation`: JSON.
 
     A version that is marked `deleted_at` is not used any more; `removed_at`: its files, where no version that is kept
-    has the same, are gone.
+    has the same, are gone. `change_sha256`, `change_bytes`: of the file that makes it of its parent, if there is one.
     """
 
     __tablename__ = "model_versions"
+    __table_args__ = (Index("ix_model_versions_change_sha256", "change_sha256"),)
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[str] = mapped_column(ForeignKey("models.sha256"))
     master_sha256: Mapped[str] = mapped_column(_SHA256)
     parent_sha256: Mapped[str | None] = mapped_column(_SHA256)
+    change_sha256: Mapped[str | None] = mapped_column(_SHA256)
+    change_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[float]
     round: Mapped[int | None]
     rolled_back_to: Mapped[int | None]

@@ -6,7 +6,6 @@ the safetensors library has written or checked before.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.artifact import tensor_offsets
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ class TensorFile:
     def __init__(self, path: Path, is_writable: bool = False) -> None:
         self._file = os.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
         n_bytes = int.from_bytes(os.pread(self._file, 8, 0), "little")
-        header = json.loads(os.pread(self._file, n_bytes, 8))
-        header.pop("__metadata__", None)
-        self._offsets: dict[str, int] = {
-            name: 8 + n_bytes + int(entry["data_offsets"][0]) for name, entry in header.items()
-        }
+        self._offsets = tensor_offsets(os.pread(self._file, n_bytes, 8))
 
     def __enter__(self) -> TensorFile:
         return self

@@ -6,7 +6,7 @@ first: what is claimed is not removed, and what is being removed cannot be claim
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, text, union, update
@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.records import VersionRecord
 from umbel.aggregation.stopping import Mode
-from umbel.aggregation.types import ModelRef, RunId
+from umbel.aggregation.types import CHANGES_MAX, ModelChange, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.database import Database
 from umbel.server.stored import Measurement, NewModel, StoredVersion
@@ -47,6 +47,18 @@ class VersionStore:
         async with self._db.reading() as tx:
             rows = (await tx.execute(query.order_by(_VERSION.c.version).limit(limit))).all()
         return tuple(_version(row).record for row in rows)
+
+    async def master_sha256(self, run: RunId, version: int) -> str | None:
+        """The name of a version's full-precision copy; None if there is no such version."""
+        mine = (_VERSION.c.run == run, _VERSION.c.version == version)
+        async with self._db.reading() as tx:
+            return await tx.scalar(select(_VERSION.c.master_sha256).where(*mine))
+
+    async def change_bytes(self, sha256: str) -> int | None:
+        """The length of a change by its hash; None if no version that is kept is made by it."""
+        mine = (_VERSION.c.change_sha256 == sha256, _VERSION.c.deleted_at.is_(None))
+        async with self._db.reading() as tx:
+            return await tx.scalar(select(_VERSION.c.change_bytes).where(*mine).limit(1))
 
     async def best(self, run: RunId, mode: Mode) -> int | None:
         """The version with the best value by the metric of early stopping, the earliest of such; None without any."""
@@ -83,11 +95,12 @@ class VersionStore:
             return tuple((await tx.scalars(select(_REMOVAL.c.sha256).order_by(_REMOVAL.c.sha256))).all())
 
     async def end_removal(self, sha256s: Sequence[str], now: float) -> None:
-        """These files are gone. A version whose master copy alone is gone is done with, too, for its published file is
-        that of another version, which answers for it; unless it is only claimed.
+        """These files are gone. A version of which only the master copy or the change is gone is done with, too: its
+        published file is that of another version, which answers for it; unless it is only claimed.
         """
         is_claimed = _VERSION.c.sha256.in_(select(_CLAIM.c.sha256))
-        gone = _VERSION.c.sha256.in_(sha256s) | (_VERSION.c.master_sha256.in_(sha256s) & ~is_claimed)
+        beside = _VERSION.c.master_sha256.in_(sha256s) | _VERSION.c.change_sha256.in_(sha256s)
+        gone = _VERSION.c.sha256.in_(sha256s) | (beside & ~is_claimed)
         async with self._db.writing("end_removal") as tx:
             await tx.execute(update(_VERSION).where(gone, _VERSION.c.deleted_at.is_not(None)).values(removed_at=now))
             await tx.execute(delete(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)))
@@ -105,6 +118,22 @@ async def versions_of(tx: AsyncConnection, run: RunId) -> tuple[StoredVersion, .
     """Every version of a run, in their order."""
     rows = await tx.execute(_WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version))
     return tuple(_version(row) for row in rows)
+
+
+async def changes_of(tx: AsyncConnection, run: RunId) -> tuple[ModelChange, ...]:
+    """What leads to a run's newest version from those before it, oldest first.
+
+    As far as changes were made and are kept, `CHANGES_MAX` at most, and together smaller than the model.
+    """
+    query = _WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version.desc()).limit(CHANGES_MAX)
+    found, n_left = list[ModelChange](), 0
+    for row in await tx.execute(query):
+        n_left = n_left if found else row.size_bytes
+        if row.change_sha256 is None or row.deleted_at is not None or row.change_bytes >= n_left:
+            break
+        found.append(ModelChange(row.parent_sha256, row.change_sha256, row.change_bytes))
+        n_left -= row.change_bytes
+    return tuple(reversed(found))
 
 
 async def release(tx: AsyncConnection, owner: str) -> None:
@@ -154,6 +183,8 @@ def _columns(run: RunId, new: NewModel, now: float) -> dict[str, Any]:
         "sha256": new.ref.sha256,
         "master_sha256": new.master_sha256,
         "parent_sha256": new.parent_sha256,
+        "change_sha256": None if new.change is None else new.change.sha256,
+        "change_bytes": None if new.change is None else new.change.size_bytes,
         "created_at": now,
         "round": new.round,
         "rolled_back_to": new.rolled_back_to,
@@ -180,11 +211,12 @@ def _version(row: Row[Any]) -> StoredVersion:
         evaluation=json.loads(row.evaluation),
         judged=row.judged,
         deleted_at=row.deleted_at,
+        master_sha256=row.master_sha256,
     )
     return StoredVersion(record, row.master_sha256)
 
 
-def _names(which: ColumnElement[bool]) -> tuple[Select[tuple[str]], Select[tuple[str]]]:
-    """The names of the files, published ones and master copies, of some versions."""
-    published, masters = _VERSION.c.sha256, _VERSION.c.master_sha256.label("sha256")
-    return select(published).where(which), select(masters).where(which)
+def _names(which: ColumnElement[bool]) -> Iterator[Select[tuple[str]]]:
+    """The names of the files of some versions: published ones, master copies and changes."""
+    for column in (_VERSION.c.sha256, _VERSION.c.master_sha256, _VERSION.c.change_sha256):
+        yield select(column.label("sha256")).where(which, column.is_not(None))

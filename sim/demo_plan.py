@@ -16,7 +16,7 @@ from statistics import median
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import Override, RetentionSection, RoundsSection
+from umbel.aggregation.runfile_sections import DownlinkSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.partition import DirichletSplit
 
@@ -117,7 +117,7 @@ def run_toml(run_file: RunFile) -> str:
     """The run file as its owner would write it."""
     top = {"name": run_file.name, "seed": run_file.seed}
     lines = _toml_lines(top)
-    for name in ("rounds", "training", "aggregation", "codec", "coverage", "retention"):
+    for name in ("rounds", "training", "aggregation", "codec", "downlink", "coverage", "retention"):
         lines += ["", f"[{name}]", *_toml_lines(asdict(getattr(run_file, name)))]
     for override in run_file.override:
         lines += ["", "[[override]]", *_toml_lines(asdict(override))]
@@ -146,5 +146,5 @@ def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
     waiting = Override(KILL_IN_TRAINING, last, target=N_CLIENTS, over_selection=1.0)
     override = () if calm or rounds < KILL_IN_TRAINING else (waiting,)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
-    codec, retention = CodecSection("integer"), RetentionSection(updates="1 round")
-    return RunFile(RUN, section, seed, training, override=override, codec=codec, retention=retention)
+    codec, downlink, retention = CodecSection("integer"), DownlinkSection("change"), RetentionSection(updates="1 round")
+    return RunFile(RUN, section, seed, training, override=override, codec=codec, downlink=downlink, retention=retention)

@@ -33,5 +33,5 @@ def prove(operator: Operator, run: str, key: str, heads: Iterable[str]) -> Proof
     number = max(auditor.rounds)
     bundle, ended = auditor.rounds[number]
     assert auditor.created is not None, "the chain begins with the run's creation"
-    made = replay(Source(operator, run, bundle), ended, auditor.created.layout, lambda _said: None)
+    made = replay(Source(operator, run, bundle), ended, auditor.created, lambda _said: None)
     return Proof(len(lines), number, made.sha256)

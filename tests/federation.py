@@ -28,7 +28,7 @@ N_ROUNDS = 2
 _PAUSE_S = 0.03
 RUN = (
     run_file(count=N_ROUNDS, target=2, minimum=2, over_selection=2.0, window_s=300.0)  # a tenth: waits for all four
-    + '[codec]\nname = "integer"\n'
+    + '[codec]\nname = "integer"\n[downlink]\nname = "change"\n'
 )
 
 

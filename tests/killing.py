@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 from umbel.aggregation.round import Command, Fold
 from umbel.aggregation.task import Task
-from umbel.server import closing, endings
+from umbel.server import closing, endings, model_files
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
 from umbel.server.deployment import Deployment
@@ -82,6 +82,7 @@ STEPS: Mapping[str, Step] = {
     "adopt what a dead replica had folded": Step(RoundStore, "adopt"),
     "post a partial sum": Step(RoundStore, "post_partial_sum"),
     "make the model": Step(Closer, "_make_model"),
+    "keep a file of the model": Step(model_files, "keep_model"),
     "store the end of an attempt": Step(RoundStore, "_end"),  # in the middle of a transaction
     "remove the updates of an attempt": Step(Closer, "end"),
 }

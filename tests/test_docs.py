@@ -21,6 +21,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
     AggregationSection,
     CanarySection,
+    DownlinkSection,
     EvaluationSection,
     Override,
     RetentionSection,
@@ -36,6 +37,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "training": TrainingPlan,
     "aggregation": AggregationSection,
     "codec": CodecSection,
+    "downlink": DownlinkSection,
     "coverage": CoverageFloor,
     "evaluation": EvaluationSection,
     "canary": CanarySection,

@@ -23,16 +23,17 @@ Values beyond 32,765 steps are cut there before they are encoded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.codec import entropy
-from umbel.aggregation.codec.classes import Classes, EnergyMeter, Matrices
-from umbel.aggregation.codec.entropy import Segment, Widths
+from umbel.aggregation.codec.classes import EnergyMeter
+from umbel.aggregation.codec.coded_levels import LevelsCoder
+from umbel.aggregation.codec.entropy import Segment
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.kernels import dither_into, quantize_into
-from umbel.aggregation.codec.levels_head import LEVELS_HEAD_BYTES, Knowledge, LevelsHead
+from umbel.aggregation.codec.levels_head import LEVELS_HEAD_BYTES, LevelsHead
 from umbel.aggregation.codec.native import Quantizer
 from umbel.aggregation.codec.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.philox import DITHER_GROUP
@@ -84,10 +85,9 @@ class IntegerCodec:
         self._layout = layout
         self._n_values = layout.n_values
         self._exact = ExactPlaces(layout)
-        self._matrices = Matrices(layout)
+        self._coder = LevelsCoder(layout)
         least = LEVELS_HEAD_BYTES + 4 * self._exact.n_values
-        most = least + entropy.block_bytes_max(self._matrices.n_bytes) + entropy.written_bytes_max(self._n_values)
-        self._payload_bytes = range(least, most + 1)
+        self._payload_bytes = range(least, least + self._coder.bytes_max + 1)
         weight_bits = (grid.total_weight_max - 1).bit_length()
         self._rms_unit = 1 << min(_RMS_BITS_MAX, _SUM_BITS - _LEVEL_BITS - weight_bits)  # in the sum, of a step
 
@@ -106,23 +106,19 @@ class IntegerCodec:
         survey = self._survey(change)
         scale, norm = self._clipped(survey.norm)
         quantizer = Quantizer(self._plan.inverse_step, self._plan.key, phase(rank), _LEVELS)
-        energies = survey.meter.energies(scale * self._plan.inverse_step)
+        energies, dither = survey.meter.energies(scale * self._plan.inverse_step), self._dither(rank)
         sample = [(first, _levels(first, values.mul_(scale), quantizer)) for first, values in survey.sample]
-        knowledge, widths = self._cheapest(sample, energies, rank)
-        classes, written = self._classes(knowledge, energies, rank), list[bytes]()
-        if Knowledge.ENERGY in knowledge:
-            written.append(entropy.write_block([energies]))
-        for first, values in self._segments(change):
-            levels = _levels(first, values.mul_(scale), quantizer)
-            written.append(entropy.write_segment(levels, classes.of(first, levels.numel()), widths))
+        coding = self._coder.cheapest(sample, energies, dither)
+        segments = (_levels(first, values.mul_(scale), quantizer) for first, values in self._segments(change))
+        written = list(self._coder.write(segments, coding, energies, dither))
         n_bytes = 4 * self._exact.n_values + sum(map(len, written))
         yield header_for(self._layout, Codec.INTEGER, LEVELS_HEAD_BYTES + n_bytes).encode()
-        yield LevelsHead(self._plan.inverse_step, norm, rank, knowledge, widths).encode()
+        yield LevelsHead(self._plan.inverse_step, norm, rank, coding).encode()
         yield survey.exact
         yield from written
 
     def _survey(self, change: Callable[[], Iterator[Tensor]]) -> _Survey:
-        energy, exact, meter = 0.0, bytearray(), EnergyMeter(self._matrices)
+        energy, exact, meter = 0.0, bytearray(), self._coder.new_meter()
         sample: list[tuple[int, Tensor]] = []
         every = max(1, -(-self._n_values // entropy.SEGMENT) // _SAMPLED_SEGMENTS)
         for number, (first, values) in enumerate(self._segments(change, exact)):
@@ -132,22 +128,9 @@ class IntegerCodec:
                 sample.append((first, values.clone()))
         return _Survey(math.sqrt(energy), meter, sample, bytes(exact))
 
-    def _cheapest(self, sample: Sequence[tuple[int, Tensor]], energies: Tensor, rank: int) -> tuple[Knowledge, Widths]:
-        """What to code the values by, and how wide their symbols are. `sample`: first coordinates, and levels."""
-        found: list[tuple[int, Knowledge, Widths]] = []
-        share = sum(levels.numel() for _, levels in sample) / max(self._n_values, 1)
-        for knowledge in map(Knowledge, range(Knowledge.BOTH + 1)):
-            classes = self._classes(knowledge, energies, rank)
-            widths, n_bytes = entropy.best_widths((levels, classes.of(at, levels.numel())) for at, levels in sample)
-            if Knowledge.ENERGY in knowledge:
-                n_bytes += math.ceil(share * len(entropy.write_block([energies])))
-            found.append((n_bytes, knowledge, widths))
-        _, knowledge, widths = min(found)
-        return knowledge, widths
-
-    def _classes(self, knowledge: Knowledge, energies: Tensor | None, rank: int) -> Classes:
-        dither = (self._plan.key, phase(rank)) if Knowledge.DITHER in knowledge else None
-        return Classes(self._matrices, energies if Knowledge.ENERGY in knowledge else None, dither)
+    def _dither(self, rank: int) -> tuple[int, int]:
+        """The cohort's key, and the client's phi."""
+        return self._plan.key, phase(rank)
 
     def _segments(
         self, change: Callable[[], Iterator[Tensor]], exact: bytearray | None = None
@@ -198,22 +181,12 @@ class IntegerCodec:
     def _checked(self, head: LevelsHead, payload: Payload) -> Iterator[Segment]:
         """The segments; at their end it is certain that all of them are fit to be summed."""
         largest_allowed, energy = min(LEVEL_MAX, self._grid.max_abs * self._plan.inverse_step + 1), 0
-        for segment in self._read_segments(head, payload):
+        for segment in self._coder.read(payload, head.coding, self._dither(head.rank)):
             if (largest := segment.folded.greatest) > largest_allowed:
                 raise UpdateOutOfRange(f"the update holds the level {largest}, beyond the run's max_abs")
             energy += segment.folded.sum_of_squares
             yield segment
-        payload.end()
         self._check_norm(head.norm, energy)
-
-    def _read_segments(self, head: LevelsHead, payload: Payload) -> Iterator[Segment]:
-        n_bytes, energies = self._matrices.n_bytes, None
-        if Knowledge.ENERGY in head.knowledge:
-            energies = entropy.read_block(payload, range(n_bytes, n_bytes + 1))
-        classes = self._classes(head.knowledge, energies, head.rank)
-        for first in range(0, self._n_values, entropy.SEGMENT):
-            here = classes.of(first, min(entropy.SEGMENT, self._n_values - first))
-            yield entropy.read_segment(payload, here, head.widths)
 
     def _with_exact(self, levels: Tensor, first: int, exact: Tensor) -> Tensor:
         """The levels from coordinate `first` on, with the integers of exact values in their places."""

@@ -67,8 +67,10 @@ class VectorUpdateCodec:
         yield from self._framed(exact, tuple(self._codec.encode(self._clipped(values), self._context(rank))), rank)
 
     def within(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        """By tensor, what takes a gradient to the part that can be sent; nothing where all of it can."""
+        """By tensor, what takes a gradient to the part that can be sent; nothing where all of it can, now or later."""
         codec = self._codec
+        if self._plan.feedback:
+            return {}
         if isinstance(codec, RandomMask | LowRank) and codec.mode is Mode.STRUCTURED:
             return codec.projections(self._context(0))
         return {}

@@ -353,13 +353,13 @@ def test_updates_below_half_a_unit_of_half_precision_add_up(dtype: torch.dtype) 
     assert master["x"].dtype == torch.float32
     assert layout.published(master)["x"].dtype == dtype
     assert layout.published(master)["x"].item() == 1.0 + 2.0**-4
-    assert not layout.is_master_published
+    assert not layout.is_full_precision
 
 
 def test_without_half_precision_the_master_copy_is_what_is_published() -> None:
     state = {"x": torch.randn(3), "y": torch.randn(3).double(), "n": torch.tensor(3)}
     layout = Layout.of_state(state)
-    assert layout.is_master_published
+    assert layout.is_full_precision
     master = layout.master_of(state)
     assert all(torch.equal(layout.published(master)[name], tensor) for name, tensor in state.items())
 

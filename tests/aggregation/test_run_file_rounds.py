@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import Override, RoundsSection
+from umbel.aggregation.runfile_sections import DownlinkSection, Override, RoundsSection
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
 FILES = TypeAdapter(RunFile)
@@ -133,3 +133,14 @@ def test_a_run_file_reads_coverage_and_gives_it_to_every_plan() -> None:
     file = FILES.validate_python(tomllib.loads(text))
     assert file.round_plan(2, 3).coverage == CoverageFloor(0.8, ("north",), ("hospital",), True)  # type: ignore[arg-type]  # a literal is no ClientId
     assert FILES.validate_json(FILES.dump_json(file)) == file
+
+
+@pytest.mark.parametrize("step", [0.0, 2.0**-9, 2.5, float("nan")])
+def test_a_step_of_changes_that_cannot_work_is_refused(step: float) -> None:
+    with pytest.raises(ValueError, match="step"):
+        DownlinkSection("change", step)
+
+
+def test_changes_are_made_only_where_the_run_file_asks_for_them() -> None:
+    assert RunFile("a", RoundsSection(1, 1)).downlink.change_step is None
+    assert RunFile("a", RoundsSection(1, 1), downlink=DownlinkSection("change", 0.5)).downlink.change_step == 0.5

@@ -20,7 +20,7 @@ from umbel.aggregation.types import ModelRef
 from umbel.client.coordinator import Coordinator
 from umbel.client.elsewhere import elsewhere
 from umbel.client.errors import LinkFailed, Redirected
-from umbel.client.fetch import fetch_model
+from umbel.client.fetch import Wanted, fetch_model
 from umbel.client.identity import Identity
 from umbel.client.link import Link
 from umbel.client.store import Store
@@ -99,7 +99,7 @@ def fetched(double: Double, handle: Handler, tmp_path: Path) -> bytes:
     with served(handle) as url, connect(url) as replicas:
         coordinator = Coordinator(Transport(replicas, Identity("ward-7", key).authorize))
         patience = Patience(within(20.0), time.monotonic() + 20.0)
-        path, link = fetch_model(coordinator, Store(tmp_path, url), ref, Link(), patience)
+        path, link = fetch_model(coordinator, Store(tmp_path, url), Wanted(ref, double.layout), Link(), patience)
     assert link.down is not None
     return path.read_bytes()
 

@@ -38,6 +38,7 @@ from umbel.aggregation.audit import (
     key_text,
 )
 from umbel.aggregation.canonical import canonical, parsed
+from umbel.aggregation.codec.change import ChangeWriter, apply_change
 from umbel.aggregation.codec.codec import Context
 from umbel.aggregation.codec.eden import Eden
 from umbel.aggregation.codec.payload import Precision
@@ -49,13 +50,14 @@ from umbel.aggregation.errors import LayoutError, SignatureRefused, UpdateRefuse
 from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import CheckIn, Decline, Enrolment
+from umbel.aggregation.pieces import InMemory
 from umbel.aggregation.records import Fate
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.signatures import SignedHeaders, Target, parse, sign
 from umbel.aggregation.types import RunId, WorkDone
 from umbel.aggregation.update_codec import codec_for
-from umbel.aggregation.wire import HEADER_BYTES, Codec, float32_header
+from umbel.aggregation.wire import HEADER_BYTES, Codec, change_header, float32_header
 from umbel.client.audit import read_lines, verify
 from umbel.server.blobs import BlobStore
 from umbel.server.downloads import parse_range
@@ -87,6 +89,9 @@ _MESSAGES_THAT_PARSE = (
 _CODECS = (*(make() for make in CODECS.values()), Eden(1), Qsgd(1000), TopK(0.5, Precision.FLOAT32))
 _VECTOR_CODECS = [codec_for(CodecPlan(codec, key=5), GRID, LAYOUT) for codec in CODECS]
 _CONTEXT = Context(Layout.of_state({"a": torch.zeros(12, 3), "b": torch.zeros(7)}), 1)
+_CHANGED_LAYOUT = Layout.of_state(
+    {"a": torch.zeros(40), "h": torch.zeros(5).half(), "m": torch.zeros(2).bool(), "n": torch.tensor(0)}
+)
 _MODEL = ModelId(0, "a" * 64, "a" * 64)
 
 
@@ -189,6 +194,33 @@ def payload(data: bytes) -> None:
         assert values.shape == (_CONTEXT.n_values,)
         assert bool(values.isfinite().all())
         assert len(rest) <= codec.payload_bytes_max(_CONTEXT.n_values)
+
+
+def change(data: bytes) -> None:
+    """A change of a model. First byte: where to cut, and whether a header as it should be comes before. What is taken
+    leaves a model of finite values and of bools that are bools."""
+    how, rest = data[0] if data else 0, data[1:]
+    whole = change_header(_CHANGED_LAYOUT, len(rest)) + rest if how & 1 else rest
+    size, state = (how >> 1) + 1, _changed_model()
+    pieces = [whole[first : first + size] for first in range(0, len(whole), size)]
+    with contextlib.suppress(UpdateRefused):
+        apply_change(_CHANGED_LAYOUT, pieces, len(whole), InMemory(state))
+        assert all(bool(state[name].isfinite().all()) for name in "ah")
+        assert int(state["m"].view(torch.uint8).max()) <= 1
+
+
+def _changed_model() -> dict[str, torch.Tensor]:
+    half, mask = torch.full((5,), 65504.0, dtype=torch.float16), torch.tensor([True, False])
+    return {"a": torch.linspace(-1, 1, 40), "h": half, "m": mask, "n": torch.tensor(-5)}
+
+
+def _a_change() -> bytes:
+    """A change that is good, without its header."""
+    master = {name: tensor.float() if name == "h" else tensor for name, tensor in _changed_model().items()}
+    master["a"], master["n"] = master["a"] * 1.5, master["n"] + 1
+    writer = ChangeWriter(_CHANGED_LAYOUT, 0.125, InMemory(master), InMemory(_changed_model()))
+    body = b"".join(writer.body())
+    return writer.head()[HEADER_BYTES:] + body
 
 
 def vector_update(data: bytes) -> None:
@@ -330,6 +362,7 @@ READERS: Mapping[str, Callable[[bytes], None]] = {
         update,
         integers_update,
         payload,
+        change,
         vector_update,
         model,
         header,
@@ -364,6 +397,7 @@ def seeds() -> dict[str, list[bytes]]:
             bytes([i]) + b"".join(codec.encode(torch.linspace(-1, 1, _CONTEXT.n_values), _CONTEXT))
             for i, codec in enumerate(_CODECS)
         ],
+        "change": [bytes([i]) + _a_change() for i in (1, 255)],
         "model": [file],
         "header": [file[8 : 8 + n_bytes]],
         "run_file": [documented.encode()],

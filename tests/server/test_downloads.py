@@ -1,6 +1,7 @@
 """Model downloads: entity tags, ranges, and the ranges that are none."""
 
 import asyncio
+import hashlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -108,6 +109,30 @@ def test_a_client_is_sent_to_the_bucket_and_an_operator_is_not(bucket_server: S3
             assert (await device.report(assignment["id"], update)).json()["outcome"] == "accepted"
             [record] = await it.ended(1)
             assert record["bytes_down"] == len(data) + (len(data) - 700_000) + 5
+
+    asyncio.run(scenario())
+
+
+def test_a_client_is_sent_to_the_bucket_for_a_change_too(bucket_server: S3Server, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, **bucket_fields(bucket_server)) as it:
+            layout = await it.begin(run_file(count=2, target=1) + '[downlink]\nname = "change"\n', STATE)
+            [device] = await it.devices(1)
+            assignment = await device.work(layout)
+            update = update_of(layout, torch.ones(layout.n_values))
+            assert (await device.upload(assignment["id"], update)).status_code == 201
+            assert (await device.report(assignment["id"], update)).json()["outcome"] == "accepted"
+            [change] = (await device.work(layout))["changes"]
+            url = f"/v1/models/{change['sha256']}"
+            sent = await device.send("GET", url)
+            assert sent.status_code == 307
+            async with httpx.AsyncClient() as anyone:
+                linked = (await anyone.get(sent.headers["location"])).content
+            (tmp_path / "cache" / change["sha256"]).unlink()
+            direct = await device.send("GET", url + "?direct=true")
+            assert direct.content == linked
+            assert hashlib.sha256(linked).hexdigest() == change["sha256"]
+            assert len(linked) == change["size_bytes"]
 
     asyncio.run(scenario())
 

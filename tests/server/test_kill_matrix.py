@@ -38,6 +38,7 @@ _NTH = {  # the first time is not the most interesting one
     "store who waits": 3,
     "put a blob": 5,  # the first two mark the store as this database's
     "store a chunk": 2,
+    "keep a file of the model": 3,  # the first is version 0's master copy; then the published model, its master copy
     "decide": 5,
     "store what was decided": 6,
     "carry out Fold": 2,

@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 import os
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,9 +18,13 @@ from tests.s3_server import bucket_fields, s3_server
 from tests.server.test_process import serving
 from tests.server_device import Device, House, Json, repr_digest, run_file, update_of
 from umbel.aggregation.artifact import metadata_of
+from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
+from umbel.client.changes import apply_changes
 from umbel.server.blobs import model_key, open_blobs
 from umbel.server.files import file_sha256
+from umbel.server.local_blobs import LocalBlobs
+from umbel.server.model_files import Base, Summed, keep_model, next_model
 from umbel.server.settings import Settings
 
 MIB = 1 << 20
@@ -50,6 +56,35 @@ class Memory:
     def _mib(self, name: str) -> float:
         lines = (self._process / "status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+class Anonymous:
+    """This process's anonymous memory in MiB while it is watched: pages of mapped files are taken back when needed."""
+
+    def __init__(self) -> None:
+        self._before = self._peak = self._mib()
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        thread = threading.Thread(target=self._watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+
+    def growth_mib(self) -> float:
+        return self._peak - self._before
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.002):
+            self._peak = max(self._peak, self._mib())
+
+    def _mib(self) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
 def large_model(path: Path, mib: int) -> Layout:
@@ -134,6 +169,32 @@ def test_a_round_of_a_large_model_takes_four_times_the_model_at_most(tmp_path: P
 
     with serving(tmp_path / "data", tmp_path / "log") as (process, url):
         asyncio.run(scenario(process.pid, url))
+
+
+class Noise:
+    """A round whose mean is noise."""
+
+    def mean_slice(self, start: int, stop: int) -> torch.Tensor:
+        return torch.randn(stop - start, generator=torch.Generator().manual_seed(start), dtype=torch.float64)
+
+
+@pytest.mark.slow
+def test_a_change_of_a_large_model_is_made_and_applied_in_a_few_megabytes(tmp_path: Path) -> None:
+    blobs = LocalBlobs(tmp_path / "blobs")
+    blobs.prepare()
+    with blobs.scratch() as path:
+        layout = large_model(path, MODEL_MIB)
+        first = keep_model(blobs, path).sha256
+    memory = Memory(os.getpid())
+    made = next_model(blobs, layout, Base(first, first), Summed(IntegerSum(0, 1), Noise()), 1.0, 1.0)
+    assert memory.growth_mib() < 48
+    assert made.change is not None
+    paths = [tmp_path / "blobs" / "models" / name for name in (first, made.change.sha256)]
+    applying = Anonymous()
+    with applying.watched():
+        apply_changes(layout, paths[0], [paths[1]], tmp_path / "model")
+    assert applying.growth_mib() < 16
+    assert file_sha256(tmp_path / "model") == made.published.sha256
 
 
 @pytest.mark.slow

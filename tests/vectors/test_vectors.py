@@ -12,14 +12,19 @@ import torch
 import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.codec import entropy
+from umbel.aggregation.codec.change import apply_change
 from umbel.aggregation.codec.classes import Classes, Matrices
-from umbel.aggregation.codec.levels_head import Knowledge, LevelsHead
+from umbel.aggregation.codec.coded_levels import Knowledge
+from umbel.aggregation.codec.levels_head import LevelsHead
 from umbel.aggregation.codec.philox import dither
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.quantize import Levels, phase, quantize
 from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.pieces import InMemory
+from umbel.aggregation.publishing import Publication, Spread
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.signatures import Target, parse, sign, signature_base
 from umbel.aggregation.types import ClientId, Weighting
@@ -153,8 +158,30 @@ def test_the_integers_of_an_update_and_their_mean() -> None:
         dithered = (plan.key, client["phi"]) if client["knowledge"] & Knowledge.DITHER else None
         classes = Classes(Matrices(layout), known, dithered).of(0, layout.n_values)
         assert classes.tolist() == client["classes"]
-        segment = entropy.write_segment(levels, classes, LevelsHead.decode(update[64:88]).widths)
+        segment = entropy.write_segment(levels, classes, LevelsHead.decode(update[64:88]).coding.widths)
         assert zstandard.ZstdDecompressor().decompress(segment[4:]).hex() == client["segment_hex"]
     assert total.sums.tolist() == vector["sums"]
     assert codec.mean(total, parts).mean_slice(0, layout.n_values).tolist() == vector["mean"]
     assert codec.update_rms(total) == vector["update_rms"]
+
+
+def test_a_change_from_one_model_to_the_next() -> None:
+    vector = load("change")
+    layout, base = Layout.from_json(vector["layout_json"]), base64.b64decode(vector["base_base64"])
+    change = bytes.fromhex(vector["change_hex"])
+    assert hashlib.sha256(base).hexdigest() == vector["base_sha256"]
+    assert hashlib.sha256(change).hexdigest() == vector["change_sha256"]
+    found, state = decode_model(base)
+    assert found == layout
+    public = {spec.name: state[spec.name].clone() for spec in layout.owners()}
+    master = {spec.name: torch.tensor(vector["master"], dtype=torch.float64) for spec in layout.owners()}
+    master = {s.name: master[s.name][s.place].to(s.master_dtype).reshape(s.shape) for s in layout.owners()}
+    spread = Spread()
+    for spec in layout.owners():
+        spread.add(spec, master[spec.name].reshape(-1), public[spec.name].reshape(-1))
+    assert spread.step(vector["step_in_rms"]) == vector["step"]
+    publication = Publication(layout, vector["step"], InMemory(master), InMemory(public))
+    assert torch.cat([levels for _, levels in publication.sample()]).tolist() == vector["levels"]
+    apply_change(layout, [change], len(change), InMemory(public))
+    assert [float(value) for spec in layout.owners() for value in public[spec.name].reshape(-1)] == vector["model"]
+    assert hashlib.sha256(encode_model(layout.full_state(public))).hexdigest() == vector["model_sha256"]

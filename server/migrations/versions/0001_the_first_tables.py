@@ -160,6 +160,8 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("master_sha256", sa.String(length=64), nullable=False),
         sa.Column("parent_sha256", sa.String(length=64), nullable=True),
+        sa.Column("change_sha256", sa.String(length=64), nullable=True),
+        sa.Column("change_bytes", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("round", sa.Integer(), nullable=True),
         sa.Column("rolled_back_to", sa.Integer(), nullable=True),
@@ -180,6 +182,9 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("run", "version"),
     )
+    with op.batch_alter_table("model_versions", schema=None) as batch_op:
+        batch_op.create_index("ix_model_versions_change_sha256", ["change_sha256"], unique=False)
+
     op.create_table(
         "rounds",
         sa.Column("id", sa.Integer(), nullable=False),

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.codec.coded_levels import Coding, Knowledge
 from umbel.aggregation.codec.entropy_kernels import N_CLASSES, WIDTHS
-from umbel.aggregation.codec.levels_head import LEVELS_HEAD_BYTES, Knowledge, LevelsHead
+from umbel.aggregation.codec.levels_head import LEVELS_HEAD_BYTES, LevelsHead
 from umbel.aggregation.errors import MalformedUpdate
 
 FLOATS = st.floats(allow_nan=False, width=32)
@@ -17,8 +18,7 @@ FLOATS = st.floats(allow_nan=False, width=32)
         FLOATS,
         FLOATS,
         st.integers(0, (1 << 32) - 1),
-        st.sampled_from(Knowledge),
-        st.tuples(*[st.sampled_from(WIDTHS)] * N_CLASSES),
+        st.builds(Coding, st.sampled_from(Knowledge), st.tuples(*[st.sampled_from(WIDTHS)] * N_CLASSES)),
     )
 )
 def test_what_is_written_is_read(head: LevelsHead) -> None:

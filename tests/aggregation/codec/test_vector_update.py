@@ -188,6 +188,8 @@ def test_other_codecs_leave_gradients_as_they_are() -> None:
     for codec in CODECS:
         if codec is not Codec.LOWRANK:
             assert VectorUpdateCodec(plan_of(codec), GRID, LAYOUT).within() == {}
+    fed = plan_of(Codec.LOWRANK, feedback=True)
+    assert VectorUpdateCodec(fed, GRID, LAYOUT).within() == {}, "what cannot be sent now is sent later"
 
 
 def test_a_contraction_never_moves_away() -> None:
