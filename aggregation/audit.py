@@ -13,6 +13,7 @@ With the updates that a bundle names and the model that it began with, anyone ca
 import base64
 import binascii
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -100,6 +101,10 @@ class ExactSum:
     total_weight: int
     n_clients: int
     update_rms: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.update_rms is not None and not 0 <= self.update_rms < math.inf:  # also refuses a NaN
+            raise ValueError(f"update_rms must be finite and not negative, not {self.update_rms}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ State: TypeAlias = "Mapping[str, Tensor]"
 
 _HALF = {"bfloat16", "float16"}
 _FLOATS = {"float32", "float64"} | _HALF
+_STATISTICS = frozenset({"running_mean", "running_var"})
 _DTYPES = {"int8", "int16", "int32", "int64", "uint8", "bool"} | _FLOATS
 _EXACT_IN_FLOAT32 = 1 << 24
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
@@ -64,9 +65,12 @@ class TensorSpec:
     tied_to: str | None = None
 
     @property
-    def is_float(self) -> bool:
-        """Whether its values may be rounded: those of integers and bools may not."""
-        return self.dtype in _FLOATS
+    def is_coded(self) -> bool:
+        """Whether its values may be rounded with the others': those of integers and bools may not. Nor may the running
+        statistics of normalization layers, as torch names them: they change by orders of magnitude more than weights,
+        which would vanish in a step or a norm that both have in common.
+        """
+        return self.dtype in _FLOATS and self.name.rpartition(".")[2] not in _STATISTICS
 
     @property
     def n_values(self) -> int:

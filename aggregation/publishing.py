@@ -8,8 +8,8 @@ integers k to have the next one:
     published' = published + D * k           in float32, or float64 where the tensor is; then in its own dtype
 
 What is not sent stands in master' - published', and is in the next round's x: error feedback (Seide, Fu, Droppo, Li,
-Yu, 2014) without a state of its own, and the same model for everyone, whichever way it came. Values of integer and bool
-tensors are the master's.
+Yu, 2014) without a state of its own, and the same model for everyone, whichever way it came. Values of exact
+tensors (`TensorSpec.is_coded`) are the master's.
 
 All of it must come out the same on every machine, for the hash of the result is the model's identity. D is a multiple
 of the root mean square of x, which is made of counts: how many |x| begin, as float32, with the same 16 bits. Counts add
@@ -68,7 +68,7 @@ class Spread:
 
     def add(self, spec: TensorSpec, master: Tensor, before: Tensor) -> None:
         """Count values of a tensor; those that no step is for are left out."""
-        if spec.is_float:
+        if spec.is_coded:
             kinds = to_move(spec, master, before).abs_().view(torch.int32) >> (32 - _KEPT_BITS)
             self._counts += torch.bincount(kinds, minlength=self._counts.numel())
 
@@ -95,11 +95,12 @@ class Publication:
         self._public = public
 
     def exact(self) -> Iterator[Tensor]:
-        """Set the values of integer and bool tensors; the bits that change in them, as uint8."""
+        """Set the values of exact tensors; the bits that change in them, as uint8."""
         for piece in pieces(self._layout):
             spec = piece.spec
-            if not spec.is_float:
-                before, after = (piece.of(values, spec.torch_dtype) for values in (self._public, self._master))
+            if not spec.is_coded:
+                before = piece.of(self._public, spec.torch_dtype)
+                after = published(spec, piece.of(self._master, spec.master_dtype))
                 self._public.write(spec.name, piece.first, after)
                 yield before.view(torch.uint8) ^ after.view(torch.uint8)
 
@@ -117,18 +118,18 @@ class Publication:
     def measure(self, meter: EnergyMeter) -> None:
         """Tell `meter` how far each value has to move; nothing is moved."""
         for piece in pieces(self._layout):
-            if piece.spec.is_float:
+            if piece.spec.is_coded:
                 meter.add(piece.spec.offset + piece.first, self._x(piece)[1])
 
     def _moved(self, piece: Piece) -> Tensor:
         before, levels = self._levels(piece)
-        if piece.spec.is_float:
+        if piece.spec.is_coded:
             self._public.write(piece.spec.name, piece.first, moved(piece.spec, before, levels, self._step))
         return levels
 
     def _levels(self, piece: Piece) -> tuple[Tensor, Tensor]:
         """The published values before (of a float tensor), and their levels."""
-        if not piece.spec.is_float:
+        if not piece.spec.is_coded:
             return torch.empty(0), torch.zeros(piece.n_values, dtype=torch.int32)
         before, x = self._x(piece)
         return before, levels_of(x, self._step)

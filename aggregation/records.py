@@ -113,7 +113,8 @@ class RoundRecord:
     `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
     then the new version, a copy of that one. `judged`: where it measured the metric by which the run may end early.
     `away_s`: seconds of `open_s` in which no coordinator could take reports, which the window did not count.
-    `absent`: who was not there to be asked; None where that is not known, as of large fleets, which are sent away.
+    `codec`: how updates were written, in words. `absent`: who was not there to be asked; None where that is not known,
+    as of large fleets, which are sent away.
     """
 
     run: str
@@ -152,6 +153,7 @@ class RoundRecord:
     judged: Judged | None = None
     away_s: float = 0.0
     absent: Absent | None = None
+    codec: str = ""
 
     @property
     def share_of_known(self) -> float:

@@ -81,6 +81,8 @@ class DownlinkSection:
 
     def __post_init__(self) -> None:
         require_within(self.step, "step", CHANGE_STEP_MIN, CHANGE_STEP_MAX)
+        if self.name == "model" and self.step != 1.0:
+            raise ValueError('step is of changes: set name = "change" beside it')
 
     @property
     def change_step(self) -> float | None:

@@ -14,7 +14,6 @@ from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.types import RunId
 from umbel.client.files import make_private, sync_directory
 
-_RUN = "umbel.run"
 log = logging.getLogger("umbel.client")
 
 
@@ -25,23 +24,25 @@ class FeedbackStore:
         self._folder = folder
         self.waiting = waiting
 
-    def before(self, run: RunId, version: int) -> Residual | None:
-        """What the update before the one of this model version has left over; None if it did not count, or is lost."""
+    def before(self, run: RunId, round_number: int, version: int) -> Residual | None:
+        """What the update of the round before, of the version before, has left over; None if it did not count, is lost,
+        or if the round before is not what made this version: after a rollback.
+        """
         path = self._path(version - 1)
         if not path.exists():
             return None
         try:
-            found = _read(path, run)
+            found = _read(path, _belongs(run, round_number - 1))
         except (SafetensorError, OSError, ValueError) as error:
             log.warning("what error feedback had left over cannot be read, and is dropped: %s", error)
             path.unlink()
             return None
         return found if found is not None and found.version + 1 == version else None
 
-    def wait(self, run: RunId, left: Residual) -> None:
-        """Put what is left over beside its update."""
+    def wait(self, run: RunId, round_number: int, left: Residual) -> None:
+        """Put what the update of this round has left over beside it."""
         aside = self.waiting.with_suffix(".tmp")
-        save_file(left.to_tensors(), aside, {_RUN: run})
+        save_file(left.to_tensors(), aside, _belongs(run, round_number))
         aside.chmod(0o600)
         aside.replace(self.waiting)
 
@@ -62,9 +63,13 @@ class FeedbackStore:
         return self._folder / f"{version}.safetensors"
 
 
-def _read(path: Path, run: RunId) -> Residual | None:
-    """The residual in a file; None if it is of another run."""
+def _belongs(run: RunId, round_number: int) -> dict[str, str]:
+    return {"umbel.run": run, "umbel.round": str(round_number)}
+
+
+def _read(path: Path, belongs: dict[str, str]) -> Residual | None:
+    """The residual in a file; None if it is of another run or round."""
     with safe_open(path, framework="pt") as file:
-        if (file.metadata() or {}).get(_RUN) != run:
+        if file.metadata() != belongs:
             return None
         return Residual.from_tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping

@@ -31,6 +31,8 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
         raise CoordinatorMisbehaved(f"the assignment's window is {offer.window_s} s")
     if not (0 <= offer.seed < 1 << 63 and 1 <= offer.sample_count_max <= SAMPLE_COUNT_MAX):
         raise CoordinatorMisbehaved("the assignment's seed or sample_count_max is out of range")
+    if not 0 <= offer.model.version <= COUNT_MAX:
+        raise CoordinatorMisbehaved("the assignment's model has a version that is out of range")
     if not 0 <= offer.rank < 1 << 32:
         raise CoordinatorMisbehaved(f"the assignment's rank is {offer.rank}")
     if not 0 < offer.share <= 1:  # also refuses a NaN

@@ -110,9 +110,9 @@ def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, st
     if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
         return store.save_update(codec.encode(change, offer.rank))
     version = offer.model.version
-    fed = codec.encode_fed(change, offer.rank, version, store.feedback.before(offer.run, version))
+    fed = codec.encode_fed(change, offer.rank, version, store.feedback.before(offer.run, offer.round, version))
     saved = store.save_update(fed.pieces)
-    store.feedback.wait(offer.run, fed.left)
+    store.feedback.wait(offer.run, offer.round, fed.left)
     return saved
 
 

@@ -107,6 +107,7 @@ def round_record(
         samples_in=samples.reported,
         samples_left_out=samples.left_out,
         samples_share=samples.share,
+        codec=state.plan.codec.words if state.plan.task.sends_updates else "",
         passed_over=state.passed_over.clients,
         samples_passed_over=state.passed_over.samples,
         uncovered=gaps(roll),

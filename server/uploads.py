@@ -26,7 +26,7 @@ from umbel.server.updates import check_update, length_in_words
 from umbel.server.upload_store import Arrived, UploadMoved, UploadOver
 
 _HELD_BYTES_MAX = 64 << 10
-_REFUSED_MAX, _REFUSED_KEPT = 5, 10_000
+_CHECKS_MAX, _CHECKS_KEPT = 5, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Uploads:
         self._reception = reception
         self._intake = Intake(services.settings.incoming_bytes_max)
         self._locks: WeakValueDictionary[AssignmentId, asyncio.Lock] = WeakValueDictionary()
-        self._n_refused: dict[AssignmentId, int] = {}
+        self._n_checks: dict[AssignmentId, int] = {}
 
     async def begin(
         self, client: ClientId, assignment: AssignmentId, length: int, sha256: str, incoming: Incoming
@@ -58,8 +58,8 @@ class Uploads:
         if known is not None and known.is_complete:
             return await _repeat(known, sha256, incoming)
         place.require_open()
-        if self._n_refused.get(assignment, 0) >= _REFUSED_MAX:
-            detail = f"{_REFUSED_MAX} updates of this assignment were refused; check in for the next round"
+        if self._n_checks.get(assignment, 0) >= _CHECKS_MAX:
+            detail = f"{_CHECKS_MAX} updates of this assignment were checked, and no more will be; check in again"
             raise Refused("assignment-closed", detail)
         _require_length(place.driver, length)
         return await self._append(place, known, StoredUpload(length, 0, sha256, is_complete=False), incoming)
@@ -127,11 +127,11 @@ class Uploads:
         except UploadOver as over:
             raise _over() from over
 
-    def _note_refused(self, assignment: AssignmentId) -> None:
-        """To check an update takes the one who checks far longer than to send one that is compressed."""
-        self._n_refused[assignment] = self._n_refused.pop(assignment, 0) + 1
-        while len(self._n_refused) > _REFUSED_KEPT:
-            del self._n_refused[next(iter(self._n_refused))]
+    def _note_check(self, assignment: AssignmentId) -> None:
+        """To check an update, good or bad, takes the one who checks far longer than to send one that is compressed."""
+        self._n_checks[assignment] = self._n_checks.pop(assignment, 0) + 1
+        while len(self._n_checks) > _CHECKS_KEPT:
+            del self._n_checks[next(iter(self._n_checks))]
 
     def _checking(self, assignment: AssignmentId) -> asyncio.Lock:
         lock = self._locks.get(assignment)
@@ -144,12 +144,12 @@ class Uploads:
         whole = arrived.after
         place.require_open()
         codec, rank = place.driver.codec, place.driver.rank(place.client)
+        self._note_check(place.assignment)
         try:
             await asyncio.get_running_loop().run_in_executor(
                 self._services.checker, check_update, self._services.blobs, whole.chunks, whole.sha256, codec, rank
             )
         except (UpdateRefused, Refused):
-            self._note_refused(place.assignment)
             if arrived.known is not None:
                 await self._drop(place.assignment, arrived.known)
             raise

@@ -6,9 +6,9 @@ The header of `wire.py` with 16 for its codec, then
 offset size field
      0    4 step            D, float32, 2^-100 to 2^100
      4   12 coding          of the integers, as in codec 1, without a dither (`coded_levels.py`)
-    16    8 exact_bytes     length of the first frame; 0, and no such frame, if no tensor is of integers or bools
-    24      one Zstandard frame: of each integer or bool tensor the bytes that it has, XOR those that it will have
-     .      the integers k, as codec 1 has them; zeros for values of integer and bool tensors
+    16    8 exact_bytes     length of the first frame; 0, and no such frame, if no tensor is exact
+    24      one Zstandard frame: of each exact tensor the bytes that it has, XOR those that it will have
+     .      the integers k, as codec 1 has them; zeros for values of exact tensors
 ```
 
 `publishing.py` says what the integers are and what they make of a model. A change is written while the model moves,
@@ -96,7 +96,7 @@ def apply_change(layout: Layout, change: Iterable[Buffer], change_bytes: int, pu
     for segment, coded in zip(segments(layout, entropy.SEGMENT), read, strict=True):
         made, first = coded.levels(), 0
         for piece in segment:
-            if piece.spec.is_float:
+            if piece.spec.is_coded:
                 mine = made[first : first + piece.n_values]
                 after = moved(piece.spec, piece.of(public, piece.spec.torch_dtype), mine, head.step)
                 public.write(piece.spec.name, piece.first, after)
@@ -119,16 +119,18 @@ def _read_head(layout: Layout, payload: Payload, change_bytes: int) -> ChangeHea
 
 
 def _apply_exact(layout: Layout, changed: Iterable[bytes], public: Values) -> None:
-    """Change these bits of integer and bool tensors. Raises `MalformedUpdate` for a bool that would be neither."""
+    """Change these bits of exact tensors. Raises `MalformedUpdate` for a bool that would be neither, and for a NaN."""
     bits = Payload(changed)
     for piece in pieces(layout):
-        if piece.spec.is_float:
+        if piece.spec.is_coded:
             continue
         dtype = piece.spec.torch_dtype
         before = piece.of(public, dtype).view(torch.uint8)
         after = before ^ bits.take(before.numel())
         if piece.spec.dtype == "bool" and bool((after > 1).any()):
             raise MalformedUpdate("the change makes a bool of neither true nor false")
+        if dtype.is_floating_point and not bool(after.view(dtype).isfinite().all()):
+            raise MalformedUpdate("the change makes a value that is not finite")
         public.write(piece.spec.name, piece.first, after.view(dtype))
     bits.end()
 
@@ -140,5 +142,5 @@ def _taken(payload: Payload, n_bytes: int) -> Iterator[memoryview]:
 
 
 def _exact_raw_bytes(layout: Layout) -> int:
-    """How many bytes the values of integer and bool tensors have."""
-    return sum(spec.n_values * spec.torch_dtype.itemsize for spec in layout.owners() if not spec.is_float)
+    """How many bytes the values of exact tensors have."""
+    return sum(spec.n_values * spec.torch_dtype.itemsize for spec in layout.owners() if not spec.is_coded)

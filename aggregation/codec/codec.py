@@ -73,8 +73,8 @@ class VectorCodec(Protocol):
     @property
     def is_stateful(self) -> bool: ...
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        """No payload that `encode` makes of so many values is longer."""
+    def payload_bytes(self, layout: Layout) -> range:
+        """The lengths that a payload of such a model may have."""
         ...
 
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
@@ -91,6 +91,11 @@ class VectorCodec(Protocol):
         ended nothing is certain. Memory is bounded by what the plan says, whatever the bytes say.
         """
         ...
+
+
+def one_length(n_bytes: int) -> range:
+    """Where there is but one."""
+    return range(n_bytes, n_bytes + 1)
 
 
 def chunks(n_values: int) -> Iterator[slice]:

@@ -33,10 +33,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.aggregation.codec.codec import Context, chunks, require_encodable
+from umbel.aggregation.codec.codec import Context, chunks, one_length, require_encodable
 from umbel.aggregation.codec.packing import pack, packed_bytes, unpack
 from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -63,10 +64,10 @@ class Eden:
         if not 1 <= self.bits <= BITS_MAX:
             raise ValueError(f"EDEN has 1 to {BITS_MAX} bits, not {self.bits}")
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        """Exactly; an empty vector still has a block."""
-        blocks = Blocks.of(n_values)
-        return 4 * blocks.n_blocks + packed_bytes(blocks.n_padded, self.bits)
+    def payload_bytes(self, layout: Layout) -> range:
+        """One length; an empty vector still has a block."""
+        blocks = Blocks.of(layout.n_values)
+        return one_length(4 * blocks.n_blocks + packed_bytes(blocks.n_padded, self.bits))
 
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         """Scales, then levels, both in block order."""

@@ -1,4 +1,4 @@
-"""Where a vector has values that no codec may round: those of integer and bool tensors."""
+"""Where a vector has values that no codec may round: see `TensorSpec.is_coded`."""
 
 from collections.abc import Iterator
 
@@ -6,10 +6,10 @@ from umbel.aggregation.layout import Layout
 
 
 class ExactPlaces:
-    """The places of a layout's integer and bool tensors in its vector. `n_values`: how many values they have."""
+    """The places of a layout's exact tensors in its vector. `n_values`: how many values they have."""
 
     def __init__(self, layout: Layout) -> None:
-        self._runs = [(one.offset, one.n_values) for one in layout.owners() if not one.is_float and one.n_values]
+        self._runs = [(one.offset, one.n_values) for one in layout.owners() if not one.is_coded and one.n_values]
         self.n_values = sum(length for _, length in self._runs)
 
     def within(self, first: int, n_values: int) -> Iterator[tuple[int, slice]]:

@@ -59,7 +59,7 @@ def decompress_whole(data: Buffer, lengths: range) -> bytes:
     said = _parameters(data)
     if said.content_size not in lengths:
         raise LyingLength(f"the compressed update claims {_claim(said)}; it may hold {lengths}")
-    _refuse_dictionary(said)
+    _refuse_extremes(said)
     try:
         raw = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
@@ -127,9 +127,7 @@ class _Frame:
         said = _parameters(head)
         if said.content_size != self._n_raw:
             raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {self._n_raw} bytes")
-        if said.window_size > WINDOW_BYTES_MAX:
-            raise MalformedUpdate(f"the compressed update asks for a window of {said.window_size} bytes")
-        _refuse_dictionary(said)
+        _refuse_extremes(said)
         self._head = None
         return head
 
@@ -145,6 +143,8 @@ def _claim(said: zstandard.FrameParameters) -> str:
     return "no length" if said.content_size == zstandard.CONTENTSIZE_UNKNOWN else f"{said.content_size} bytes"
 
 
-def _refuse_dictionary(said: zstandard.FrameParameters) -> None:
+def _refuse_extremes(said: zstandard.FrameParameters) -> None:
+    if said.window_size > WINDOW_BYTES_MAX:
+        raise MalformedUpdate(f"the compressed update asks for a window of {said.window_size} bytes")
     if said.dict_id:
         raise MalformedUpdate("the compressed update asks for a dictionary; there is none")

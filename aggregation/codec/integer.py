@@ -6,8 +6,8 @@ The sum of the integers is exact, and what the dither has added to it is known. 
 lives on what a rotation destroys. Cost: about log2(rms / D) + 2.05 bits for Gaussian values, 1 to 1.3 bits less for
 real updates; `entropy.py` writes them.
 
-Values of integer and bool tensors (counters, index tables, masks) are not rounded so: they travel as float32 and stand
-on the round's grid (`grid.py`), exactly as codec 0 has them. In the integers their places hold zeros.
+Values of exact tensors (`TensorSpec.is_coded`: counters, masks, running statistics) are not rounded so: they travel as
+float32 and stand on the round's grid (`grid.py`), exactly as codec 0 has them. In the integers their places hold zeros.
 
 The payload is a head (`levels_head.py`), the exact values as float32 in layout order, if energies are used a block of
 a byte for each row and column (`classes.py`), and the segments of the integers. A client tries on a sample whether

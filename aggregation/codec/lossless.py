@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
 from umbel.aggregation.codec.payload import Buffer, Payload, Precision, at_most, bytes_of
+from umbel.aggregation.layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,15 +36,15 @@ class Planes:
     def is_unbiased(self) -> bool:
         return self.precision is Precision.FLOAT32
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        return framed_bytes_max(n_values * self.precision.n_bytes)
+    def payload_bytes(self, layout: Layout) -> range:
+        return range(1, framed_bytes_max(layout.n_values * self.precision.n_bytes) + 1)
 
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         require_encodable(values, context)
         yield from compress(self._planes(values), context.n_values * self.precision.n_bytes)
 
     def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
-        framed = at_most(pieces, self.payload_bytes_max(context.n_values))
+        framed = at_most(pieces, self.payload_bytes(context.layout)[-1])
         payload = Payload(decompress(framed, context.n_values * self.precision.n_bytes))
         for n in chunk_lengths(context.n_values):
             planes = payload.take(n * self.precision.n_bytes).view(self.precision.n_bytes, n)

@@ -23,14 +23,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from umbel.aggregation.codec.codec import VALUE_BYTES, Context, Mode, require_encodable
+from umbel.aggregation.codec.codec import VALUE_BYTES, Context, Mode, one_length, require_encodable
 from umbel.aggregation.codec.payload import Buffer, Payload, Precision, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.philox import Stream, words
-from umbel.aggregation.layout import TensorSpec
+from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 RANK_MAX = 1 << 12
 _UNITS = 1 << 16
+_FACTORS_KEPT = 64  # matrices, of the newest rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,14 @@ class LowRank:
     def is_contraction(self) -> bool:
         return self.mode is Mode.STRUCTURED
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        """Of a layout of vectors; one of matrices has less."""
-        return VALUE_BYTES * n_values
+    def payload_bytes(self, layout: Layout) -> range:
+        return one_length(VALUE_BYTES * sum(map(self._n_sent, layout.owners())))
 
     def factor(self, spec: TensorSpec, context: Context) -> Tensor | None:
         """A of this tensor: float32, (m, r), for a client that trains B alone. None for what is sent whole."""
         if not self._is_factored(spec):
             return None
-        n_rows = spec.shape[0]
-        columns = _orthonormal(context.shared_key("lowrank", spec.name), n_rows, self.rank)
-        return columns.mul_(math.sqrt(n_rows / self.rank) * _UNITS).round_().div_(_UNITS).to(torch.float32)
+        return _factor(context.shared_key("lowrank", spec.name), spec.shape[0], self.rank)
 
     def projections(self, context: Context) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """By matrix, what takes a gradient to the changes A B: a step along it is one that trains B alone would make,
@@ -92,9 +91,8 @@ class LowRank:
         """A chunk is a tensor."""
         payload = Payload(pieces)
         for spec in context.layout.owners():
+            sent = Precision.FLOAT32.read(payload.take(VALUE_BYTES * self._n_sent(spec)))
             factor = self.factor(spec, context)
-            n_sent = spec.n_values if factor is None else spec.n_values // spec.shape[0] * self.rank
-            sent = Precision.FLOAT32.read(payload.take(VALUE_BYTES * n_sent))
             yield sent if factor is None else require_finite(_product(factor, sent.view(self.rank, -1)).view(-1))
         payload.end()
 
@@ -103,8 +101,18 @@ class LowRank:
         sketch = factor.T @ change
         return sketch if self.mode is Mode.SKETCHED else torch.linalg.solve(factor.T @ factor, sketch)
 
+    def _n_sent(self, spec: TensorSpec) -> int:
+        return spec.n_values // spec.shape[0] * self.rank if self._is_factored(spec) else spec.n_values
+
     def _is_factored(self, spec: TensorSpec) -> bool:
         return len(spec.shape) >= 2 and spec.shape[0] > self.rank and spec.n_values > 0
+
+
+@lru_cache(maxsize=_FACTORS_KEPT)
+def _factor(key: int, n_rows: int, rank: int) -> Tensor:
+    """A, to read only: all clients of a cohort have the same, and to make it takes longer than to multiply by it."""
+    columns = _orthonormal(key, n_rows, rank)
+    return columns.mul_(math.sqrt(n_rows / rank) * _UNITS).round_().div_(_UNITS).to(torch.float32)
 
 
 def _onto(factor: Tensor) -> Callable[[Tensor], Tensor]:

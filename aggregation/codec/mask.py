@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.codec import Context, Mode, require_encodable
 from umbel.aggregation.codec.payload import Buffer, Payload, Precision, bytes_of, require_finite
 from umbel.aggregation.codec.sparse import one_in_every, scattered
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ class RandomMask:
     def is_linear(self) -> bool:
         return self.precision is Precision.FLOAT32
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        """Exactly, but for the incomplete last run."""
-        return -(-n_values // self.every) * self.precision.n_bytes
+    def payload_bytes(self, layout: Layout) -> range:
+        """One length, but for the incomplete last run."""
+        n_whole, n_left = divmod(layout.n_values, self.every)
+        return range(n_whole * self.precision.n_bytes, (n_whole + bool(n_left)) * self.precision.n_bytes + 1)
 
     def chosen(self, context: Context, device: torch.device | str = "cpu") -> Tensor:
         """The coordinates of this round's mask, in increasing order: int64."""

@@ -67,6 +67,7 @@ class CodecPlan:
         said += [f"{name} {value}" for name, value in self.parameters.items()]
         said += [] if self.clip_norm is None else [f"clip_norm {self.clip_norm:g}"]
         said += ["error feedback"] if self.feedback else []
+        said += [] if self.momentum is None else [f"momentum {self.momentum:g}"]
         return ", ".join([self.codec.name.lower(), *said])
 
     def _has_step(self) -> bool:
@@ -79,7 +80,7 @@ class CodecPlan:
             raise ValueError(
                 f"error feedback needs a codec that never moves away from what it is given; {name}, as it is set here, "
                 "does, to be right on average, so that what is left over would grow from round to round. Leave "
-                'error_feedback out, or take "topk", "sign", or a structured "mask" or "lowrank"'
+                'error_feedback out, or take "topk", "sign", "planes", or a structured "mask" or "lowrank"'
             )
         if self.momentum is None:
             return

@@ -23,6 +23,7 @@ from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
 from umbel.aggregation.codec.payload import Buffer, Payload, at_most, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.uniform import uniforms
 from umbel.aggregation.errors import UpdateOutOfRange
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -50,15 +51,15 @@ class Qsgd:
         """Bytes of a level: zig-zag doubles it."""
         return 1 if 2 * self.levels <= 0xFF else 2
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        return framed_bytes_max(self._raw_bytes(n_values))
+    def payload_bytes(self, layout: Layout) -> range:
+        return range(1, framed_bytes_max(self._raw_bytes(layout.n_values)) + 1)
 
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         require_encodable(values, context)
         yield from compress(self._raw(values, context), self._raw_bytes(context.n_values))
 
     def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
-        framed = at_most(pieces, self.payload_bytes_max(context.n_values))
+        framed = at_most(pieces, self.payload_bytes(context.layout)[-1])
         payload = Payload(decompress(framed, self._raw_bytes(context.n_values)))
         for n in chunk_lengths(context.n_values):
             norms = payload.take_scales(n_buckets(n))

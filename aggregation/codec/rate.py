@@ -3,7 +3,7 @@
 With the dither taken off, the error of one update is step^2 / 12 of its energy (`quantize.py`), so the error that the
 run file allows is a coarsest step. Each halving of the step quarters the error and costs one bit a value. After each
 round the finest step is taken that nine of ten clients could have sent within a twentieth of the window, by how fast
-their uploads were; where nobody has measured that, the coarsest.
+their uploads were; one that was not measured counts as the slowest, so that no client decides alone.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def step_for(before: CodecPlan, shown: Shown, coarsest: float) -> float:
 
     `before`: the plan of the round that was shown.
     """
-    if not shown.update_rms or not shown.update_bytes or not shown.bytes_per_s:
+    if not shown.update_rms or not shown.update_bytes:
         return coarsest
-    allowed = _slowest(shown.bytes_per_s) * shown.window_s * _WINDOW_SHARE
+    allowed = _slowest(shown) * shown.window_s * _WINDOW_SHARE
     sent, step_sent = max(shown.update_bytes), 1 / before.inverse_step / shown.update_rms
     step = coarsest
     while step / 2 >= STEP_MIN and sent + shown.n_values / 8 * math.log2(step_sent / (step / 2)) <= allowed:
@@ -54,6 +54,8 @@ def step_for(before: CodecPlan, shown: Shown, coarsest: float) -> float:
     return step
 
 
-def _slowest(rates: Sequence[float]) -> float:
-    """What nine of ten lines carry at least."""
-    return sorted(rates)[int(_SLOWEST * len(rates))]
+def _slowest(shown: Shown) -> float:
+    """What nine of ten lines carry at least, in bytes per second; one that was not measured counts as carrying none."""
+    n_unknown = max(len(shown.update_bytes) - len(shown.bytes_per_s), 0)
+    rates = [0.0] * n_unknown + sorted(shown.bytes_per_s)
+    return rates[int(_SLOWEST * len(rates))]

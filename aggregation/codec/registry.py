@@ -57,5 +57,8 @@ def vector_codec(codec: Codec, parameters: Mapping[str, Parameter]) -> VectorCod
         types, make = _TYPES[known[name]]
         if type(value) not in types:  # a bool is no count
             raise ValueError(f"{name} of the codec {codec.name.lower()} must be {known[name]}, not {value!r:.40}")
-        made[name] = make(value)
+        try:
+            made[name] = make(value)
+        except OverflowError as error:
+            raise ValueError(f"{name} of the codec {codec.name.lower()} is beyond all floats") from error
     return CODECS[codec](**made)

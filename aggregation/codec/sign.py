@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.buckets import by_value, in_buckets, lengths, n_buckets
-from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
+from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, one_length, require_encodable
 from umbel.aggregation.codec.packing import pack, packed_bytes, unpack
 from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, scales_written
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class Sign:
     is_contraction: bool = field(default=True, init=False)
     is_stateful: bool = field(default=False, init=False)
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        """Exactly."""
-        return 8 * n_buckets(n_values) + sum(packed_bytes(n, 1) for n in chunk_lengths(n_values))
+    def payload_bytes(self, layout: Layout) -> range:
+        n_values = layout.n_values
+        return one_length(8 * n_buckets(n_values) + sum(packed_bytes(n, 1) for n in chunk_lengths(n_values)))
 
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         require_encodable(values, context)

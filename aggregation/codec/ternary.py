@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.buckets import BUCKET_VALUES, by_value, in_buckets, lengths, n_buckets
-from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, require_encodable
+from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, one_length, require_encodable
 from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, scales_written
 from umbel.aggregation.codec.uniform import uniforms
 from umbel.aggregation.errors import MalformedUpdate
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class Ternary:
     def is_unbiased(self) -> bool:
         return self.clip_sigmas is None
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        """Exactly."""
-        return 4 * n_buckets(n_values) + sum(trit_bytes(n) for n in chunk_lengths(n_values))
+    def payload_bytes(self, layout: Layout) -> range:
+        n_values = layout.n_values
+        return one_length(4 * n_buckets(n_values) + sum(trit_bytes(n) for n in chunk_lengths(n_values)))
 
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         """Chunk by chunk: scales, then trits."""

@@ -40,6 +40,7 @@ from umbel.aggregation.codec.sparse import (
     scattered,
 )
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
+from umbel.aggregation.layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,9 +72,10 @@ class TopK:
         """How many coordinates are sent at most."""
         return min(n_values, max(1, round(self.share * n_values)))
 
-    def payload_bytes_max(self, n_values: int) -> int:
-        k = self.k(n_values)
-        return _HEAD.size + k * self.precision.n_bytes + min(k * GAP_BYTES_MAX, bitmap_bytes(n_values))
+    def payload_bytes(self, layout: Layout) -> range:
+        n_values, k = layout.n_values, self.k(layout.n_values)
+        most = _HEAD.size + k * self.precision.n_bytes + min(k * GAP_BYTES_MAX, bitmap_bytes(n_values))
+        return range(_HEAD.size, most + 1)
 
     def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
         require_encodable(values, context)

@@ -1,7 +1,7 @@
 """Codecs 2 to 9: an update as a codec of vectors writes it, and on the round's grid once it is read.
 
 What is decoded is rounded to the grid (`grid.py`), as float32 updates are, so that the sum is exact and the same in any
-order. Values of integer and bool tensors travel beside it, exactly, as in the integer codec; in the vector their places
+order. Values of exact tensors travel beside it, exactly, as in the integer codec; in the vector their places
 hold zeros. The payload: the exact values as float32, in layout order, then what the codec has made (`registry.py`).
 
 Nothing but the length is said in the update: parameters, keys and sizes are the plan's.
@@ -49,8 +49,8 @@ class VectorUpdateCodec:
         self._layout = layout
         self._codec = vector_codec(plan.codec, plan.parameters)
         self._exact = ExactPlaces(layout)
-        least = 4 * self._exact.n_values
-        self._payload_bytes = range(least, least + self._codec.payload_bytes_max(layout.n_values) + 1)
+        exact_bytes, lengths = 4 * self._exact.n_values, self._codec.payload_bytes(layout)
+        self._payload_bytes = range(exact_bytes + lengths.start, exact_bytes + lengths.stop)
 
     @property
     def header_bytes(self) -> int:

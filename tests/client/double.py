@@ -64,6 +64,7 @@ class Double:
         self.requests: Counter[str] = Counter()
         self.log: list[str] = []
         self.codec = CodecPlan()
+        self.version_ahead = 0
         self.round = 1
         self.attempt = 1
         self._lock = threading.RLock()
@@ -81,6 +82,11 @@ class Double:
                 return self._route(request, body)
             except Refused as error:
                 return problem(error.status, error.kind, error.headers)
+
+    def repeats_round(self, number: int) -> None:
+        """A rollback: the newest version is there, and the round is made again."""
+        self.version_ahead = self.round - number
+        self.round, self.attempt = number, self.attempt + 1
 
     def close_round(self, reason: str) -> None:
         """The round ends without this client; the next one begins."""
@@ -246,7 +252,7 @@ class Double:
             "round": self.round,
             "attempt": self.attempt,
             "model": {
-                "version": self.round - 1,
+                "version": self.round - 1 + self.version_ahead,
                 "sha256": hashlib.sha256(self.model_bytes).hexdigest(),
                 "size_bytes": len(self.model_bytes),
                 "layout_digest": self.layout.digest,

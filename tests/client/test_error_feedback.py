@@ -127,6 +127,26 @@ def test_a_client_that_missed_a_version_begins_with_nothing_left_over(tmp_path: 
         torch.testing.assert_close(found, expected)
 
 
+def test_after_a_rollback_in_mid_round_nothing_is_left_over(tmp_path: Path) -> None:
+    """The report was accepted, but the next version is a copy of an old one, and the round is tried again."""
+    double, rolled = double_of(), list[int]()
+
+    def rolling(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            told = handler(request)
+            if kind_of(request) == "PUT report" and double.round == 3 and not rolled:
+                rolled.append(double.round)
+                double.repeats_round(2)
+            return told
+
+        return handle
+
+    take_part(tmp_path, double, rolling)
+    first, second, _, _ = expected_updates()
+    for found, expected in zip(double.updates[:3], (first, second, first), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_an_update_that_did_not_count_leaves_nothing_behind(tmp_path: Path) -> None:
     double, late = double_of(), list[str]()
 

@@ -193,7 +193,7 @@ def payload(data: bytes) -> None:
         assert values.dtype == torch.float32
         assert values.shape == (_CONTEXT.n_values,)
         assert bool(values.isfinite().all())
-        assert len(rest) <= codec.payload_bytes_max(_CONTEXT.n_values)
+        assert len(rest) in codec.payload_bytes(_CONTEXT.layout)
 
 
 def change(data: bytes) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.sign import Sign
+from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.wire import HEADER_BYTES
 from umbel.sim.codec_training import Federation, Setting
 from umbel.sim.codec_uplink import Projections, Uplink
@@ -16,6 +17,7 @@ from umbel.sim.mnist import N_CLASSES, N_PIXELS, TrainAndTest
 from umbel.sim.samples import Samples
 
 N_VALUES = 199_210
+LAYOUT = Layout((TensorSpec("w", (N_VALUES,), "float32", 0),))
 TINY = Setting("tiny", 8, 2, 4, n_rounds=5, learning_rate=0.05, n_steps=8, score_every=2, n_last=1)
 FLOAT32, INTEGER = CodecSection(), CodecSection(name="integer", step=4.0)
 
@@ -58,7 +60,10 @@ def test_a_lossless_codec_gives_float32_s_model_in_fewer_bytes() -> None:
     ("section", "update_bytes"),
     [
         (FLOAT32, HEADER_BYTES + 4 * N_VALUES),
-        (CodecSection(name="sign"), HEADER_BYTES + Sign().payload_bytes_max(N_VALUES)),
+        (
+            CodecSection(name="sign"),
+            HEADER_BYTES + Sign().payload_bytes(LAYOUT)[0],
+        ),
     ],
     ids=["float32", "sign"],
 )

@@ -181,5 +181,21 @@ def test_a_plan_says_in_words_how_updates_are_written(section: CodecSection, wor
     assert section.first(1000, 1).words == words
 
 
+def test_a_client_that_alone_measured_its_line_does_not_decide_for_the_others() -> None:
+    section = CodecSection("auto", error=0.03)
+    before = section.first(1000, 1).at_step(0.006)
+    found = section.after(before, 2, Shown(60.0, 1000, 0.01, [250] * 10, (1e15,)), 2)
+    assert relative_step(found) == pytest.approx(0.6, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "key"), [("topk", "share"), ("ternary", "clip_sigmas")])
+def test_a_number_beyond_all_floats_is_refused_as_any_other(name: Any, key: str) -> None:
+    given: dict[str, Any] = {key: 10**400}
+    with pytest.raises(ValueError, match="beyond all floats"):
+        CodecSection(name, **given)
+    with pytest.raises(ValidationError, match="beyond all floats"):
+        PLANS.validate_python({"codec": int(Codec[name.upper()]), "parameters": {key: 10**400}})
+
+
 def test_each_round_has_a_key_of_its_own() -> None:
     assert len({codec_key(7, number) for number in range(1, 100)} | {codec_key(8, 1)}) == 100

@@ -170,6 +170,28 @@ def test_momentum_is_corrected_as_deep_gradient_compression_does() -> None:
     torch.testing.assert_close(found[moved], 1.9 * change[moved].double(), rtol=1e-5, atol=1e-8)
 
 
+@EVERY
+def test_running_statistics_do_not_drown_the_weights(codec: Codec) -> None:
+    """BatchNorm's move by orders of magnitude more than weights, and are float tensors as these are."""
+    names = ("0.running_mean", "0.running_var", "1.weight")
+    layout = Layout(tuple(TensorSpec(name, (30, 10), "float32", 300 * i) for i, name in enumerate(names)))
+    change = torch.cat((gaussian(600) * 10, gaussian(300, 2) * 1e-3))
+    made = codec_for(plan_of(codec, clip_norm=1.0), GRID, layout)
+    update = b"".join(made.encode(in_pieces(change), 0))
+    found = torch.cat(list(made.integers(update[:64], [update[64:]], 0))).double() * GRID.step
+    torch.testing.assert_close(found[:600], change[:600].double(), rtol=0, atol=GRID.step)
+    weights = change[600:].double()
+    assert float(found[600:] @ weights) > 0.05 * float(weights.square().sum()), "the weights are there"
+    assert float(found[600:].norm()) < 20 * float(change[600:].norm())
+
+
+@pytest.mark.parametrize("codec", [Codec.EDEN, Codec.SIGN, Codec.TERNARY, Codec.LOWRANK])
+def test_a_length_that_follows_from_the_plan_is_the_only_one(codec: Codec) -> None:
+    made = codec_for(plan_of(codec), GRID, LAYOUT)
+    assert len(made.update_bytes) == 1
+    assert len(b"".join(made.encode(in_pieces(change_of()), 0))) == made.update_bytes[0]
+
+
 @given(st.integers(0, 50))
 def test_gradients_are_taken_to_what_can_be_sent(seed: int) -> None:
     for parameters, codec in (({"mode": "structured", "every": 7}, Codec.MASK), ({"rank": 3}, Codec.LOWRANK)):
