@@ -195,6 +195,7 @@ def _with(key: str, value: object) -> dict[str, Any]:
     needed: dict[str, dict[str, Any]] = {
         "evaluation": {"every": 1, "clients": 1},
         "override": {"first_round": 1},
+        "downlink": {"name": "change"},
         "codec": {"name": _CODEC_OF.get(name, "integer"), **({"error_feedback": True} if name == "momentum" else {})},
     }
     if not section:
