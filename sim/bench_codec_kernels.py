@@ -37,13 +37,14 @@ def kernel_rows(*, quick: bool = False, repetitions: int = 15) -> Sequence[Row]:
     values = torch.randn(n_values, generator=torch.Generator().manual_seed(0))
     rotated, copied = torch.zeros(blocks.n_padded), torch.zeros(n_values)
     packed = torch.zeros(packed_bytes(blocks.n_padded, _BITS), dtype=torch.uint8)
+    of_values = packed[: packed_bytes(n_values, _BITS)]
     sums = torch.zeros(blocks.n_padded, dtype=torch.int32)
     levels = torch.zeros(n_values, dtype=torch.int16)
     kernels: tuple[tuple[str, Hold | None, Callable[[], object]], ...] = (
         ("rotate, with signs", Hold(ROTATE_MAX), lambda: rotate_into(rotated, values, blocks, _KEY)),
         ("rotate back", None, lambda: unrotate_into(copied, rotated, blocks, _KEY)),
         ("quantize to int16", None, lambda: quantize_into(levels, values, quantizer)),
-        ("quantize, pack 4 bits", None, lambda: pack_into(packed, values, quantizer, _BITS)),
+        ("quantize, pack 4 bits", None, lambda: pack_into(of_values, values, quantizer, _BITS)),
         (
             "rotate, quantize, pack 4 bits",
             Hold(ENCODE_MAX),

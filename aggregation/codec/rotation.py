@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SIDE_MAX = 64
 _SIDE_MIN = 4
+_MANY_BLOCKS = 256  # from here on an odd number: rows a power of two apart would fall into the same sets of a cache
 _LEAST_BLOCKS = 8  # so that padding adds an eighth at most, but for the smallest vectors
 
 
@@ -44,11 +45,12 @@ class Blocks:
 
     @classmethod
     def of(cls, n_values: int) -> Blocks:
-        """The largest squares of which there are `_LEAST_BLOCKS`, up to 64 x 64."""
+        """The largest squares of which there are `_LEAST_BLOCKS`, up to 64 x 64; of many, an odd number."""
         side = _SIDE_MIN
         while side < SIDE_MAX and _LEAST_BLOCKS * (2 * side) ** 2 <= n_values:
             side *= 2
-        return cls(n_values, max(1, -(-n_values // side**2)), side)
+        n_blocks = max(1, -(-n_values // side**2))
+        return cls(n_values, n_blocks if n_blocks < _MANY_BLOCKS else n_blocks | 1, side)
 
     @property
     def size(self) -> int:
