@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.aggregation.codec.conftest import PATHS, compiled_paths
+from umbel.aggregation.codec import native
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.sign import Sign
 from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.wire import HEADER_BYTES
-from umbel.sim.codec_training import Federation, Setting
+from umbel.sim.codec_training import Federation, Setting, Trained
 from umbel.sim.codec_uplink import Projections, Uplink
 from umbel.sim.mnist import N_CLASSES, N_PIXELS, TrainAndTest
 from umbel.sim.samples import Samples
@@ -46,6 +48,19 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
     assert first == again == Federation(TINY, DATA, 1).train(INTEGER)
     assert Federation(TINY, DATA, 2).train(INTEGER).sha256 != first.sha256
     assert federation.train(FLOAT32).sha256 != first.sha256
+
+
+def test_the_model_does_not_depend_on_which_kernels_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = list[Trained]()
+    for path in PATHS:
+        monkeypatch.setenv(native.VARIABLE, path)
+        native.chosen.cache_clear()
+        if path is native.Path.TORCH or path in compiled_paths():
+            trained.append(Federation(TINY, DATA, 1).train(INTEGER))
+    monkeypatch.undo()
+    native.chosen.cache_clear()
+    assert all(one == trained[0] for one in trained), "hash, bytes and accuracy"
+    assert len(trained) > 1 or not compiled_paths()
 
 
 def test_a_lossless_codec_gives_float32_s_model_in_fewer_bytes() -> None:
