@@ -24,7 +24,10 @@ Rules:
    abandoned when patience has run out, so that it holds up no training.
 8. A canary tries out a round on a few clients (`canary.py`). It makes no model either; it closes with whatever came,
    for who is missing, and why, is what it is to find out.
-9. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
+9. In a secure round (`Exchange`, secagg/server.py) clients advertise keys and share them while they train. Who is too
+   late for either is out of the round, and below the threshold it is abandoned. Once it has closed, those whose vectors
+   are in check who that is and reveal shares; where too few do, it is abandoned though it had closed.
+10. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
 """
@@ -40,6 +43,7 @@ from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
     Abandoned,
     Accepted,
+    Announce,
     Answer,
     Applied,
     Closing,
@@ -59,10 +63,12 @@ from umbel.aggregation.round import (
     Resumed,
     RoundState,
     Spoiled,
+    Spoke,
     Stopped,
     Tick,
     Training,
 )
+from umbel.aggregation.secagg.server import Exchange, Phase
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate, weight_of
 
@@ -91,7 +97,19 @@ def takes(state: RoundState, event: Reported) -> bool:
         and event.client in state.cohort
         and event.client not in state.accepted
         and event.now < state.closes_at
+        and (state.exchange is None or event.client in state.exchange.masked)
     )
+
+
+def hears(state: RoundState, event: Spoke) -> bool:
+    """Whether `advance` makes this message of a secure round count. It, too, is checked first, exactly then."""
+    match state:
+        case Training(exchange=Exchange() as exchange):
+            return exchange.hears(event.client, event.turn, state.cohort.keys() - state.declined.keys())
+        case Closing(exchange=Exchange() as exchange):
+            return exchange.hears(event.client, event.turn, state.accepted.keys())
+        case _:
+            return False
 
 
 def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
@@ -103,8 +121,12 @@ def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
         case Recruiting():
             return state.not_before if now < state.not_before else state.since + state.plan.patience_s
         case Training():
-            return state.closes_at
-        case Closing() | Committed() | Abandoned():
+            if state.exchange is None or not state.exchange.phase.is_before_inputs:
+                return state.closes_at
+            return min(state.exchange.ends_at, state.closes_at)
+        case Closing():
+            return None if state.exchange is None else state.exchange.ends_at
+        case Committed() | Abandoned():
             return None
         case _:
             assert_never(state)
@@ -114,13 +136,14 @@ def _recruit(state: Recruiting, event: Event) -> Step:
     match event:
         case Gathered(now) if now < state.not_before:
             return state, ()
-        case Gathered(now, candidates):
+        case Gathered(now, candidates, random):
             able = _without(candidates, state.excluded)
             choice = choose(state.plan, able, now - state.since, frozenset(state.avoid))
             if choice.cohort is None:
                 return _go_without(state, now, choice.why)
             opened_at = max(now, state.since)
-            training = Training(state.plan, choice.cohort, opened_at, passed_over=choice.passed_over)
+            exchange = Exchange.begun(random, opened_at, state.plan.window_s) if state.plan.secure else None
+            training = Training(state.plan, choice.cohort, opened_at, passed_over=choice.passed_over, exchange=exchange)
             return training, (Invite(tuple(choice.cohort)),)
         case Stopped(now, reason):
             return _abandon_unopened(state, now, reason)
@@ -128,7 +151,7 @@ def _recruit(state: Recruiting, event: Event) -> Step:
             return replace(state, since=max(now, state.since)), ()
         case Reported(client=client):
             return state, (_uninvited(client),)
-        case Tick() | Declined() | Applied() | Spoiled():
+        case Tick() | Spoke() | Declined() | Applied() | Spoiled():
             return state, ()
         case _:
             assert_never(event)
@@ -159,10 +182,16 @@ def _train(state: Training, event: Event) -> Step:
             return state, (_accepted(client),)
         case Reported() if takes(state, event):
             return _accept(state, event)
+        case Reported(now, client) if now < state.closes_at:
+            return state, (_not_masked(client),)
         case Reported(now):
             ended, commands = _settle(state, now)
             assert not isinstance(ended, Recruiting | Training), "a report is late only when the window is over"
             return ended, (*commands, *_answer_after_the_end(ended, event))
+        case Spoke(now, client, turn, word):
+            if state.exchange is None or not hears(state, event):
+                return state, ()
+            return _settle(replace(state, exchange=state.exchange.with_word(client, turn, word)), now)
         case Declined(now, client, reason):
             if client not in state.cohort or client in state.accepted:
                 return state, ()
@@ -173,7 +202,9 @@ def _train(state: Training, event: Event) -> Step:
             return _abandon(state, now, reason)
         case Outage(since, now):
             away_s = max(0.0, now - max(since, state.opened_at, state.back_at))
-            return replace(state, away_s=state.away_s + away_s, back_at=max(now, state.back_at)), ()
+            exchange = None if state.exchange is None else state.exchange.put_off(away_s)
+            away_s += state.away_s
+            return replace(state, away_s=away_s, back_at=max(now, state.back_at), exchange=exchange), ()
         case Gathered() | Applied() | Resumed() | Spoiled():
             return state, ()
         case _:
@@ -182,7 +213,9 @@ def _train(state: Training, event: Event) -> Step:
 
 def _accept(state: Training, event: Reported) -> Step:
     client, work = event.client, event.work
-    weight = weight_of(state.plan.weighting, state.cohort[client].draws, work.sample_count)
+    draws = state.cohort[client].draws
+    is_masked = state.exchange is not None  # and carries its weight itself
+    weight = 1 if is_masked else weight_of(state.plan.weighting, draws, work.sample_count)
     state = replace(
         state,
         accepted={**state.accepted, client: Accepted(weight, work)},
@@ -201,14 +234,38 @@ def _settle(state: Training, now: float) -> Step:
     is_over = now >= state.closes_at
     if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
         return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
-    if n_clients >= plan.minimum or plan.task.tries_clients:
+    if state.exchange is not None and state.exchange.phase.is_before_inputs:
+        return _settle_keys(state, state.exchange, now)
+    least = plan.minimum if state.exchange is None else state.exchange.least(plan.minimum, len(state.cohort))
+    if n_clients >= least or plan.task.tries_clients:
         return _settle_enough(state, now, is_over=is_over)
-    shortfall = f"{n_clients} of at least {plan.minimum} reports"
+    shortfall = f"{n_clients} of at least {least} reports"
     if is_over:
         return _abandon(state, now, f"{_window(state)} is over with {shortfall}")
     if state.n_open == 0:
         return _abandon(state, now, f"everyone who is left has declined, with {shortfall}")
     return state, ()
+
+
+def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
+    """The phases that pass while clients train: go on to the next, without those who were too late for this one."""
+    phase, plan = exchange.phase, state.plan
+    asked = state.cohort if phase is Phase.ADVERTISE_KEYS else exchange.who(Phase.ADVERTISE_KEYS)
+    waited_for, spoke = [c for c in asked if c not in state.declined], exchange.who(phase)
+    least = exchange.least(plan.minimum, len(state.cohort))
+    is_over = exchange.is_over(waited_for, now)
+    if now >= state.closes_at:  # nobody has ticked for long: what is left of the round would be after its end
+        return _abandon(state, now, f"{_window(state)} is over, and clients have not all {phase.done_words}")
+    if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
+        return _abandon(state, now, f"{len(spoke)} of at least {least} clients have {phase.done_words} in time")
+    if not is_over:
+        is_enough = len(spoke) == least
+        return (replace(state, exchange=exchange.hurried(now, plan.window_s)) if is_enough else state), ()
+    late = {client: phase.late_words for client in waited_for if client not in spoke}
+    after = replace(state, exchange=exchange.next(now, plan.window_s), declined={**state.declined, **late})
+    released = (Release(tuple(late), f"this client has not {phase.done_words} in time"),) if late else ()
+    settled, commands = _settle(after, now)
+    return settled, (*released, Announce(spoke), *commands)
 
 
 def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
@@ -254,8 +311,11 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
         closed_at=max(now, state.opened_at),
         passed_over=state.passed_over,
         away_s=state.away_s,
+        back_at=state.back_at,
+        exchange=None if state.exchange is None else state.exchange.next(now, state.plan.window_s),
     )
-    return closing, (*_release(state, reason), Commit())
+    follow = Commit() if closing.exchange is None else Announce(tuple(closing.accepted))
+    return closing, (*_release(state, reason), follow)
 
 
 def _abandon(state: Training, now: float, reason: str) -> Step:
@@ -263,6 +323,7 @@ def _abandon(state: Training, now: float, reason: str) -> Step:
 
 
 def _abandoned(state: Training | Closing, missing: Mapping[ClientId, str], now: float, reason: str) -> Abandoned:
+    exchange = state.exchange
     return Abandoned(
         plan=state.plan,
         reason=reason,
@@ -273,13 +334,25 @@ def _abandoned(state: Training | Closing, missing: Mapping[ClientId, str], now: 
         closed_at=max(now, state.closed_at if isinstance(state, Closing) else state.opened_at),
         passed_over=state.passed_over,
         away_s=state.away_s,
+        was_revealed=exchange is not None and exchange.phase is Phase.UNMASKING,
     )
 
 
 def _close(state: Closing, event: Event) -> Step:
     match event:
+        case Applied() if state.exchange is not None and state.exchange.phase is not Phase.UNMASKING:
+            return state, ()  # whatever was made, it is not of a sum that its clients have opened
         case Applied(model_sha256=sha256):
             return Committed(state, sha256), ()
+        case Spoke(now, client, turn, word):
+            if state.exchange is None or not hears(state, event):
+                return state, ()
+            return _settle_sum(state, state.exchange.with_word(client, turn, word), now)
+        case Tick(now) if state.exchange is not None:
+            return _settle_sum(state, state.exchange, now)
+        case Outage(since, now) if state.exchange is not None:
+            away_s = max(0.0, now - max(since, state.back_at, state.exchange.began_at))
+            return replace(state, back_at=max(now, state.back_at), exchange=state.exchange.put_off(away_s)), ()
         case Reported():
             return state, _answer_after_the_end(state, event)
         case Spoiled(now, reason):
@@ -288,6 +361,23 @@ def _close(state: Closing, event: Event) -> Step:
             return state, ()
         case _:
             assert_never(event)
+
+
+def _settle_sum(state: Closing, exchange: Exchange, now: float) -> Step:
+    """The phases of a secure round that has closed: check who is in the sum, then unmask it."""
+    agreed, least = exchange.who(Phase.CONSISTENCY_CHECK), exchange.least(state.plan.minimum, len(state.cohort))
+    if exchange.phase is Phase.UNMASKING:
+        if now < exchange.ends_at:
+            return replace(state, exchange=exchange), ()
+        reason = f"the sum could not be unmasked in time: fewer than {least} of {len(agreed)} clients revealed shares"
+    elif exchange.is_over(state.accepted, now):
+        if len(agreed) >= least:
+            return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
+        reason = f"{len(agreed)} of at least {least} clients have {exchange.phase.done_words} in time"
+    else:
+        is_enough = len(agreed) == least
+        return replace(state, exchange=exchange.hurried(now, state.plan.window_s) if is_enough else exchange), ()
+    return _abandoned(state, state.missing, now, reason), (Discard(reason),)
 
 
 def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) -> tuple[Command, ...]:
@@ -320,6 +410,10 @@ def _release(state: Training, reason: str) -> tuple[Command, ...]:
 
 def _accepted(client: ClientId) -> Answer:
     return Answer(client, Outcome.ACCEPTED, "the report counts")
+
+
+def _not_masked(client: ClientId) -> Answer:
+    return Answer(client, Outcome.SURPLUS, "this client has shared no keys in this secure round, or it is not time yet")
 
 
 def _uninvited(client: ClientId) -> Answer:

@@ -26,6 +26,7 @@ from umbel.aggregation.coverage import Gap
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.records import Fate
+from umbel.aggregation.secagg.plan import SumShown
 from umbel.aggregation.types import RoundPlan, TrainingPlan
 
 FORMAT = 1
@@ -95,12 +96,14 @@ class ExactSum:
     """The integers that the model was made of. `sha256`: of them as int64, little-endian, in the layout's order.
 
     `update_rms`: the root mean square of the updates, where their codec measures it; the next step is made of it.
+    `shown`: of a secure round, whose sum is the unmasked one: the next round's numbers are made of it.
     """
 
     sha256: str
     total_weight: int
     n_clients: int
     update_rms: float | None = None
+    shown: SumShown | None = None
 
     def __post_init__(self) -> None:
         if self.update_rms is not None and not 0 <= self.update_rms < math.inf:  # also refuses a NaN

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from umbel.aggregation.audit import (
     FORMAT,
@@ -32,13 +32,18 @@ from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.runfile_sections import DownlinkSection
+from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.privacy.rounds import again, private_numbers
+from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.secagg.plan import SecurePlan, SumShown
+from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
 from umbel.aggregation.task import Task
-from umbel.aggregation.types import AssignmentId, ClientId, RunId, assignment_id
+from umbel.aggregation.types import LINE_RATE_MAX, LINE_RATE_MIN, AssignmentId, ClientId, RunId, assignment_id
 from umbel.aggregation.weighting import weight_of
 
 Parse = Callable[[Json], Bundle]
+Section = TypeVar("Section")
 
 
 class Auditor:
@@ -58,6 +63,7 @@ class Auditor:
         self._evaluation = (0, 1)
         self._n_canaries = 0
         self._codec = CodecPlan()
+        self._summed: tuple[tuple[CodecPlan, SecurePlan], SumShown] | None = None  # of the last secure round
 
     @property
     def head(self) -> str:
@@ -111,7 +117,8 @@ class Auditor:
         _require(created.run_file.get("name") == bundle.run, "the run file is of another run")
         _require(created.model.version == 0, "a run begins with version 0 of its model")
         self.run, self.created, self._versions = bundle.run, created, [created.model]
-        self._codec = codec_of(created.run_file).first(_layout(created).n_values, codec_key(_seed(created), 1))
+        codec = section_of(created.run_file, "codec", CodecSection)
+        self._codec = codec.first(_layout(created).n_values, codec_key(_seed(created), 1))
 
     def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
         created = self.created
@@ -168,18 +175,50 @@ class Auditor:
 
     def _check_codec(self, ended: RoundEnded, created: RunCreated) -> None:
         """That its step is what the run file makes of the round before it."""
+        if ended.plan.secure is not None:
+            self._check_secure(ended, created)
+            return
         _require(ended.plan.codec == self._codec, "its codec does not follow from the run file and the round before it")
         if ended.sum is not None:
             number = ended.round + 1
             shown, key = _shown(ended, _layout(created).n_values), codec_key(_seed(created), number)
-            self._codec = codec_of(created.run_file).after(self._codec, number, shown, key)
+            codec = section_of(created.run_file, "codec", CodecSection)
+            self._codec = codec.after(self._codec, number, shown, key)
+
+    def _check_secure(self, ended: RoundEnded, created: RunCreated) -> None:
+        """That the numbers of a secure round are what the run file makes of the round before it."""
+        section = section_of(created.run_file, "secure_aggregation", SecureAggregationSection)
+        codec = section_of(created.run_file, "codec", CodecSection)
+        plan, key = ended.plan, codec_key(_seed(created), ended.round)
+        n_values = _layout(created).n_values
+        if "privacy" in created.run_file and created.run_file["privacy"] is not None:
+            privacy = section_of(created.run_file, "privacy", PrivacySection)
+            rounds = created.run_file["rounds"]["count"]
+            try:
+                numbers = private_numbers(privacy, codec.step_asked, codec.clip_norm, plan, n_values, rounds)
+            except (AccountantMissing, ValueError) as error:
+                raise AuditFailed(f"the noise of its rounds cannot be reckoned: {error}") from error
+            numbers = again(numbers, key)
+        elif self._summed is None:
+            numbers = section.first(codec, plan, n_values, key)
+        else:
+            numbers = section.after(codec, self._summed[0], plan, self._summed[1], key)
+        expected = replace(plan, codec=numbers[0], secure=numbers[1])
+        expected = expected if ended.attempt == 1 else plan.numbered_as(expected)
+        _require(plan == expected, "its masked numbers do not follow from the run file and the round before it")
+        if ended.sum is not None:
+            assert plan.secure is not None, "it is a secure round"
+            if ended.sum.shown is None:
+                raise AuditFailed("its sum does not say what it has shown")
+            self._summed = (plan.codec, plan.secure), ended.sum.shown
 
     def _check_report(self, one: Participant, ended: RoundEnded) -> None:
         report = one.report
         _require((report is None) is (one.weight is None), f"{one.client} has a report without a weight, or no report")
         if report is None:
             return
-        expected = weight_of(ended.plan.weighting, one.draws, sample_count_of(one))
+        is_masked = ended.plan.secure is not None  # and says nothing of its weight
+        expected = 1 if is_masked else weight_of(ended.plan.weighting, one.draws, sample_count_of(one))
         _require(one.weight == expected, f"the weight of {one.client} is not what its report asks for, {expected}")
         if not report.signature:
             self.n_reports_unsigned += 1
@@ -193,20 +232,13 @@ class Auditor:
         )
 
 
-def codec_of(run_file: Mapping[str, Any]) -> CodecSection:
-    """What a run file says of codecs; one from before there were any, nothing. Raises `AuditFailed`."""
+def section_of(run_file: Mapping[str, Any], name: str, section: Callable[..., Section]) -> Section:
+    """What a run file says in a section; one from before there was such, its defaults. Raises `AuditFailed`."""
     try:
-        return CodecSection(**run_file.get("codec", {}))
-    except (TypeError, ValueError) as error:
-        raise AuditFailed(f"the run file's section [codec] makes no sense: {error}") from error
-
-
-def downlink_of(run_file: Mapping[str, Any]) -> DownlinkSection:
-    """What a run file says of what clients fetch; one from before it could, nothing. Raises `AuditFailed`."""
-    try:
-        return DownlinkSection(**run_file.get("downlink", {}))
-    except (TypeError, ValueError) as error:
-        raise AuditFailed(f"the run file's section [downlink] makes no sense: {error}") from error
+        said = run_file.get(name) or {}
+        return section(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise AuditFailed(f"the run file's section [{name}] makes no sense: {error}") from error
 
 
 def _layout(created: RunCreated) -> Layout:
@@ -236,7 +268,7 @@ def _shown(ended: RoundEnded, n_values: int) -> Shown:
         n_values,
         None if ended.sum is None else ended.sum.update_rms,
         [one.bytes_up for one in ended.accepted],
-        [float(rate) for rate in rates if isinstance(rate, int | float) and 1e-6 <= rate <= 1e15],
+        [float(rate) for rate in rates if isinstance(rate, int | float) and LINE_RATE_MIN <= rate <= LINE_RATE_MAX],
     )
 
 

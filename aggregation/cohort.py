@@ -42,16 +42,17 @@ def choose(
 ) -> Choice:
     """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum do.
 
-    Candidates without samples are passed over, and no sample count is taken for more than the plan's maximum: it bounds
-    what one client's word is worth, in the draw as in the mean. A cohort of fewer clients than the minimum could never
-    close, so it is drawn again. Sites and tiers that the plan's coverage names are in the cohort if they wait, and are
-    waited for as a full cohort is: until patience runs out, or for ever if coverage is strict.
-    `waited_s`: how long the round has been recruiting. `avoid`: drawn only where there are too few others.
+    Candidates without samples are passed over, unless the round does without counts, and no sample count is taken for
+    more than the plan's maximum: it bounds what one client's word is worth, in the draw as in the mean. A cohort of
+    fewer clients than the minimum could never close, so it is drawn again. Sites and tiers that the plan's coverage
+    names are in the cohort if they wait, and are waited for as a full cohort is: until patience runs out, or for ever
+    if coverage is strict. `waited_s`: how long the round has been recruiting. `avoid`: drawn only where there are too
+    few others.
     """
     able = [
         replace(candidate, sample_count=min(candidate.sample_count, plan.sample_count_max))
         for candidate in candidates
-        if candidate.sample_count > 0
+        if candidate.sample_count > 0 or not plan.needs_counts
     ]
     if why := _why_wait(plan, able, waited_s):
         return Choice(None, why)

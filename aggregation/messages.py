@@ -4,14 +4,13 @@ Plain dataclasses: the server hands them to FastAPI, the client to pydantic's `T
 checks from the constructors here.
 """
 
-import base64
-import binascii
 import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from umbel.aggregation.public_keys import public_key_bytes
 from umbel.aggregation.types import Assignment, RunId, require_sample_count, require_sha256, require_slug
 
 TOKEN_CHARS_MAX = 256
@@ -19,20 +18,6 @@ LABELS_MAX = 16
 REASON_CHARS_MAX = 500
 WAIT_S_MAX = 30.0
 LAYOUT_CHARS_MAX = 30_000  # as a string in JSON, at most twice as long: that is still a control message
-
-# The eight points of small order on edwards25519, by their y (the sign bit chooses between x and -x): for such a "key"
-# one constant signature fits many messages. Chalkias, Garillot, Nikolaenko, "Taming the many EdDSAs" (2020), table 1;
-# with y below the prime (RFC 8032, 5.1.3) each has just these encodings.
-_FIELD_PRIME = (1 << 255) - 19
-_SMALL_ORDER_Y = frozenset(
-    (
-        1,  # the identity
-        _FIELD_PRIME - 1,  # order 2
-        0,  # order 4, two points
-        0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,  # order 8, two points
-        0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,  # order 8, two points
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +41,7 @@ class Enrolment:
 
     @property
     def public_key_bytes(self) -> bytes:
-        try:
-            raw = base64.b64decode(self.public_key, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise ValueError("public_key must be base64") from error
-        if len(raw) != 32:
-            raise ValueError("public_key must be the 32 raw bytes of an Ed25519 key, in base64")
-        y = int.from_bytes(raw, "little") & ((1 << 255) - 1)
-        if y >= _FIELD_PRIME or y in _SMALL_ORDER_Y:
-            raise ValueError("public_key is a point that no private key has; make the key with an Ed25519 library")
-        return raw
+        return public_key_bytes(self.public_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +56,7 @@ class Enrolled:
 class CheckIn:
     """POST /v1/check-ins: ready to work for `run`, with this much data and this model layout.
 
+    `sample_count`: 0 where it is not told; the coordinator asks for it if the run needs it (`sample-count-needed`).
     Held open for up to `wait_s` seconds until there is work. `layout`: the canonical JSON that has this digest, from a
     client that was refused for it, so that the operator hears what differs; else empty.
     """
@@ -92,7 +69,7 @@ class CheckIn:
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
-        require_sample_count(self.sample_count, "sample_count")
+        require_sample_count(self.sample_count, "sample_count", least=0)
         require_sha256(self.layout_digest, "layout_digest")
         if not 0 <= self.wait_s <= WAIT_S_MAX:
             raise ValueError(f"wait_s must lie between 0 and {WAIT_S_MAX:g}")

@@ -112,9 +112,10 @@ class RoundRecord:
     canary makes none either; `committed`: whether enough clients passed, whose `reason`s say what was measured.
     `rolled_back_to`: the version from which the run goes on, where a rollback ended this attempt; `model_version` is
     then the new version, a copy of that one. `judged`: where it measured the metric by which the run may end early.
-    `away_s`: seconds of `open_s` in which no coordinator could take reports, which the window did not count.
-    `codec`: how updates were written, in words. `absent`: who was not there to be asked; None where that is not known,
-    as of large fleets, which are sent away.
+    `away_s`: seconds of `open_s` in which no coordinator could take reports, which the window did not count. `codec`:
+    how updates were written, in words. `secure`: whether they were masked, so that of its
+    clients' work only sums are known. `epsilon`: of a private run, what it has cost with this attempt. `absent`: who
+    was not there to be asked; None where that is not known, as of large fleets, which are sent away.
     """
 
     run: str
@@ -154,6 +155,8 @@ class RoundRecord:
     away_s: float = 0.0
     absent: Absent | None = None
     codec: str = ""
+    secure: bool = False
+    epsilon: float | None = None
 
     @property
     def share_of_known(self) -> float:

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from umbel.aggregation.audit import AuditFailed, Participant, RoundEnded, sum_sha256
+from umbel.aggregation.codec.payload import Buffer
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout, State
 from umbel.aggregation.types import ClientId, ranks_of
-from umbel.aggregation.update_codec import Buffer, Part, UpdateCodec, codec_for
+from umbel.aggregation.update_codec import Part, UpdateCodec, codec_for
 
 
 class Replay:
@@ -22,6 +23,10 @@ class Replay:
     def __init__(self, ended: RoundEnded, layout: Layout) -> None:
         if ended.sum is None:
             raise AuditFailed(f"round {ended.round}, attempt {ended.attempt}, was abandoned: it made no model")
+        if ended.plan.secure is not None:
+            raise AuditFailed(
+                f"round {ended.round} was a secure one: nobody has its updates, so its sum can only be taken as signed"
+            )
         self._ended, self._expected, self._layout = ended, ended.sum, layout
         self.codec: UpdateCodec = codec_for(ended.plan.codec, ended.grid, layout)
         self._total = self.codec.new_sum()

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from umbel.aggregation.cohort import Member, PassedOver
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.secagg.server import Exchange, Phase
 from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, Work
 from umbel.aggregation.weighting import Candidate
 
@@ -47,7 +48,7 @@ class Training:
     """The window is open. A client is in at most one of `accepted` and `declined`.
 
     `away_s`: for so long, since it opened, nobody could take reports (`Outage`), which the window does not count;
-    `back_at`: when that was over last.
+    `back_at`: when that was over last. `exchange`: of a secure round, whose reports are masked.
     """
 
     plan: RoundPlan
@@ -58,6 +59,7 @@ class Training:
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
     back_at: float = 0.0
+    exchange: Exchange | None = None
     phase: Literal["training"] = "training"
 
     @property
@@ -77,7 +79,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """No more reports; the new model is being made. `missing`: client -> why its work does not count."""
+    """No more reports; the new model is being made. `missing`: client -> why its work does not count.
+
+    `exchange`: of a secure round, whose sum must be unmasked first; that may fail. `back_at`: as in `Training`.
+    """
 
     plan: RoundPlan
     cohort: Mapping[ClientId, Member]
@@ -89,6 +94,8 @@ class Closing:
     closed_at: float
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
+    back_at: float = 0.0
+    exchange: Exchange | None = None
     phase: Literal["closing"] = "closing"
 
     @property
@@ -115,7 +122,8 @@ class Committed:
 class Abandoned:
     """The round made no model. Nothing that was reported counts; the next attempt asks a fresh cohort.
 
-    `opened_at`: when its window opened, or `closed_at` if it never did.
+    `opened_at`: when its window opened, or `closed_at` if it never did. `was_revealed`: whether clients have revealed
+    shares of a secure round, so that its sum may be known.
     """
 
     plan: RoundPlan
@@ -127,6 +135,7 @@ class Abandoned:
     closed_at: float
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
+    was_revealed: bool = False
     phase: Literal["abandoned"] = "abandoned"
 
 
@@ -137,10 +146,14 @@ RoundState: TypeAlias = Recruiting | Training | Closing | Committed | Abandoned
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """These clients wait for work now (all of them, not only the new ones)."""
+    """These clients wait for work now (all of them, not only the new ones).
+
+    `random`: of a secure round, 48 bytes that nobody can guess.
+    """
 
     now: float
     candidates: tuple[Candidate, ...]
+    random: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,16 @@ class Reported:
     now: float
     client: ClientId
     work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    """A client's message in a phase of a secure round has come and passed every check. `word`: as `Spoken` keeps it."""
+
+    now: float
+    client: ClientId
+    turn: Phase
+    word: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +233,7 @@ class Spoiled:
     reason: str
 
 
-Event: TypeAlias = Gathered | Tick | Reported | Declined | Applied | Stopped | Resumed | Outage | Spoiled
+Event: TypeAlias = Gathered | Tick | Reported | Spoke | Declined | Applied | Stopped | Resumed | Outage | Spoiled
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
@@ -248,8 +271,18 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Announce:
+    """A secure round has come to its next phase: these clients can fetch what they need for it."""
+
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
-    """Make the new model from the sum, store it, then say `Applied`. Only rounds of training have one to make."""
+    """Make the new model from the sum, store it, then say `Applied`. Only rounds of training have one to make.
+
+    The sum of a secure round is unmasked before, with the shares that its clients reveal now.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,4 +292,4 @@ class Discard:
     reason: str
 
 
-Command: TypeAlias = Invite | Fold | Answer | Release | Commit | Discard
+Command: TypeAlias = Invite | Fold | Answer | Release | Announce | Commit | Discard

@@ -38,6 +38,18 @@ step = 0.5              # of the integers, in units of an update's root mean squ
 first_norm = 1.0        # the L2 norm that an update of the first round is expected to have
 clip_norm = 10.0        # the greatest L2 norm of an update; longer ones are shortened to it. By default there is none
 
+[secure_aggregation]    # updates are masked: the coordinator learns their sum alone; docs/security.md
+metrics = ["loss"]      # of training, and of held-out data below, added up under masks, too
+evaluation = ["loss", "accuracy"]
+expected_sample_count = 128  # of a usual client, for the first round's step
+members_sha256 = "..."  # of the consortium's member list, if clients pin one
+
+[privacy]               # noise in every sum; docs/security.md. Needs [secure_aggregation]
+epsilon = 4.0           # for all rounds together; or noise_multiplier
+delta = 1e-6
+clip_norm = 1.0         # the greatest L2 norm of an update
+colluders = 0           # clients of the smallest cohort who may add no noise
+
 [downlink]              # what clients fetch of a new model
 name = "change"         # the change since a version that they have; or "model", the default: all of it
 step = 1.0              # of changes, in units of the root mean square of what changes
@@ -77,11 +89,15 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 `TypeAdapter(RunFile)` and get the same errors.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.privacy.compatible import require_private
+from umbel.aggregation.privacy.rounds import again, private_numbers
+from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.runfile_sections import (
     CANARY_CLIENTS,
     OVERRIDES_MAX,
@@ -93,6 +109,8 @@ from umbel.aggregation.runfile_sections import (
     RetentionSection,
     RoundsSection,
 )
+from umbel.aggregation.secagg.plan import SumShown
+from umbel.aggregation.secagg.section import SecureAggregationSection, require_compatible
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, TrainingPlan, Weighting, require_slug
@@ -115,6 +133,8 @@ class RunFile:
     retention: RetentionSection = field(default_factory=RetentionSection)
     codec: CodecSection = field(default_factory=CodecSection)
     downlink: DownlinkSection = field(default_factory=DownlinkSection)
+    secure_aggregation: SecureAggregationSection | None = None
+    privacy: PrivacySection | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -130,6 +150,12 @@ class RunFile:
             self.evaluation_plan(1)
         self._check_canary()
         self._check_stop()
+        if self.secure_aggregation is not None:
+            require_compatible(self.secure_aggregation, self)
+        if self.privacy is not None:
+            require_private(self.privacy, self)
+            with suppress(AccountantMissing):  # the coordinator has it, and refuses a budget that cannot be kept
+                self.first_plan(1)
 
     def rounds_of(self, number: int) -> RoundsSection:
         """The `rounds` section as it holds for one round."""
@@ -202,12 +228,38 @@ class RunFile:
     def first_plan(self, n_values: int) -> RoundPlan:
         """The plan with which the run begins: the canary's, if there is one. `n_values`: of the model."""
         plan = self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
-        return replace(plan, codec=self.codec.first(n_values, codec_key(self.seed, 1)))
+        key = codec_key(self.seed, 1)
+        if self.secure is not None and self.privacy is not None:
+            step, clip = self.codec.step_asked, self.codec.clip_norm
+            codec, secure = private_numbers(self.privacy, step, clip, plan, n_values, self.rounds.count)
+            return replace(plan, codec=replace(codec, key=key), secure=secure)
+        if self.secure is not None:
+            codec, secure = self.secure.first(self.codec, plan, n_values, key)
+            return replace(plan, codec=codec, secure=secure)
+        return replace(plan, codec=self.codec.first(n_values, key))
 
-    def codec_after(self, plan: RoundPlan, shown: Shown) -> CodecPlan:
-        """The codec of the round after this one, which has shown this of its updates."""
-        number = plan.number + 1
-        return self.codec.after(plan.codec, number, shown, codec_key(self.seed, number))
+    @property
+    def secure(self) -> SecureAggregationSection | None:
+        """What it says of masked updates; None where they are not."""
+        section = self.secure_aggregation
+        return section if section is not None and section.enabled else None
+
+    def numbered_after(
+        self, following: RoundPlan, before: RoundPlan, shown: Shown, summed: SumShown | None = None
+    ) -> RoundPlan:
+        """The plan of the round after `before`, with how updates are written there: by what `before` has shown of its
+        updates or, where they were masked, of their sum.
+        """
+        number = before.number + 1
+        key = codec_key(self.seed, number)
+        if self.secure is not None and before.secure is not None and summed is not None:
+            numbers = (before.codec, before.secure)
+            if self.privacy is not None:
+                codec, secure = again(numbers, key)
+            else:
+                codec, secure = self.secure.after(self.codec, numbers, following, summed, key)
+            return replace(following, codec=codec, secure=secure, n_released=before.n_released + 1)
+        return replace(following, codec=self.codec.after(before.codec, number, shown, key))
 
     def canary_plan(self, attempt: int) -> RoundPlan:
         """The plan of one attempt at the canary. Of the named sites, as many as it asks are in it."""

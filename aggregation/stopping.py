@@ -9,7 +9,7 @@ The idea is that of Prechelt, "Early stopping - but when?" (1998), section 2.1, 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,6 +63,20 @@ class StopRule:
     def is_of_evaluation(self) -> bool:
         """Whether the metric is measured on held-out data, which a run file must ask for."""
         return self.metric.startswith(EVALUATION)
+
+    def measured_in_sum(
+        self, training: Mapping[str, float], evaluation: Mapping[str, float], measured_by: Mapping[str, int]
+    ) -> Judged:
+        """What counts of a secure round, which has means and no single values: one client can move them.
+
+        `measured_by`: how many clients measured each metric, by its whole name.
+        """
+        name = self.metric.partition(".")[2]
+        value = (evaluation if self.is_of_evaluation else training).get(name)
+        n_clients = measured_by.get(self.metric, 0)
+        if value is None or n_clients < self.minimum:
+            return Judged(self.metric, None, n_clients, f"{n_clients} clients measured it, of {self.minimum} that must")
+        return Judged(self.metric, value, n_clients, f"the mean of {n_clients} clients, added up under masks")
 
     def measured_by(self, works: Sequence[Work]) -> Judged | None:
         """What these reports, of one round, make of the metric; None if nobody has measured it."""

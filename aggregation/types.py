@@ -9,12 +9,14 @@ Names end in their unit: `_s` seconds, `_bytes` bytes; `n_` and `_count` are cou
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType, TypeAlias
 
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
+from umbel.aggregation.secagg.offer import SecureOffer
+from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.task import Task
 
 RunId = NewType("RunId", str)
@@ -23,6 +25,7 @@ AssignmentId = NewType("AssignmentId", str)
 
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE = re.compile(r"[A-Za-z0-9+/]{86}==")
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 METRICS_MAX = 64
 METRIC_ABS_MAX = 1e30  # times any sample count, over any cohort, it stays finite
@@ -31,6 +34,7 @@ TARGET_MAX = 1 << 20
 STEPS_MAX = 1 << 62
 LOCAL_MAX = 1 << 31
 RATE_MIN, RATE_MAX = 1e-12, 1e6
+LINE_RATE_MIN, LINE_RATE_MAX = 1e-6, 1e15  # bytes per second
 OVER_SELECTION_MAX = 10.0
 WINDOW_MIN_S = 0.1
 WINDOW_MAX_S = 366 * 86_400.0
@@ -154,7 +158,9 @@ class RoundPlan:
     `number` and `attempt` count from 1; a round that was abandoned is attempted again. `coverage`: what must be in.
     `tuned`: why window and over-selection are not those of the run file, in words; empty if they are (`tuning.py`).
     `task`: an evaluation measures the model after round `number`, a canary tries out round `number` before it; both
-    have attempts of their own. `codec`: how updates are written, here or in the next round that has any.
+    have attempts of their own. `codec`: how updates are written, here or in the next round that has any. `secure`: of
+    a round whose updates are masked. `n_released`: how many sums of the run were revealed before it, also by attempts
+    that have made nothing of theirs.
     """
 
     run: RunId
@@ -172,6 +178,8 @@ class RoundPlan:
     tuned: str = ""
     task: Task = Task.TRAINING
     codec: CodecPlan = field(default_factory=CodecPlan)
+    secure: SecurePlan | None = None
+    n_released: int = 0
 
     def __post_init__(self) -> None:
         require_slug(self.run, "run")
@@ -194,10 +202,26 @@ class RoundPlan:
         """How many are asked, so that `target` report: ceil(target * over_selection)."""
         return math.ceil(round(self.target * self.over_selection, 9))  # rounded, or 10 * 1.1 would ask 12
 
+    def numbered_as(self, other: "RoundPlan", *, was_revealed: bool = False) -> "RoundPlan":
+        """This plan, with updates written as in `other`: another attempt, or another kind of round.
+
+        `was_revealed`: whether the other's sum was. A masked sum may have been what failed there, so it takes the bits
+        that none exceeds.
+        """
+        secure = other.secure
+        if secure is not None:
+            secure = replace(secure, clients_max=self.n_wanted, minimum=self.minimum).unwrapping()
+        return replace(self, codec=other.codec, secure=secure, n_released=other.n_released + was_revealed)
+
     @property
     def n_rounds_before(self) -> int:
         """How many rounds of training were committed before this one is begun."""
         return self.number if self.task.follows_its_round else self.number - 1
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether clients must say how much data they have: not in a secure round that draws them evenly."""
+        return self.secure is None or self.weighting is Weighting.PROPORTIONAL
 
     @property
     def target_unit(self) -> str:
@@ -251,7 +275,8 @@ class Assignment:
     `seed` is for the client's own batch order, dropout and the like: the same run, round and client give the same seed.
     `share`: how much of the steps to do, 1 for all; less is asked by a canary only. `rank`: the client's place among
     the cohort's names in their order, from 0. `changes`: of the newest versions, oldest first, the last of which makes
-    `model`; each makes what the next begins with, and together they are smaller than the model.
+    `model`; each makes what the next begins with, and together they are smaller than the model. `secure`: of a round
+    whose updates are masked, which then say nothing but to the cohort.
     """
 
     id: AssignmentId
@@ -269,6 +294,7 @@ class Assignment:
     share: float = 1.0
     rank: int = 0
     changes: tuple[ModelChange, ...] = ()
+    secure: SecureOffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +374,30 @@ class WorkDone:
         return self.steps_done < self.steps_planned
 
 
+class _TellsNoTraining:
+    """What is said of local training by a report that says nothing of it."""
+
+    __slots__ = ()
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    @property
+    def steps_done(self) -> int:
+        return 0
+
+    @property
+    def steps_planned(self) -> int:
+        return 0
+
+    @property
+    def is_partial(self) -> bool:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
-class EvaluationDone:
+class EvaluationDone(_TellsNoTraining):
     """What a client says of a model that it was asked to measure, and nothing else: there is no update.
 
     `evaluation`: means over `sample_count` held-out samples, finite.
@@ -369,24 +417,39 @@ class EvaluationDone:
     def evaluation_sample_count(self) -> int:
         return self.sample_count
 
+
+@dataclass(frozen=True, slots=True)
+class MaskedInput(_TellsNoTraining):
+    """What a client says of a masked update: nothing of its work, which travels masked, too.
+
+    `update_sha256`: of the uploaded bytes. `signature`: base64 of 64 bytes, the client's own over whom it has masked
+    with and what it has sent (`secagg/session.py`). A field that is not one of these is refused, not passed over: the
+    report is kept as it was signed, and nothing of a client's work may stand in it.
+    """
+
+    update_sha256: str
+    signature: str
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as in the run file
+
+    def __post_init__(self) -> None:
+        require_sha256(self.update_sha256, "update_sha256")
+        if not _SIGNATURE.fullmatch(self.signature):
+            raise ValueError("signature must be the base64 of 64 bytes")
+
     @property
-    def metrics(self) -> Mapping[str, float]:
+    def sample_count(self) -> int:
+        return 0
+
+    @property
+    def evaluation_sample_count(self) -> int:
+        return 0
+
+    @property
+    def evaluation(self) -> Mapping[str, float]:
         return {}
 
-    @property
-    def steps_done(self) -> int:
-        return 0
 
-    @property
-    def steps_planned(self) -> int:
-        return 0
-
-    @property
-    def is_partial(self) -> bool:
-        return False
-
-
-Work: TypeAlias = WorkDone | EvaluationDone
+Work: TypeAlias = WorkDone | EvaluationDone | MaskedInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +476,7 @@ def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task:
 
 
 def _require_rate(bytes_per_s: float | None, what: str) -> None:
-    if bytes_per_s is not None and not 1e-6 <= bytes_per_s <= 1e15:
+    if bytes_per_s is not None and not LINE_RATE_MIN <= bytes_per_s <= LINE_RATE_MAX:
         raise ValueError(f"{what} must lie between 1e-6 and 1e15, not {bytes_per_s}")
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from umbel.aggregation.codec.codec import Projections
 from umbel.aggregation.codec.integer import IntegerCodec
+from umbel.aggregation.codec.payload import Buffer
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LyingLength
@@ -24,7 +26,6 @@ from umbel.aggregation.wire import HEADER_BYTES, Codec, float32_header, read_hea
 if TYPE_CHECKING:
     from torch import Tensor
 
-Buffer: TypeAlias = bytes | memoryview
 Change: TypeAlias = "Callable[[], Iterator[Tensor]]"
 
 
@@ -36,24 +37,16 @@ class Part:
     rank: int
 
 
-class UpdateCodec(Protocol):
-    """The codec of one round and model.
+class UpdateReader(Protocol):
+    """What a coordinator reads the updates of one round with, and sums them.
 
-    `header_bytes`: length of what a reader needs before anything else. `update_bytes`: the lengths that an update may
-    have.
+    `header_bytes`: length of what is needed before anything else. `update_bytes`: the lengths that an update may have.
     """
 
     @property
     def header_bytes(self) -> int: ...
     @property
     def update_bytes(self) -> range: ...
-
-    def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
-        """An update, in pieces. `change` gives the weight change from its beginning, as float32 in pieces, each time.
-
-        Raises `NonFiniteUpdate`, `UpdateOutOfRange`.
-        """
-        ...
 
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
         """All that is added to the sum for an update, in pieces; each may be overwritten by the next.
@@ -69,6 +62,21 @@ class UpdateCodec(Protocol):
 
     def new_sum(self) -> IntegerSum:
         """A sum of nothing."""
+        ...
+
+
+class UpdateCodec(UpdateReader, Protocol):
+    """The codec of one round and model, of updates that can be read one by one."""
+
+    def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
+        """An update, in pieces. `change` gives the weight change from its beginning, as float32 in pieces, each time.
+
+        Raises `NonFiniteUpdate`, `UpdateOutOfRange`.
+        """
+        ...
+
+    def within(self) -> Projections:
+        """By tensor, what takes a gradient to the part that can be sent; nothing where all of it can, now or later."""
         ...
 
     def mean(self, total: IntegerSum, parts: Iterable[Part]) -> HasMean:
@@ -118,6 +126,9 @@ class Float32Codec:
             check_values(values, self._grid, first)
             yield values.numpy().astype("<f4", copy=False).data.cast("B")
             first += values.numel()
+
+    def within(self) -> Projections:
+        return {}
 
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
         read_header(header, self._layout, Codec.FLOAT32, range(self._payload_bytes, self._payload_bytes + 1))

@@ -4,7 +4,7 @@
 offset size field
      0    4 magic           "UMBL"
      4    1 version         1
-     5    1 codec           0 = float32, 1 = integer, 2 to 9 as `Codec` has them
+     5    1 codec           0 = float32, 1 = integer, 2 to 10 as `Codec` has them
      6    2 reserved        zero
      8    8 n_values        values in the vector; must equal the layout's
     16   32 layout_digest   SHA-256 of the layout the client trained
@@ -46,6 +46,7 @@ class Codec(IntEnum):
     MASK = 7
     LOWRANK = 8
     PLANES = 9
+    MASKED = 10
 
 
 @dataclass(frozen=True, slots=True)

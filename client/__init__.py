@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from umbel.client.app import Checkpoint, Client, Evaluation, LocalPlan, TrainResult
     from umbel.client.errors import ClientError, CoordinatorRefused
     from umbel.client.loop import RunEnd, run_client
+    from umbel.client.policy import SitePolicy
+    from umbel.client.policy_file import read_policy
     from umbel.client.trainer import TorchClient
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "LocalPlan",
     "Operator",
     "RunEnd",
+    "SitePolicy",
     "TorchClient",
     "TrainResult",
+    "read_policy",
     "run_client",
 ]
 
@@ -36,8 +40,10 @@ _HOMES = {
     "LocalPlan": "app",
     "Operator": "admin",
     "RunEnd": "loop",
+    "SitePolicy": "policy",
     "TorchClient": "trainer",
     "TrainResult": "app",
+    "read_policy": "policy_file",
     "run_client": "loop",
 }
 

@@ -53,12 +53,16 @@ def join(
     state: Annotated[
         Path, typer.Option("--state", help="Directory for key and unsent work; one for each client.")
     ] = Path("~/.umbel"),
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="What this site allows, in TOML, whatever the coordinator asks."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Take part in a run: enrol (once), check in, train, report, until the run ends or Ctrl-C."""
     from umbel.client import console
 
-    console.join(server, app, run, token, name, label or (), state, as_json)
+    console.join(server, app, run, token, name, label or (), state, policy, as_json)
 
 
 @run_app.command("create")

@@ -22,6 +22,7 @@ from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
 from umbel.client.model_files import layout_in, write_model
 from umbel.client.output import log_to_stderr, print_json, screen, tell_run
+from umbel.client.policy_file import read_policy
 from umbel.client.printable import printable
 from umbel.client.run_files import read_run_file
 from umbel.client.view import RunPicture
@@ -40,12 +41,15 @@ def join(
     name: str | None,
     labels: Sequence[str],
     state: Path,
+    policy: Path | None,
     as_json: bool,
 ) -> None:
     log_to_stderr()
     with one_sentence_errors():
-        facts = dict(map(_label, labels))
-        end = run_client(load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts)
+        facts, limits = dict(map(_label, labels)), None if policy is None else read_policy(policy.expanduser())
+        end = run_client(
+            load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts, policy=limits
+        )
     if as_json:
         print_json(end)
     else:

@@ -22,8 +22,9 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
+from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.signatures import content_digest
-from umbel.aggregation.types import AssignmentId, EvaluationDone, WorkDone
+from umbel.aggregation.types import AssignmentId, EvaluationDone, MaskedInput, WorkDone
 from umbel.client.bodies import Body
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.printable import printable
@@ -35,6 +36,9 @@ _CHECKED_IN = TypeAdapter(CheckedIn)
 _STATUS = TypeAdapter(AssignmentStatus)
 _REPORT_ANSWER = TypeAdapter(ReportAnswer)
 _JSON = {"Content-Type": "application/json"}
+_BINARY = {"Content-Type": "application/octet-stream"}
+# The longest entry that any list of a secure round has for one client, a roster's, is 132 bytes; a head has 36.
+_ENTRY_BYTES, _HEAD_BYTES = 132, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class Coordinator:
 
     def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:
         """Held open for up to `wait_s` seconds; answered at once when the round closes."""
-        path, query = f"/v1/assignments/{assignment}", f"wait_s={wait_s:.3f}"
-        status = self._transport.ask("GET", path, query=query, hold_s=wait_s).parse(_STATUS)
+        path = f"/v1/assignments/{assignment}"
+        status = self._transport.ask("GET", path, query=_wait(wait_s), hold_s=wait_s).parse(_STATUS)
         return replace(status, reason=printable(status.reason))
 
     @contextmanager
@@ -115,7 +119,7 @@ class Coordinator:
     def forget_upload(self, assignment: AssignmentId) -> None:
         self._transport.ask("DELETE", _upload_path(assignment))
 
-    def report(self, assignment: AssignmentId, work: WorkDone) -> ReportAnswer:
+    def report(self, assignment: AssignmentId, work: WorkDone | MaskedInput) -> ReportAnswer:
         answer = self._send_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
         return replace(answer, reason=printable(answer.reason))
 
@@ -130,9 +134,31 @@ class Coordinator:
             Decline(reason[:REASON_CHARS_MAX].replace("\x00", " ") or "no reason given"),
         )
 
+    def say(self, assignment: AssignmentId, phase: Phase, message: bytes, wait_s: float = 0.0) -> bool:
+        """This client's message of a secure round's phase: whether all is done that comes of it (else say it again).
+
+        `wait_s`: held open so long for that, where the phase is the unmasking.
+        """
+        path, query = f"/v1/assignments/{assignment}/secure/{phase.value}", _wait(wait_s) if wait_s else ""
+        answer = self._transport.ask("PUT", path, query=query, body=message, headers=_BINARY, hold_s=wait_s)
+        return answer.status != 202
+
+    def hear(self, assignment: AssignmentId, phase: Phase, n_cohort: int, wait_s: float) -> bytes | None:
+        """What this client needs for a phase of a secure round of `n_cohort` clients; None: not yet.
+
+        Held open for up to `wait_s` seconds.
+        """
+        path, n_bytes = f"/v1/assignments/{assignment}/secure/{phase.value}", _HEAD_BYTES + n_cohort * _ENTRY_BYTES
+        answer = self._transport.ask("GET", path, query=_wait(wait_s), hold_s=wait_s, bytes_max=n_bytes)
+        return None if answer.status == 204 else answer.body
+
     def _send_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> Answer:
         adapter: TypeAdapter[Any] = TypeAdapter(type(message))
         return self._transport.ask(method, path, body=adapter.dump_json(message), headers=_JSON, hold_s=hold_s)
+
+
+def _wait(wait_s: float) -> str:
+    return f"wait_s={wait_s:.3f}"
 
 
 def _upload_path(assignment: AssignmentId) -> str:

@@ -13,6 +13,8 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── OutOfTime                     retried to the end of the window in vain
 ├── CoordinatorMisbehaved         an answer that breaks the protocol: too large, wrong digest, not what was asked for
 ├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
+│   └── NotAgain                  it has done so much of this that it cannot do it twice; the next is another matter
+├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
 ├── TrainingFailed                the site's own code failed, several times in a row
 ├── StateError                    the state directory is in use, or damaged
 └── AppError                      `--app` does not name a usable client
@@ -24,6 +26,11 @@ from pydantic import ValidationError
 
 class ClientError(Exception):
     """One sentence that says what to do."""
+
+    @property
+    def told(self) -> str:
+        """What the coordinator may hear of it."""
+        return str(self)
 
 
 class CoordinatorRefused(ClientError):
@@ -89,6 +96,22 @@ class CoordinatorMisbehaved(ClientError):
 
 class WorkRefused(ClientError):
     pass
+
+
+class NotAgain(WorkRefused):
+    pass
+
+
+class Alarm(ClientError):
+    """`told`: without a number or a name, for whoever asks may be the one who lies."""
+
+    def __init__(self, what: str, told: str) -> None:
+        super().__init__(what)
+        self._told = told
+
+    @property
+    def told(self) -> str:
+        return self._told
 
 
 class TrainingFailed(ClientError):

@@ -104,11 +104,7 @@ def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             found = layout_of(file.metadata(), owned)
-    except (
-        SafetensorError,
-        LayoutError,
-        KeyError,
-    ) as error:  # KeyError: a dtype that safetensors knows, torch does not
+    except (SafetensorError, LayoutError, KeyError) as error:  # the last: a dtype that torch does not know
         raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
     if difference := layout.difference(found):
         raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")

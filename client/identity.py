@@ -15,7 +15,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from umbel.aggregation.secagg.client import Floor, SecureClient
+from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.signatures import Target, sign
+from umbel.aggregation.types import ClientId
 from umbel.client.errors import StateError
 from umbel.client.files import write_atomically
 
@@ -42,6 +45,10 @@ class Identity:
         """Header fields that sign this request: a fresh nonce and the time of now at every call."""
         nonce = secrets.token_urlsafe(24)
         return sign(self._key, self.name, target, body_sha256, int(time.time()), nonce).as_dict()
+
+    def secure_client(self, context: Context, floor: Floor) -> SecureClient:
+        """This client in one attempt at a secure round, in whose cohort it is; its keys are made now."""
+        return SecureClient(context, context.index_of(ClientId(self.name)), self._key, os.urandom, floor)
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:

@@ -21,6 +21,9 @@
 A client that is killed goes on at its next start: the coordinator hands out the same assignment again, and training
 goes on from its checkpoint; once update and report are on disk, they are sent. A coordinator that is away is asked
 again, for ever: an update that could not be sent in its window is kept until the coordinator says that it is too late.
+
+In a secure round, keys are exchanged beside the training, and after the report the sum is opened (`secure_round.py`);
+what a killed client had begun there is lost, and it goes on with the next attempt.
 """
 
 import logging
@@ -32,34 +35,45 @@ from pathlib import Path
 import httpx
 
 from umbel.aggregation.codec.native import NoKernels, chosen
-from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.messages import LAYOUT_CHARS_MAX, AssignmentState, CheckedIn, CheckIn, Outcome, RunStatus
+from umbel.aggregation.messages import (
+    LAYOUT_CHARS_MAX,
+    CheckedIn,
+    CheckIn,
+    Outcome,
+    RunStatus,
+)
 from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
 from umbel.aggregation.update_codec import codec_for
 from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Checkpoint, Client, LocalPlan
 from umbel.client.backoff import RETRY_AFTER_MAX_S
 from umbel.client.coordinator import Coordinator
+from umbel.client.delivery import Delivery
 from umbel.client.enrol import ensure_enrolled, identify
 from umbel.client.errors import (
     AccessRefused,
+    Alarm,
     AssignmentClosed,
     ClientError,
     CoordinatorBusy,
     CoordinatorMisbehaved,
     CoordinatorRefused,
+    NotAgain,
     OutOfTime,
     StateError,
     TrainingFailed,
     WorkRefused,
 )
 from umbel.client.fetch import Wanted, fetch_model
-from umbel.client.link import Link
+from umbel.client.identity import Identity
 from umbel.client.measure import measure
-from umbel.client.offer import WINDOW_S_MAX, check_able, check_offer
-from umbel.client.send import Upload
+from umbel.client.offer import check_able, check_layout, check_offer
+from umbel.client.policy import SitePolicy
+from umbel.client.secure_offer import read_offer
+from umbel.client.secure_round import SecureRound
 from umbel.client.shutdown import Interrupted, Shutdown
+from umbel.client.site import Site
 from umbel.client.store import PendingReport, Store, locked
 from umbel.client.timing import Timing, within
 from umbel.client.told import name_of, warn_if_too_slow
@@ -96,6 +110,7 @@ def run_client(
     name: str | None = None,
     *,
     labels: Mapping[str, str] | None = None,
+    policy: SitePolicy | None = None,
     shutdown: Shutdown | None = None,
     transport: httpx.BaseTransport | None = None,
 ) -> RunEnd:
@@ -104,7 +119,8 @@ def run_client(
     `server`: the coordinator's address, or those of its replicas, `URL[,URL...]`; one that does not answer is left for
     the next. `token`: needed until the client has enrolled once. `name`: how the client is known; by default made from
     the host's name. `labels`: facts about this site, told at its enrolment, such as `{"tier": "hospital"}`.
-    `transport`: for tests and proxies. Raises `ClientError`, `ValueError` for unusable arguments.
+    `policy`: what this site allows, whatever it is asked. `transport`: for tests and proxies. Raises `ClientError`;
+    `ValueError` for unusable arguments, and `OSError`, or `MembersRefused`, for the policy's member list.
     """
     state_dir, shutdown = Path(state_dir), shutdown or Shutdown()
     try:
@@ -117,7 +133,8 @@ def run_client(
         store = Store(state_dir, server)
         identity = identify(store, name, token)
         coordinator = Coordinator(Transport(replicas, identity.authorize))
-        participant = Participant(app, coordinator, store, RunId(run), ClientId(identity.name), shutdown)
+        site = Site(RunId(run), identity, policy, state_dir, store.secure)
+        participant = Participant(app, coordinator, store, RunId(run), identity, site, shutdown)
         try:
             with shutdown.interruptible():
                 ensure_enrolled(coordinator, store, identity, token, labels or {}, Patience(wait=shutdown.wait))
@@ -130,20 +147,27 @@ class Participant:
     """One enrolled client in one run. Only the main loop's thread may call it."""
 
     def __init__(
-        self, app: Client, coordinator: Coordinator, store: Store, run: RunId, client: ClientId, shutdown: Shutdown
+        self,
+        app: Client,
+        coordinator: Coordinator,
+        store: Store,
+        run: RunId,
+        identity: Identity,
+        site: Site,
+        shutdown: Shutdown,
     ) -> None:
         self._app = app
         self._coordinator = coordinator
         self._store = store
         self._run = run
-        self._client = client
+        self._client = ClientId(identity.name)
+        self._site = site
         self._shutdown = shutdown
         self._layout = Layout.of_state(app.model.state_dict())
-        self._link = Link()
+        self._delivery = Delivery(coordinator, store)
         self._failures = 0
-        self._reports = 0
-        self._accepted = 0
         self._has_checked_in = False
+        self._told_count = 0  # of samples, until the run needs it
         self._waits_in: RunStatus | None = None
 
     def take_part(self) -> RunEnd:
@@ -168,7 +192,7 @@ class Participant:
         self._waits_in = status
 
     def end(self, status: str, reason: str) -> RunEnd:
-        return RunEnd(self._client, self._run, status, reason, self._reports, self._accepted)
+        return RunEnd(self._client, self._run, status, reason, self._delivery.reports, self._delivery.accepted)
 
     def _check_in(self) -> CheckedIn:
         with self._shutdown.interruptible():
@@ -178,7 +202,7 @@ class Participant:
 
     def _try_check_in(self) -> CheckedIn:
         """A run that was there comes back: its coordinator is being restored. One that never was has a wrong name."""
-        message = CheckIn(self._run, self._app.sample_count, self._layout.digest)
+        message = CheckIn(self._run, self._told_count, self._layout.digest)
         try:
             return self._coordinator.check_in(message)
         except CoordinatorRefused as error:
@@ -186,7 +210,18 @@ class Participant:
                 raise self._with_difference(message, error) from error
             if error.kind == "unknown-run" and self._has_checked_in:
                 raise CoordinatorBusy(f"the coordinator has forgotten the run: {error.detail}") from error
+            if error.kind == "sample-count-needed" and not self._told_count:
+                self._told_count = self._count_to_tell()
+                return self._coordinator.check_in(replace(message, sample_count=self._told_count))
             raise
+
+    def _count_to_tell(self) -> int:
+        if not self._site.policy.tells_count:
+            raise WorkRefused(
+                "the run needs each client's sample count, and this site's policy keeps it: set share_sample_count = "
+                "true there, or have the run aggregate securely, weighted by samples"
+            )
+        return self._app.sample_count
 
     def _with_difference(self, message: CheckIn, refusal: CoordinatorRefused) -> CoordinatorRefused:
         """Show the coordinator the layout that it refuses: its refusal then says, here and there, what differs."""
@@ -202,7 +237,7 @@ class Participant:
     def _pause(self, seconds: float) -> None:
         self._pause_for(min(max(seconds, _IDLE_PAUSE_S), RETRY_AFTER_MAX_S))
 
-    def _patience(self, timing: Timing, until: float) -> Patience:
+    def _patience(self, timing: Timing, until: float | None = None) -> Patience:
         """To send what is done: a request that is under way is finished, but who is to leave waits for no next try."""
         return Patience(timing, until, self._pause_for)
 
@@ -215,7 +250,9 @@ class Participant:
         check_offer(offer, self._run, self._client, self._layout)
         window_end = time.monotonic() + offer.window_s
         try:
-            if offer.task.sends_updates:
+            if offer.secure is not None:
+                self._work_securely(offer, window_end)
+            elif offer.task.sends_updates:
                 self._work(offer, window_end)
             else:
                 self._measure(offer, window_end)
@@ -227,38 +264,72 @@ class Participant:
             log.info("%s: not sent yet, %s", name_of(offer), error)
             self._pause(_OUT_OF_TIME_PAUSE_S)  # a coordinator that offers no time would be asked again at once
             self._settle_pending()
+        except NotAgain as error:
+            log.warning("%s: declined, %s", name_of(offer), error)
+            self._decline(offer.id, error.told, self._patience(within(offer.window_s), window_end))
+            self._pause(_OUT_OF_TIME_PAUSE_S)
         except (AccessRefused, StateError):
             raise
-        except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved) as error:
+        except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved, Alarm) as error:
             self._fail(offer, window_end, error)
 
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
         log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
         self._store.forget_work()
-        self._decline(offer.id, str(error), self._patience(within(offer.window_s), window_end))
+        self._decline(offer.id, error.told, self._patience(within(offer.window_s), window_end))
         self._failures += 1
         if self._failures >= FAILURES_MAX:
             raise error
 
     def _work(self, offer: Assignment, window_end: float) -> None:
+        self._site.check_plain(self._layout)
         check_able(offer, self._app.sample_count, self._layout)
         timing = within(offer.window_s)
         start = self._fetch(offer, timing, window_end)
         log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
         with Watch(self._coordinator, offer.id, offer.window_s) as watch:
             done = train(self._app, self._layout, start, self._local_plan(offer, window_end, watch))
-        if self._reports == 0:
+        if self._delivery.reports == 0:
             warn_if_too_slow(offer, done, time.monotonic() - window_end)
         if watch.closed is not None:
             log.info("%s: told to stop, %s", name_of(offer), watch.closed)
             self._store.forget_work()
             return
-        pending = save_work(self._app, self._layout, start, offer, done, self._store, self._link)
-        self._deliver(pending, offer.window_s, self._patience(timing, window_end), resume=False)
+        pending = save_work(self._app, self._layout, start, offer, done, self._store, self._delivery.link)
+        self._delivery.deliver(pending, offer.window_s, self._patience(timing, window_end), resume=False)
+
+    def _work_securely(self, offer: Assignment, window_end: float) -> None:
+        """The same in a round whose coordinator learns the sum alone. Nothing of it outlives this process."""
+        check_layout(offer, self._layout)
+        asked = read_offer(offer, self._client, self._layout)
+        admitted, timing = self._site.admit(asked, self._layout), within(offer.window_s)
+        patience = self._patience(timing)
+        part = SecureRound(self._coordinator, self._store, self._site, self._layout, asked, admitted, patience)
+        with part.exchange() as exchange:
+            start = self._fetch(offer, timing, window_end)
+            log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
+            plan = self._plan(offer, window_end, exchange, part.update_bytes)
+            done = train(self._app, self._layout, start, replace(plan, seed=admitted.seed))
+            if self._delivery.reports == 0:
+                warn_if_too_slow(offer, done, time.monotonic() - window_end)
+            if self._shutdown.reason is not None:
+                log.info("%s: staying until its sum is opened; ask again to leave at once", name_of(offer))
+            exchange.wait(window_end - time.monotonic())
+        try:
+            sha256, n_bytes = part.mask(self._app, start, done)
+            self._delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
+            answer = part.report(sha256)
+            self._delivery.note(offer.id, answer, done.result.steps_done, done.result.steps_planned)
+            if answer.outcome is Outcome.ACCEPTED:
+                part.open()
+        finally:
+            admitted.client.abort()
+            self._store.forget_work()
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Say how the model does here. Nothing of it is kept on disk: after a kill it is measured again."""
+        self._site.check_plain(self._layout)
         check_able(offer, self._app.sample_count, self._layout)
         timing = within(offer.window_s)
         start, patience = self._fetch(offer, timing, window_end), self._patience(timing, window_end)
@@ -271,8 +342,7 @@ class Participant:
             self._decline(offer.id, "this client has no held-out data to measure the model on", patience)
         else:
             answer = patiently(lambda: self._coordinator.report_evaluation(offer.id, done), patience)
-            self._reports += 1
-            self._accepted += answer.outcome is Outcome.ACCEPTED
+            self._delivery.count(answer)
             log.info("%s: measured, %s: %s", offer.id, answer.outcome.value, answer.reason)
 
     def _fetch(self, offer: Assignment, timing: Timing, window_end: float) -> Path:
@@ -280,15 +350,22 @@ class Participant:
         wanted = Wanted(offer.model, self._layout, offer.changes)
         try:
             with self._shutdown.interruptible():
-                path, self._link = fetch_model(self._coordinator, self._store, wanted, self._link, patience)
+                path, self._delivery.link = fetch_model(
+                    self._coordinator, self._store, wanted, self._delivery.link, patience
+                )
                 return path
         except Interrupted as interruption:
             self._decline(offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
             raise
 
     def _local_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
-        codec, asked = codec_for(offer.codec, offer.grid, self._layout), offer.training
-        reserve_s = self._link.reserve_s(codec.update_bytes[-1], offer.window_s)
+        codec = codec_for(offer.codec, offer.grid, self._layout)
+        checkpoint = Checkpoint() if offer.task.tries_clients else self._store.checkpoint(offer)
+        plan = self._plan(offer, window_end, watch, codec.update_bytes[-1])
+        return replace(plan, within=codec.within(), checkpoint=checkpoint)
+
+    def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
+        asked = offer.training
         return LocalPlan(
             epochs=asked.local_epochs,
             steps=asked.local_steps,
@@ -298,29 +375,9 @@ class Participant:
             seed=offer.seed,
             evaluate=asked.evaluate,
             share=offer.share,
-            within=codec.within() if isinstance(codec, VectorUpdateCodec) else {},
-            deadline=window_end - reserve_s,
-            checkpoint=Checkpoint() if offer.task.tries_clients else self._store.checkpoint(offer),
-            told_to_stop=_either(lambda: watch.closed, lambda: self._shutdown.reason),
+            deadline=window_end - self._delivery.link.reserve_s(update_bytes_max, offer.window_s),
+            told_to_stop=_either(lambda: watch.ended, lambda: self._shutdown.reason),
         )
-
-    def _deliver(self, pending: PendingReport, window_s: float, patience: Patience, resume: bool) -> None:
-        """Upload, report, and forget once the report is answered: the coordinator has it on its own disk then."""
-        started = time.perf_counter()
-        with self._store.open_update() as file:
-            facts = (pending.assignment, file, pending.update_bytes, pending.work.update_sha256)
-            Upload(self._coordinator, *facts, self._link, window_s).send(patience, resume)
-        self._link = self._link.after_upload(pending.update_bytes, time.perf_counter() - started)
-        # Of an upload that was resumed, a part was there before.
-        work = replace(pending.work, upload_bytes_per_s=None if resume else self._link.up)
-        answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
-        if answer.outcome is Outcome.ACCEPTED:
-            self._store.feedback.keep()
-            self._accepted += 1
-        self._store.forget_work()
-        self._reports += 1
-        done, planned = pending.work.steps_done, pending.work.steps_planned
-        log.info("%s: %d of %d steps, %s: %s", pending.assignment, done, planned, answer.outcome.value, answer.reason)
 
     def _settle_pending(self) -> None:
         """Send what an earlier process trained, or what missed its window, if its round still wants it."""
@@ -331,13 +388,9 @@ class Participant:
     def _is_settled(self, pending: PendingReport) -> bool:
         try:
             with self._shutdown.interruptible():
-                patience = Patience(wait=self._shutdown.wait)
-                status = patiently(lambda: self._coordinator.status(pending.assignment), patience)
-            if status.state is AssignmentState.CLOSED:
-                raise AssignmentClosed("assignment-closed", status.reason, 200)
-            window_s = min(status.window_s, WINDOW_S_MAX)
+                window_s = self._delivery.window_left_s(pending.assignment, Patience(wait=self._shutdown.wait))
             patience = self._patience(within(window_s), time.monotonic() + window_s)
-            self._deliver(pending, window_s, patience, resume=True)
+            self._delivery.deliver(pending, window_s, patience, resume=True)
         except OutOfTime as error:
             log.info("%s: not sent yet, %s", pending.assignment, error)
             return False

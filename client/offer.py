@@ -57,13 +57,18 @@ def _check_changes(offer: Assignment) -> None:
         raise CoordinatorMisbehaved("the assignment names changes that are together as large as its model")
 
 
-def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
-    """Raise `WorkRefused`, with the reason to give the coordinator, for work that this client cannot do."""
+def check_layout(offer: Assignment, layout: Layout) -> None:
+    """Raise `WorkRefused`, with the reason to give the coordinator, for a model that is not this client's."""
     if offer.model.layout_digest != layout.digest:
         raise WorkRefused(
             f"this client's model has layout {layout.digest[:12]}…, the run's {offer.model.layout_digest[:12]}…: "
             "both sides need the same version of the model's code"
         )
+
+
+def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
+    """The same for any work that this client cannot do."""
+    check_layout(offer, layout)
     if sample_count > offer.sample_count_max:
         raise WorkRefused(
             f"this client has {sample_count} samples, the run accepts at most {offer.sample_count_max} from one client"

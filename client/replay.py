@@ -14,13 +14,14 @@ from torch import Tensor
 
 from umbel.aggregation.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.audit import AuditFailed, ModelId, Participant, RoundEnded, RunCreated
-from umbel.aggregation.audit_chain import downlink_of, update_sha256_of
+from umbel.aggregation.audit_chain import section_of, update_sha256_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.pieces import InMemory, pieces
 from umbel.aggregation.publishing import Publication, Spread
 from umbel.aggregation.replay import Replay
+from umbel.aggregation.runfile_sections import DownlinkSection
 from umbel.client.admin import Operator
 from umbel.client.changes import MappedModel
 from umbel.client.files import file_sha256
@@ -42,7 +43,7 @@ def replay(source: Source, ended: RoundEnded, created: RunCreated, tell: Tell) -
 
     Raises `AuditFailed` for the first thing that does not fit, or a `ClientError` for what cannot be fetched.
     """
-    layout, change_step = _layout(created.layout), downlink_of(created.run_file).change_step
+    layout, change_step = _layout(created.layout), section_of(created.run_file, "downlink", DownlinkSection).change_step
     again = Replay(ended, layout)
     with tempfile.TemporaryDirectory(prefix="umbel-replay-") as folder:
         for one in ended.accepted:

@@ -2,16 +2,19 @@
 
 ```
 <state>/lock                          one process at a time
+<state>/members/                      the member lists that this site trusts: members_store.py
 <state>/<coordinator>/key.pem         Ed25519, mode 0600
 <state>/<coordinator>/enrolment.json  the name this client is enrolled under, and the coordinator's address
 <state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it; changes to it
 <state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
 <state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
 <state>/<coordinator>/feedback/       what error feedback has left over: VERSION.safetensors
+<state>/<coordinator>/secure/         which secure attempt was begun, and in which rounds shares were revealed
 ```
 
-`report.json` is written last and removed first: while it is there, the update is whole and unanswered. `<coordinator>`
-is the address under which the client enrolled; where there are several, the first.
+`report.json` is written last and removed first: while it is there, the update is whole and unanswered. A masked update
+has none: the keys to it are in memory alone, so nothing comes of it after a restart. `<coordinator>` is the address
+under which the client enrolled; where there are several, the first.
 """
 
 import fcntl
@@ -35,6 +38,7 @@ from umbel.client.errors import StateError
 from umbel.client.feedback_store import FeedbackStore
 from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
 from umbel.client.identity import Identity, load_or_make_key
+from umbel.client.secure_store import SecureStore
 
 T = TypeVar("T")
 log = logging.getLogger("umbel.client")
@@ -98,6 +102,7 @@ class Store:
         self._pending = make_private(self._root / "pending")
         self._report = self._pending / "report.json"
         self._update = self._pending / "update.bin"
+        self.secure = SecureStore(self._root / "secure")
         self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
 
     def enrolled_name(self) -> str | None:
@@ -168,8 +173,11 @@ class Store:
         write_atomically(self._report, _PENDING.dump_json(pending))
 
     def pending(self) -> PendingReport | None:
-        """The work of an earlier process that was never answered, if there is any; one that is damaged is dropped."""
+        """The work of an earlier process that was never answered, if there is any; what is damaged, or half, is
+        dropped.
+        """
         if not self._report.exists():
+            self.forget_pending()
             return None
         pending = _read_json(self._report, _PENDING)
         is_whole = self._update.exists() and self._update.stat().st_size == pending.update_bytes

@@ -66,6 +66,7 @@ class Answer:
 
     headers: Mapping[str, str]
     body: bytes
+    status: int
 
     def parse(self, adapter: TypeAdapter[T]) -> T:
         """The body as JSON of this type. Raises `CoordinatorMisbehaved`."""
@@ -106,7 +107,7 @@ class Transport:
         large_bytes = len(body) + max(0, bytes_max - JSON_BYTES_MAX)
         until = time.monotonic() + timing().exchange_s(large_bytes) + hold_s
         with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s, until=until) as response:
-            return Answer(response.headers, read_capped(response, bytes_max))
+            return Answer(response.headers, read_capped(response, bytes_max), response.status_code)
 
     @contextmanager
     def stream(

@@ -37,7 +37,7 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
     columns = [
         Column("round", [Text(_number(one) + _state(one)) for one in records], worth=100, least=12),
         column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
-        column("data in", 80, [f"{one.samples_share:.0%}" for one in records]),
+        *_data_in(records),
         column("partial", 30, [str(one.partial) for one in records]),
         column("dropped", 40, [str(one.dropped) for one in records]),
         column("MB up", 20, [f"{one.bytes_up / 1e6:.3g}" for one in records]),
@@ -45,10 +45,27 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
         column("updates as", 5, [printable(one.codec) for one in records]),
         column("seconds", 70, [f"{one.wall_s:.1f}" for one in records]),
         *_of_known(records),
+        *_costs(records),
         *measured("training", 50, [one.metrics for one in records]),
         *measured("held-out", 60, [one.evaluation for one in records]),
     ]
     return table_lines(columns, width)
+
+
+def _data_in(records: Sequence[RoundRecord]) -> list[Column]:
+    """How much of the data that was asked for came; nobody knows that of secure rounds."""
+    if all(one.secure for one in records):
+        return []
+    cells = ["" if one.secure else f"{one.samples_share:.0%}" for one in records]
+    return [Column("data in", [Text(cell) for cell in cells], worth=80)]
+
+
+def _costs(records: Sequence[RoundRecord]) -> list[Column]:
+    """What private rounds have cost so far."""
+    if all(one.epsilon is None for one in records):
+        return []
+    cells = ["" if one.epsilon is None else f"{one.epsilon:.3g}" for one in records]
+    return [Column("epsilon", [Text(cell) for cell in cells], worth=85)]
 
 
 def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:

@@ -15,7 +15,7 @@ from umbel.client.timing import within
 
 # A training that is shorter than this costs no request; the round's close is heard of this much later at most.
 START_AFTER_S = 0.5
-_PAUSE_S = 0.1  # should a coordinator not hold a poll open
+PAUSE_S = 0.1  # should a coordinator not hold a poll open
 _jitter = random.SystemRandom().random  # the process-wide generator belongs to the training beside us
 log = logging.getLogger("umbel.client")
 
@@ -31,16 +31,25 @@ class Watch:
     Short trainings thus cost no request. The thread is not joined, for its last poll may be held: it ends by itself.
     """
 
+    start_after_s = START_AFTER_S
+    pause_s = PAUSE_S
+
     def __init__(self, coordinator: Coordinator, assignment: AssignmentId, window_s: float) -> None:
         self._coordinator = coordinator
         self._assignment = assignment
         self._window_s = window_s
         self._ended = threading.Event()
         self._closed: str | None = None
+        self._given_up: Exception | None = None
 
     @property
     def closed(self) -> str | None:
         """Why the round no longer wants the work, None while it does."""
+        return self._closed
+
+    @property
+    def ended(self) -> str | None:
+        """Why training should end, None while it should not."""
         return self._closed
 
     def __enter__(self) -> Self:
@@ -53,12 +62,12 @@ class Watch:
         self._ended.set()
 
     def _run(self) -> None:
-        timing, pause_s, failures = within(self._window_s), START_AFTER_S, 0
+        timing, pause_s, failures = within(self._window_s), self.start_after_s, 0
         while self._closed is None and not self._ended.wait(pause_s):
             try:
                 with timed_by(timing):
                     self._poll()
-                pause_s, failures = _PAUSE_S, 0
+                pause_s, failures = self.pause_s, 0
             except TryAgain as error:
                 failures += not error.has_other
                 pause_s = timing.backoff.wait_s(failures, _jitter(), error.retry_after_s) if failures else 0.0
@@ -66,6 +75,7 @@ class Watch:
                 self._closed = error.detail
             except (ClientError, RuntimeError) as error:  # RuntimeError: httpx's, when the client was closed meanwhile
                 log.debug("stopped watching %s: %s", self._assignment, error)
+                self._given_up = error
                 return
 
     def _poll(self) -> None:

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,8 +84,18 @@ def save_work(
 
     `link`: how fast the model came, for a canary's report.
     """
-    try:
+    with unfit_refused(offer):
         sha256, update_bytes = _save_update(app, layout, start, offer, store)
+    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, link), update_bytes)
+    store.save_report(pending)
+    return pending
+
+
+@contextmanager
+def unfit_refused(offer: Assignment) -> Generator[None]:
+    """Raise `WorkRefused` for a weight change that cannot be sent; no number of it is in its words."""
+    try:
+        yield
     except LayoutError as error:
         raise WorkRefused(str(error)) from error
     except NonFiniteUpdate as error:
@@ -95,9 +106,6 @@ def save_work(
     except UpdateOutOfRange as error:
         log.info("%s", error)  # names a value, so it stays here
         raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
-    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, link), update_bytes)
-    store.save_report(pending)
-    return pending
 
 
 def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
@@ -105,7 +113,7 @@ def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, st
     codec = codec_for(offer.codec, offer.grid, layout)
 
     def change() -> Iterator[torch.Tensor]:
-        return _weight_change(app, layout, start)
+        return weight_changes(app, layout, start)
 
     if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
         return store.save_update(codec.encode(change, offer.rank))
@@ -116,7 +124,7 @@ def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, st
     return saved
 
 
-def _weight_change(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:
+def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:
     """The change as float32, in pieces.
 
     The start weights are read from their file again: neither they nor the change are in memory beside the model.

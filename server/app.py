@@ -16,6 +16,7 @@ from umbel.server import (
     routes_devices,
     routes_lifecycle,
     routes_models,
+    routes_secure,
     routes_uploads,
 )
 from umbel.server.audit_key import AuditKey
@@ -33,6 +34,7 @@ from umbel.server.http import problems as declared
 from umbel.server.limits import BodyLimits, caps_of
 from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
+from umbel.server.relay_store import RelayStore
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.scribe import Scribe
@@ -72,7 +74,15 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
         redirect_slashes=False,  # a redirect would lead to whatever Host the request names
         lifespan=lifespan,
     )
-    for routes in (routes_devices, routes_models, routes_uploads, routes_admin, routes_lifecycle, routes_audit):
+    for routes in (
+        routes_devices,
+        routes_secure,
+        routes_models,
+        routes_uploads,
+        routes_admin,
+        routes_lifecycle,
+        routes_audit,
+    ):
         app.include_router(routes.router)
     app.add_api_route("/v1/health", _health, tags=["health"], responses=declared(*ANY))
     app.add_middleware(BodyLimits, caps=caps_of(settings))
@@ -134,6 +144,7 @@ def _services(
         registry=Registry(database, waiters),
         models=ModelStore(database),
         rounds=RoundStore(database, replicas.id, trail, scribe),
+        relay=RelayStore(database, replicas.id),
         audits=AuditStore(database),
         versions=VersionStore(database),
         uploads=UploadStore(database),

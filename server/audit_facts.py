@@ -115,7 +115,7 @@ def _sum(state: Closing | Abandoned, end: RoundEnd) -> ExactSum | None:
     new = end.model
     assert new is not None, "a committed round of training has made a model"
     assert new.sum_sha256 is not None, "of a sum"
-    return ExactSum(new.sum_sha256, state.aggregate.total_weight, len(state.accepted), new.update_rms)
+    return ExactSum(new.sum_sha256, state.aggregate.total_weight, len(state.accepted), new.update_rms, new.shown)
 
 
 def _participants(

@@ -126,8 +126,11 @@ async def _give_up_updates(
         numbers = [number for number, _ in expired]
         mine = (_AUDIT.c.run == live.name, _AUDIT.c.number.in_(numbers))
         await tx.execute(update(_AUDIT).where(*mine).values(updates_deleted_at=now))
-    reason = _why(keeps, is_model, policy.updates)
+    reason = _why(keeps, is_model, policy.updates) if live.plan.secure is None else _MASKED
     return KeptUpdates(keeps, tuple(number for number, _ in expired), reason), tuple(keys)
+
+
+_MASKED = "masked, and deleted as soon as they were added up: of a secure round there is only the sum"
 
 
 def _why(keeps: bool, is_model: bool, policy: str) -> str:

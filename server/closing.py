@@ -15,17 +15,25 @@ from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from umbel.aggregation.audit import sum_sha256
 from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.masked_input import unmasked
+from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.secagg.totals import Totals, TotalsRefused, totals
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.update_codec import Part
 from umbel.server.database_outage import DatabaseAway
 from umbel.server.endings import Made, Measured
 from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import Base, ModelFiles, Summed, next_model
+from umbel.server.problems import Refused
 from umbel.server.replicas import closing_job
 from umbel.server.round_codec import RoundCodec
+from umbel.server.secure_rounds import SecureRounds
 from umbel.server.services import Services
 from umbel.server.shelf import hold
 from umbel.server.stored import Chunk, LiveRun, PartialSum
@@ -45,18 +53,31 @@ class NothingMade(Exception):
 class Closer:
     """What one replica folds of a run's newest attempt, and how it closes it."""
 
-    def __init__(self, services: Services, layout: Layout, codec: RoundCodec) -> None:
+    def __init__(self, services: Services, layout: Layout, codec: RoundCodec, secure: SecureRounds) -> None:
         self._services = services
+        self._secure = secure
         self._layout = layout
         self._codec = codec
         self._folding: Folding | None = None
         self._posted: tuple[int, frozenset[ClientId]] = (0, frozenset())
         self._n_failed = 0
+        self._n_posted = 0
+        self._posted_key = ""
         self._removing: set[asyncio.Future[None]] = set()
+        self._handing_in: asyncio.Task[None] | None = None
+        self._posting = asyncio.Lock()  # of two that are posted, the older could take the newer's file with it
+        self._summed: LiveRun | None = None  # as it was at the last fold
+        self._forgotten: frozenset[ClientId] = frozenset()  # of those in the sum that was handed in
 
     def fold(self, live: LiveRun, client: ClientId, chunks: Sequence[Chunk], weight: int) -> None:
-        """Add an accepted update to this replica's share of the sum, unless it is in."""
+        """Add an accepted update to this replica's share of the sum, unless it is in.
+
+        A masked one is not kept: as soon as the sum with it is in the blob store, it is deleted.
+        """
         self._sum(live).add(client, chunks, Part(weight, self._codec.rank(live, client)))
+        self._summed = live
+        if live.plan.secure is not None and (self._handing_in is None or self._handing_in.done()):
+            self._handing_in = asyncio.create_task(self._hand_in(), name=f"masked sum of {live.name}")
 
     async def take_up(self, live: LiveRun, accepted: Mapping[ClientId, Accepted]) -> None:
         """Fold what this replica answers for and has not folded yet, from what is stored.
@@ -70,6 +91,8 @@ class Closer:
             _log.warning("run %s: other replicas have adopted reports of this one; its sum begins anew", live.name)
             await self._drop()
         new = sorted(mine - self._folding.clients if self._folding else mine)
+        if live.plan.secure is not None and self._folding is None:
+            new = await self._restore(live, new)
         if not new:
             return
         chunks = await self._chunks(live, new)
@@ -98,16 +121,48 @@ class Closer:
             await self.take_up(live, closing.accepted)
             if not await self.leads(live):
                 await self._post(live)
+                if closing.exchange is not None:
+                    await self._secure.hand_over(live)
                 return None
+            if closing.exchange is not None:
+                await self._secure.collect(live)
+                if closing.exchange.phase is not Phase.UNMASKING:
+                    return None
             folding = await self._whole_sum(live, closing)
             return None if folding is None else await self._make_model(live, closing, folding)
-        except SumDropped:
+        except (SumDropped, Refused):
             return None  # another replica has ended the round meanwhile
         except NothingMade:
             raise
         except Exception as error:
             await self._retry(live, error)
             raise
+
+    async def _hand_in(self) -> None:
+        """Put the sum so far into the blob store, and delete the masked updates that are in it; until all are.
+
+        What is folded while this goes on is seen by the loop. What fails here is tried again with the next update, or
+        when the round has closed.
+        """
+        tried: frozenset[ClientId] = frozenset()
+        try:
+            while (folding := self._folding) is not None and not folding.merged and folding.clients != tried:
+                tried, live = frozenset(folding.clients), self._summed
+                assert live is not None, "a sum is of some attempt"
+                await folding.total()
+                if folding is self._folding and folding.clients == tried:
+                    await self._post(live)
+                    await self._forget_posted(live)
+        except (SumDropped, DatabaseAway, SQLAlchemyError, OSError) as error:
+            _log.info("a masked sum is handed in later (%s)", type(error).__name__)
+
+    async def _forget_posted(self, live: LiveRun) -> None:
+        """Delete the masked updates that are in the sum that was handed in."""
+        round_id, posted = self._posted
+        if round_id == live.round_id and (new := posted - self._forgotten):
+            keys = await self._services.uploads.forget([live.assignment_id(client) for client in sorted(new)])
+            await asyncio.to_thread(self._services.blobs.delete, keys)
+            self._forgotten = posted
 
     async def leads(self, live: LiveRun) -> bool:
         """Whether it is this replica that makes the round's model: it alone may adopt reports then."""
@@ -121,13 +176,28 @@ class Closer:
         removing.add_done_callback(self._removed)
 
     async def forget(self) -> None:
-        """Let go of the sum: its round is over."""
+        """Let go of the sum, and of what was revealed of it: its round is over."""
         self._n_failed = 0
+        self._posted_key = ""
+        self._forgotten = frozenset()
+        self._secure.forget()
         await self._drop()
 
     async def settle(self) -> None:
         """Wait for what is still being removed."""
+        if self._handing_in is not None:
+            await asyncio.wait([self._handing_in])
         await asyncio.gather(*self._removing, return_exceptions=True)
+
+    async def _restore(self, live: LiveRun, clients: Sequence[ClientId]) -> list[ClientId]:
+        """Begin with what this replica has handed in, whose updates are gone; the clients that are not in it."""
+        me = self._services.replicas.id
+        for handed_in in await self._services.rounds.partial_sums(live.round_id):
+            if handed_in.replica == me:
+                folding = self._sum(live)
+                await folding.restore(handed_in)
+                return [client for client in clients if client not in folding.clients]
+        return list(clients)
 
     async def _chunks(self, live: LiveRun, clients: Sequence[ClientId]) -> Mapping[AssignmentId, tuple[Chunk, ...]]:
         try:
@@ -152,14 +222,19 @@ class Closer:
                     return None
         return None if missing else folding
 
-    async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles:
+    async def _make_model(self, live: LiveRun, closing: Closing, folding: Folding) -> ModelFiles | None:
         total, clients = await folding.total(), folding.clients | folding.merged
         if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
             raise DamagedSum("the sum is not that of the accepted reports")
         services, file = self._services, live.run.file
-        codec = self._codec.of(live)
-        parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
-        summed = Summed(total, codec.mean(total, parts), codec.update_rms(total))
+        if closing.exchange is None:
+            codec = self._codec.plain(closing.plan)
+            parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
+            summed = Summed(sum_sha256(total), codec.mean(total, parts), codec.update_rms(total))
+        elif (found := await self._unmasked(live, closing, total)) is not None:
+            summed = Summed(found.sum_sha256, found.mean, None, found)
+        else:
+            return None
         base = Base(live.run.model.sha256, live.run.master_sha256)
         rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
         make = partial(next_model, services.blobs, self._layout, base, summed, rate, change_step)
@@ -170,22 +245,56 @@ class Closer:
         await hold(services, closing_job(live.round_id), files.sha256s)
         return files
 
+    async def _unmasked(self, live: LiveRun, closing: Closing, total: IntegerSum) -> Totals | None:
+        """What the clients of a secure round have said together; None while too few have revealed shares."""
+        try:
+            opened = await self._secure.opened(live)
+        except SecAggError as error:
+            raise NothingMade(f"the sum cannot be unmasked: {error}") from error
+        if opened is None:
+            return None
+        composition = self._codec.composition(closing.plan)
+        ranks = [part.rank for part in self._codec.parts(live, ((client, 1) for client in closing.accepted))]
+        n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
+
+        def unmask() -> Totals:
+            levels, words = unmasked(total, composition, opened)
+            return totals(composition, levels, words, ranks, n_draws)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._services.worker, unmask)
+        except TotalsRefused as error:
+            raise NothingMade(str(error)) from error
+
     async def _post(self, live: LiveRun) -> None:
         """Hand this replica's share of the sum to whoever closes the round."""
+        async with self._posting:
+            await self._post_sum(live)
+
+    async def _post_sum(self, live: LiveRun) -> None:
         folding, services = self._folding, self._services
         if folding is None or not folding.clients or self._posted == (live.round_id, frozenset(folding.clients)):
             return
         if folding.merged:  # the round was this replica's to close, until it was taken for dead
             await self._drop()
             return
-        key = f"partials/{live.round_id}/{services.replicas.id}"
+        replaced = self._posted_key  # as it is now: the round may end meanwhile
+        self._n_posted += 1  # no posting writes over the one before, which still counts
+        key = f"partials/{live.round_id}/{services.replicas.id}.{self._n_posted}"
+        clients = tuple(sorted(folding.clients))
         with services.blobs.scratch() as path:
             sha256, total_weight = await folding.write(path)
-            clients = tuple(sorted(folding.clients))
+            if folding.merged or tuple(sorted(folding.clients)) != clients:
+                return  # what has come meanwhile may be in the file, or not: it is for the next time
             await asyncio.to_thread(services.blobs.put, path, key)
         partial = PartialSum(services.replicas.id, key, sha256, clients, total_weight)
-        if await services.rounds.post_partial_sum(live, partial):
-            self._posted = (live.round_id, frozenset(clients))
+        if not await services.rounds.post_partial_sum(live, partial):
+            await asyncio.to_thread(services.blobs.delete, [key])
+        else:
+            if self._folding is folding:
+                self._posted_key, self._posted = key, (live.round_id, frozenset(clients))
+            if replaced:
+                await asyncio.to_thread(services.blobs.delete, [replaced])
             _log.info("run %s, round %d: handed in the sum of %d reports", live.name, live.plan.number, len(clients))
 
     async def _retry(self, live: LiveRun, error: Exception) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from sqlalchemy.exc import IntegrityError
 
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.records import RunView
 from umbel.aggregation.round import Declined, Recruiting
 from umbel.aggregation.runfile import RunFile
@@ -105,6 +106,11 @@ class Coordinator:
         if model is None:
             raise Refused("unknown-model", "no such model here; upload it first, to /v1/admin/models/{sha256}")
         layout = await self._layout(model.layout_digest)
+        if file.privacy is not None:
+            try:
+                require_private_model(layout)
+            except ValueError as error:
+                raise Refused("malformed-request", str(error)) from error
         try:
             master = await asyncio.get_running_loop().run_in_executor(
                 services.worker, first_master, services.blobs, model_sha256, layout

@@ -8,6 +8,7 @@ state where it was stored and goes on from there. Every replica has a driver for
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.round import (
     Abandoned,
+    Announce,
     Answer,
     Applied,
     Closing,
@@ -38,9 +40,11 @@ from umbel.aggregation.round import (
     Tick,
     Training,
 )
+from umbel.aggregation.secagg.server import RANDOM_BYTES, Phase
 from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
-from umbel.aggregation.update_codec import UpdateCodec
+from umbel.aggregation.update_codec import UpdateReader
 from umbel.server import journal
+from umbel.server.assignments import Assignments
 from umbel.server.chronicle import Chronicle
 from umbel.server.closing import Closer, NothingMade
 from umbel.server.database_outage import DatabaseAway
@@ -51,6 +55,7 @@ from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
 from umbel.server.round_codec import RoundCodec
 from umbel.server.run_now import RunNow
+from umbel.server.secure_rounds import SecureRounds
 from umbel.server.services import Services
 from umbel.server.stored import Ended, LiveRun, StoredRecord, StoredRun
 from umbel.server.waiting import Bells, WaitingRoom
@@ -61,6 +66,8 @@ _RETRY_S_MAX = 60.0
 _DATABASE_RETRY_S = 1.0
 _GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
 _GATHERING_PAUSE_S_MAX = 1.0  # what comes in meanwhile waits so long at most
+_WATCH_S = 0.1  # another replica closes the round: see whether it still does
+_RELAY_S = 0.25  # and in a secure one, what clients have revealed elsewhere
 _FEW = 200  # so many are counted in no time
 
 
@@ -80,7 +87,9 @@ class RunDriver:
         self.chronicle = Chronicle(services, live, self.bells)
         self.now = RunNow(services, self.chronicle, self.waiting, lambda: self.live)
         self._round_codec = RoundCodec(layout)
-        self._closer = Closer(services, layout, self._round_codec)
+        self.assignments = Assignments(services)
+        self.secure = SecureRounds(services, self.assignments)
+        self._closer = Closer(services, layout, self._round_codec, self.secure)
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
         self._stepper: asyncio.Task[None] | None = None
@@ -111,7 +120,7 @@ class RunDriver:
         return self.live.plan
 
     @property
-    def codec(self) -> UpdateCodec:
+    def codec(self) -> UpdateReader:
         """What updates of the newest attempt are read with."""
         return self._round_codec.of(self.live)
 
@@ -249,7 +258,7 @@ class RunDriver:
         match self.state:
             case Recruiting() if not self.is_paused:
                 await self._gather(self.state, began)
-            case Training(closes_at=closes_at) if began >= closes_at:
+            case Training() | Closing() if self._is_due(began) and await self._may_end(self.live):
                 await self.submit(Letter(Tick(began)))
             case Closing():
                 await self._close_round()
@@ -262,6 +271,15 @@ class RunDriver:
                 took_s = self.services.clock.now() - began
                 await asyncio.sleep(min(_GATHERING_SHARE * max(took_s, 0.0), _GATHERING_PAUSE_S_MAX))
             await self.services.clock.wait(self._woken, self._pause_s(began))
+
+    def _is_due(self, now: float) -> bool:
+        due = next_deadline(self.state)
+        return due is not None and now >= due
+
+    async def _may_end(self, live: LiveRun) -> bool:
+        """Whether it is for this replica to say that the time is up: of unmasking, only for the one that is at it."""
+        exchange = live.state.exchange if isinstance(live.state, Closing) else None
+        return exchange is None or exchange.phase is not Phase.UNMASKING or await self._closer.leads(live)
 
     async def _gather(self, state: Recruiting, now: float) -> None:
         """See who waits. What only changes the words for what the round waits for is not worth a transaction.
@@ -279,7 +297,7 @@ class RunDriver:
         candidates = await self.waiting.candidates()
         self._n_gathered = len(candidates)
         self.chronicle.note_waiting(candidates)
-        gathered = Gathered(now, candidates)
+        gathered = Gathered(now, candidates, os.urandom(RANDOM_BYTES) if plan.secure else b"")
         after, _ = advance(state, gathered)
         if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
             await self.submit(Letter(gathered))
@@ -293,12 +311,19 @@ class RunDriver:
 
     def _pause_s(self, looked_at: float) -> float | None:
         """How long nothing can happen by itself, as of when it was looked at last; None: until woken."""
-        if isinstance(self.state, Closing):
-            return 0.1  # another replica is at it: see whether it still is
+        if isinstance(self.state, Closing) and not self._waits_for_clients:
+            return _WATCH_S
+        if isinstance(self.state, Closing) and not self.services.replicas.is_alone:
+            return _RELAY_S
         due = next_deadline(self.state, looked_at)
         if due is None or looked_at >= due or (self.is_paused and isinstance(self.state, Recruiting)):
             return None  # patience is over: only another client changes anything
         return max(0.001, due - self.services.clock.now())
+
+    @property
+    def _waits_for_clients(self) -> bool:
+        """Whether the round has closed, and its sum is not to be unmasked yet, or its shares are not in."""
+        return isinstance(self.state, Closing) and self.state.exchange is not None
 
     async def _step_mail(self) -> None:
         """Until the mailbox is empty: one transaction for all that is in it. A task of its own: requests may end."""
@@ -336,7 +361,7 @@ class RunDriver:
             await self._closer.forget()
             await self.chronicle.look()
             self.bells.ring_all()
-        elif after.state.phase != before.state.phase and not isinstance(after.state, Recruiting):
+        elif _turn(after.state) != _turn(before.state) and not isinstance(after.state, Recruiting):
             cohort = after.state.closing.cohort if isinstance(after.state, Committed) else after.state.cohort
             self.bells.ring(cohort)
         self.wake()
@@ -358,7 +383,7 @@ class RunDriver:
     async def carry_out(self, command: Command, transition: Batch) -> None:
         """Carry out one command; its event is durable."""
         match command:
-            case Invite(clients=clients) | Release(clients=clients):
+            case Invite(clients=clients) | Release(clients=clients) | Announce(clients=clients):
                 self.bells.ring(clients)
             case Fold(client=client, weight=weight):
                 if not transition.is_abandoned:
@@ -416,3 +441,9 @@ class RunDriver:
         if isinstance(live.state, Training | Closing):
             with suppress(SumDropped):  # another replica has ended the attempt: the next look shows it
                 await self._closer.take_up(live, live.state.accepted)
+
+
+def _turn(state: RoundState) -> tuple[str, Phase | None]:
+    """What the round's clients wait for: its phase, and that of its exchange if it is a secure one."""
+    exchange = state.exchange if isinstance(state, Training | Closing) else None
+    return state.phase, None if exchange is None else exchange.phase

@@ -2,19 +2,20 @@
 
 `finished` is the one place that says how a round that has closed ends, whatever was made of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
 from umbel.aggregation.canary import conclusion
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
 from umbel.aggregation.retry import gives_up, next_attempt
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
+from umbel.aggregation.secagg.totals import Totals
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
 from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan, WorkDone
@@ -31,6 +32,7 @@ class Measured:
 
 
 Made: TypeAlias = ModelFiles | Trial | Measured
+Numbered: TypeAlias = Callable[[RoundPlan], RoundPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
-    record = replace(record, judged=_judged(run, closing))
+    record = _told_together(record, files.totals) if files.totals else record
+    record = replace(record, epsilon=_epsilon(run, plan, plan.n_released + 1))
+    record = replace(record, judged=_judged(run, closing, files.totals))
     new = NewModel(
         model,
         files.master_sha256,
@@ -82,14 +86,20 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
         metrics=record.metrics,
         sum_sha256=files.sum_sha256,
         update_rms=files.update_rms,
+        shown=files.shown,
         change=None if files.change is None else _change(run, files.change),
         judged=_value(record, of_evaluation=False),
     )
     measured = _measured(run, record)
     if run.file.evaluation is not None:
         measured = None  # what those say who did not train is what counts
-    end = RoundEnd(record, new, None, run.status, run.reason, measured)
-    return _go_on(run, end, known, run.file.codec_after(plan, _shown(closing, record, files)), closing.cohort)
+    end = RoundEnd(record, new, None, run.status, run.reason, measured, n_released=plan.n_released + 1)
+    shown = _shown(closing, record, files)
+
+    def numbered(following: RoundPlan) -> RoundPlan:
+        return run.file.numbered_after(following, plan, shown, files.shown)
+
+    return _go_on(run, end, known, numbered, closing.cohort)
 
 
 def _shown(closing: Closing, record: RoundRecord, files: ModelFiles) -> Shown:
@@ -113,9 +123,9 @@ def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     """What to store of an evaluation: what was measured; the model stays as it is."""
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
-    record = replace(record, judged=_judged(run, closing))
+    record = replace(record, judged=_judged(run, closing, None))
     end = RoundEnd(record, None, None, run.status, run.reason, _measured(run, record))
-    return _go_on(run, end, known, closing.plan.codec)
+    return _go_on(run, end, known, _numbered_as(closing.plan))
 
 
 def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
@@ -134,11 +144,11 @@ def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> 
         return replace(end, status=RunStatus.FAILED, reason=f"the canary has failed: {words}")
     if not passes and canary.on_failure == "pause":
         unfit = tuple(verdict.client for verdict in verdicts if not verdict.passes)
-        plan = replace(run.file.canary_plan(closing.plan.attempt + 1), codec=closing.plan.codec)
+        plan = run.file.canary_plan(closing.plan.attempt + 1).numbered_as(closing.plan)
         again = Recruiting(plan, since=known.now, avoid=unfit)
         why = f"the canary has failed: {words}. Resume the run to try it on others, where there are some"
         return replace(end, status=RunStatus.PAUSED, reason=why, next_state=again)
-    first = _plan(run, 1, 1, known, record, closing.plan.codec)
+    first = _plan(run, 1, 1, known, record).numbered_as(closing.plan)
     return replace(end, next_state=Recruiting(first, since=known.now))
 
 
@@ -148,12 +158,16 @@ def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: 
     model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, None, state.reason, known.now, run.model.size_bytes, old.version)
     record = round_record(state, known.clients, known.opened_at, ending)
+    n_released = state.plan.n_released + state.was_revealed
+    record = replace(record, epsilon=_epsilon(run, state.plan, n_released))
     master, parent = target.master_sha256, run.model.sha256
     new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
     end = RoundEnd(record, new, None, run.status, run.reason)
     if state.plan.task.may_be_left_out:
-        return _go_on(run, end, known, state.plan.codec)
+        return _go_on(run, end, known, _numbered_as(state.plan))
     end = replace(end, deleted=_deleted(run, _with(known.history, end, known.now)))
+    if (spent := _spent(run, n_released)) is not None:
+        return replace(end, status=RunStatus.FINISHED, reason=spent)
     return replace(end, next_state=_again(run, state, record, known))
 
 
@@ -164,11 +178,14 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     """
     ending = Ending(run.model.version, None, state.reason, known.now, run.model.size_bytes)
     record = round_record(state, known.clients, known.opened_at, ending)
+    record = replace(record, epsilon=_epsilon(run, state.plan, state.plan.n_released + state.was_revealed))
     end = RoundEnd(record, None, None, run.status, run.reason)
     if run.status.is_over:
         return end
     if state.plan.task.may_be_left_out:
-        return _go_on(run, end, known, state.plan.codec)
+        return _go_on(run, end, known, _numbered_as(state.plan))
+    if (spent := _spent(run, state.plan.n_released + state.was_revealed)) is not None:
+        return replace(end, status=RunStatus.FINISHED, reason=spent)
     if by_order:
         return replace(end, next_state=_again(run, state, record, known))
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
@@ -176,11 +193,31 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
 
 
-def _judged(run: StoredRun, closing: Closing) -> Judged | None:
+def _told_together(record: RoundRecord, totals: Totals) -> RoundRecord:
+    """The record of a secure round: of its clients' work only sums are known."""
+    return replace(
+        record,
+        partial=totals.n_partial,
+        sample_count=totals.sample_count,
+        metrics=totals.metrics,
+        evaluation=totals.evaluation,
+    )
+
+
+def _epsilon(run: StoredRun, plan: RoundPlan, n_released: int) -> float | None:
+    """What a private run has cost with so many sums; None of others."""
+    if run.file.privacy is None or plan.secure is None or plan.secure.noise is None:
+        return None
+    return epsilon_after(plan.secure.noise, run.file.privacy.delta, n_released)
+
+
+def _judged(run: StoredRun, closing: Closing, totals: Totals | None) -> Judged | None:
     """What the round makes of the metric of early stopping, if this is a round that measures it."""
     rule = run.file.stop
     if rule is None or closing.plan.task is not run.file.judges_in:
         return None
+    if totals is not None:
+        return rule.measured_in_sum(totals.metrics, totals.evaluation, totals.measured_by)
     return rule.measured_by([accepted.work for accepted in closing.accepted.values()])
 
 
@@ -198,11 +235,11 @@ def _measured(run: StoredRun, record: RoundRecord) -> Measurement | None:
 
 
 def _go_on(
-    run: StoredRun, end: RoundEnd, known: Known, codec: CodecPlan, cohort: Mapping[ClientId, object] | None = None
+    run: StoredRun, end: RoundEnd, known: Known, numbered: Numbered, cohort: Mapping[ClientId, object] | None = None
 ) -> RoundEnd:
     """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end.
 
-    `codec`: of the next round.
+    `numbered`: gives the plan of what comes next how its updates are written.
     """
     versions, number = _with(known.history, end, known.now), end.record.round
     end = replace(end, deleted=_deleted(run, versions))
@@ -211,12 +248,23 @@ def _go_on(
     if (enough := _enough(run, end, versions)) is not None:
         return replace(end, status=RunStatus.FINISHED, reason=enough)
     if cohort is not None and run.file.evaluates_after(number):
-        plan = replace(run.file.evaluation_plan(number), codec=codec)
+        plan = numbered(run.file.evaluation_plan(number))
         return replace(end, next_state=Recruiting(plan, since=known.now, excluded=tuple(sorted(cohort))))
+    if (spent := _spent(run, end.n_released)) is not None and number < run.file.rounds.count:
+        return replace(end, status=RunStatus.FINISHED, reason=spent)
     if number >= run.file.rounds.count:
         return replace(end, status=RunStatus.FINISHED, reason=f"all {number} rounds are committed")
-    plan = _plan(run, number + 1, 1, known, end.record, codec)
+    plan = numbered(_plan(run, number + 1, 1, known, end.record))
     return replace(end, next_state=Recruiting(plan, since=known.now))
+
+
+def _spent(run: StoredRun, n_released: int) -> str | None:
+    """Why a private run goes no further, in words; None while its budget lasts."""
+    privacy, count = run.file.privacy, run.file.rounds.count
+    if privacy is None or n_released < count:
+        return None
+    budget = f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g}" if privacy.epsilon else f"{count} sums"
+    return f"the privacy budget of {budget} is spent: {n_released} sums were revealed"
 
 
 def _enough(run: StoredRun, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:
@@ -268,12 +316,16 @@ def _next_try(run: StoredRun, state: Abandoned, known: Known, record: RoundRecor
     """The plan of the attempt after this one, at the same round or canary."""
     plan = state.plan
     if plan.task.tries_clients:
-        return replace(run.file.canary_plan(plan.attempt + 1), codec=plan.codec)
-    return _plan(run, plan.number, plan.attempt + 1, known, record, plan.codec)
+        return run.file.canary_plan(plan.attempt + 1).numbered_as(plan)
+    return _plan(run, plan.number, plan.attempt + 1, known, record).numbered_as(plan, was_revealed=state.was_revealed)
 
 
-def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord, codec: CodecPlan) -> RoundPlan:
+def _numbered_as(before: RoundPlan) -> Numbered:
+    return lambda following: following.numbered_as(before)
+
+
+def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of what follows; the attempt that has just ended is the newest that is known."""
     observations = (*known.evidence.observations, *observed(record))
     evidence = replace(known.evidence, observations=observations)
-    return replace(next_plan(run.file, number, attempt, evidence, known.now), codec=codec)
+    return next_plan(run.file, number, attempt, evidence, known.now)

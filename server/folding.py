@@ -16,7 +16,7 @@ from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update_codec import Part, UpdateCodec
+from umbel.aggregation.update_codec import Part, UpdateReader
 from umbel.server.blobs import BlobStore
 from umbel.server.stored import Chunk, PartialSum
 from umbel.server.updates import fill, integers
@@ -31,7 +31,7 @@ class Folding:
     `clients`: whose updates were added here; `merged`: whose came with the sums of other replicas.
     """
 
-    def __init__(self, codec: UpdateCodec, blobs: BlobStore, worker: Executor) -> None:
+    def __init__(self, codec: UpdateReader, blobs: BlobStore, worker: Executor) -> None:
         self.clients: set[ClientId] = set()
         self.merged: set[ClientId] = set()
         self._codec = codec
@@ -63,6 +63,12 @@ class Folding:
         self._pending.append(loop.run_in_executor(self._worker, self._merge, partial))
         await self._settled(self._pending[-1])
         self.merged |= set(partial.clients)
+
+    async def restore(self, partial: PartialSum) -> None:
+        """Begin with what this replica has folded and handed in before. Raises `DamagedSum`, `SumDropped`."""
+        await self.merge(partial)
+        self.merged -= set(partial.clients)
+        self.clients |= set(partial.clients)
 
     async def write(self, path: Path) -> tuple[str, int]:
         """Write the sum to a file, for another replica to merge: its SHA-256 and its total weight."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.coverage import Roll, gaps, names
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.secagg.server import is_late
 from umbel.aggregation.types import ClientId, RoundPlan, Work
 from umbel.server.stored import StoredUpload
 
@@ -108,6 +109,7 @@ def round_record(
         samples_left_out=samples.left_out,
         samples_share=samples.share,
         codec=state.plan.codec.words if state.plan.task.sends_updates else "",
+        secure=state.plan.secure is not None,
         passed_over=state.passed_over.clients,
         samples_passed_over=state.passed_over.samples,
         uncovered=gaps(roll),
@@ -172,11 +174,11 @@ def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Membe
             return Fate.RELEASED, f"the round was abandoned: {state.reason}"
         return _accepted(accepted)
     if isinstance(state, Training):
-        if client in state.declined:
-            return Fate.DECLINED, state.declined[client]
+        if (why := state.declined.get(client)) is not None:
+            return Fate.RELEASED if is_late(why) else Fate.DECLINED, why
         return Fate.TRAINING, "has not reported yet"
     reason = state.missing[client]
-    if member.is_declined:
+    if member.is_declined and not is_late(reason):
         return Fate.DECLINED, reason
     if silent_s > silence_max_s(state.plan):
         return Fate.LOST, f"silent for {silent_s:.1f} s when the round ended; {reason}"

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.advance import advance, takes
+from umbel.aggregation.advance import advance, hears, takes
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import ReportAnswer, RunStatus
@@ -25,6 +25,7 @@ from umbel.aggregation.round import (
     Recruiting,
     Reported,
     RoundState,
+    Spoke,
     Training,
 )
 from umbel.aggregation.types import AssignmentId, ClientId
@@ -34,7 +35,7 @@ from umbel.server.chronicle import Chronicle
 from umbel.server.endings import Made
 from umbel.server.orders import Order, Rollback, Situation, obey
 from umbel.server.problems import Refused, shutting_down
-from umbel.server.reports import check_report
+from umbel.server.reports import check_report, check_turn
 from umbel.server.stored import (
     Answered,
     Change,
@@ -57,7 +58,8 @@ class Letter:
 
     `order`: an operator's, from which the event follows. `made`: what has been made of the closed round, with
     `Applied`, and `deposition`: what is told of its clients. `round_id`: the attempt that it speaks of, where its event
-    would mean something else to the next. `signed`: a report as its client signed it.
+    would mean something else to the next. `signed`: a report as its client signed it. `body`: of a message that is
+    stored as it came.
     """
 
     event: Event | None = None
@@ -67,6 +69,7 @@ class Letter:
     deposition: Deposition | None = None
     round_id: int | None = None
     signed: SignedReport | None = None
+    body: bytes | None = None
     told: ReportAnswer | None = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -103,6 +106,7 @@ class Batch:
         self.found, self.uploads = live, uploads
         state, self._status = live.state, None
         answered: list[Answered] = []
+        sealed: list[tuple[AssignmentId, bytes]] = []
         for letter in self._letters:
             self._n_decided += 1
             before = state
@@ -113,6 +117,8 @@ class Batch:
                 continue
             self.commands += commands
             answered += _answered(live, before, commands, letter)
+            if isinstance(letter.event, Spoke) and letter.body is not None and hears(before, letter.event):
+                sealed.append((live.assignment_id(letter.event.client), letter.body))
             if isinstance(state, Abandoned | Committed) and type(state) is not type(before):
                 self.is_abandoned = isinstance(state, Abandoned)
                 break
@@ -120,7 +126,7 @@ class Batch:
             self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
         if isinstance(state, Training) and isinstance(live.state, Recruiting):
             self.opened = len(state.cohort)
-        return Change(state, tuple(answered), self._status, self._who_declined(live, state))
+        return Change(state, tuple(answered), self._status, self._who_declined(live, state), tuple(sealed))
 
     def _decide_one(
         self, live: LiveRun, state: RoundState, letter: Letter, history: Sequence[StoredVersion]
@@ -131,11 +137,13 @@ class Batch:
             event, self.rolled_back_to = obeyed.event, obeyed.rolled_back_to
             self._status = obeyed.status or self._status
         if letter.assignment is not None:
-            assert isinstance(event, Reported | Declined)
+            assert isinstance(event, Reported | Declined | Spoke)
             if live.assignment_id(event.client) != letter.assignment:
                 raise PastAttempt
             if isinstance(event, Reported) and takes(state, event):
                 check_report(state, event, self.uploads.get(letter.assignment))
+            if isinstance(event, Spoke):
+                check_turn(state, event)
         if letter.round_id not in (None, live.round_id):
             return state, ()  # another replica was faster, and what it made is already the base of the next
         if event is None or (isinstance(event, Gathered) and status is RunStatus.PAUSED):

@@ -14,6 +14,7 @@ from umbel.server.settings import Settings
 
 RUN_FILE_BYTES_MAX = 16 << 10  # reading TOML takes time with the square of its length
 REPORT_BYTES_MAX = 16 << 10  # it is kept, as it was signed, in its round's audit bundle
+SECURE_BYTES_MAX = 64 << 10  # shares for three hundred neighbours are 34 KB
 _LENGTH = re.compile(r"\d{1,15}")
 
 
@@ -30,6 +31,7 @@ def caps_of(settings: Settings) -> tuple[Cap, ...]:
     return (
         Cap(re.compile(r"/v1/assignments/[^/]+/update"), settings.chunk_bytes_max),
         Cap(re.compile(r"/v1/assignments/[^/]+/(?:report|evaluation)"), min(REPORT_BYTES_MAX, settings.json_bytes_max)),
+        Cap(re.compile(r"/v1/assignments/[^/]+/secure/[^/]+"), SECURE_BYTES_MAX),
         Cap(re.compile(r"/v1/admin/models/[^/]+"), settings.model_bytes_max),
         Cap(re.compile(r"/v1/admin/runs/[^/]+"), min(RUN_FILE_BYTES_MAX, settings.json_bytes_max)),
         Cap(re.compile(r".*", re.DOTALL), settings.json_bytes_max),

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from umbel.aggregation.artifact import layout_of, master_metadata_of, metadata_of
-from umbel.aggregation.audit import sum_sha256
 from umbel.aggregation.codec.change import HEAD_BYTES, ChangeWriter
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import HasMean, Layout, published, step
 from umbel.aggregation.pieces import Piece, pieces
 from umbel.aggregation.publishing import Spread
+from umbel.aggregation.secagg.plan import SumShown
+from umbel.aggregation.secagg.totals import Totals
 from umbel.server.blobs import Blob, BlobStore, model_key
 from umbel.server.files import file_sha256
 from umbel.server.tensor_file import TensorFile, write_skeleton
@@ -39,6 +39,7 @@ class ModelFiles:
 
     `sum_sha256`: of the exact sum that it was made of, as audit bundles have it. `update_rms`: the mean of the updates'
     root mean squares, where their codec measures it. `change`: from the version before it, if the run makes changes.
+    `totals`: of a secure round, what its clients have said together.
     """
 
     published: Blob
@@ -47,6 +48,12 @@ class ModelFiles:
     n_values: int
     update_rms: float | None = None
     change: Blob | None = None
+    totals: Totals | None = None
+
+    @property
+    def shown(self) -> SumShown | None:
+        """What the sum of a secure round has shown for the next."""
+        return None if self.totals is None else self.totals.shown
 
     @property
     def sha256s(self) -> set[str]:
@@ -64,11 +71,15 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """A round's exact sum, and what its codec makes of it."""
+    """What the model is made of. `sum_sha256`: of a round's exact sum; the rest is what its codec makes of that.
 
-    total: IntegerSum
+    `totals`: of a secure round.
+    """
+
+    sum_sha256: str
     mean: HasMean
     update_rms: float | None = None
+    totals: Totals | None = None
 
 
 def inspect_model(path: Path) -> Layout:
@@ -118,8 +129,15 @@ def next_model(
         kept = (
             _whole(blobs, layout, steps) if change_step is None else _changed(blobs, layout, base, steps, change_step)
         )
-    sum_name = sum_sha256(summed.total)
-    return ModelFiles(kept.published, kept.master_sha256, sum_name, layout.n_values, summed.update_rms, kept.change)
+    return ModelFiles(
+        kept.published,
+        kept.master_sha256,
+        summed.sum_sha256,
+        layout.n_values,
+        summed.update_rms,
+        kept.change,
+        summed.totals,
+    )
 
 
 @dataclass(frozen=True, slots=True)

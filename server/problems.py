@@ -77,6 +77,8 @@ KINDS: Mapping[str, Kind] = {
     "update-out-of-range": Kind(422, "The update leaves the public grid"),
     "report-refused": Kind(422, "The report makes no sense"),
     "assignment-closed": Kind(409, "The round no longer wants this"),
+    "changed-message": Kind(409, "Something else was said before"),
+    "sample-count-needed": Kind(409, "The run needs to know how much data there is"),
     "range-not-satisfiable": Kind(416, "The range lies outside the file"),
     "not-found": Kind(404, "No such address"),
     "method-not-allowed": Kind(405, "This address does not take this method"),

@@ -16,14 +16,15 @@ from umbel.aggregation.messages import (
     RunStatus,
 )
 from umbel.aggregation.round import Abandoned, Answer, Closing, Committed, Declined, Recruiting, Reported, Training
-from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId, Work
+from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.types import AssignmentId, ClientId, MaskedInput, RunId, Work
 from umbel.aggregation.weighting import Candidate
 from umbel.server.coordinator import Coordinator
 from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.fitness import Unfit, unfit
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.problems import Refused
+from umbel.server.secure_reception import SecureReception
 from umbel.server.stored import StoredAssignment
 from umbel.server.waiter_store import Waiting
 from umbel.server.waiting import Line
@@ -70,6 +71,7 @@ class Reception:
     """Answers devices from the state of the runs; holds their requests open while there is nothing to say."""
 
     def __init__(self, coordinator: Coordinator) -> None:
+        self.secure = SecureReception(self)
         self._coordinator = coordinator
         self._services = coordinator.services
 
@@ -85,12 +87,15 @@ class Reception:
                 await visit.admit(None)
             await self._turn_away(driver, visit.client, found)
             raise found.refusal
+        if visit.message.sample_count == 0 and driver.plan.needs_counts:
+            await visit.admit(None)
+            raise Refused("sample-count-needed", "this run draws or weighs clients by how much data they have; say it")
         retry_after_s = RETRY_AFTER_S
         if driver.open_round(visit.client) is None and not driver.is_over:
             retry_after_s = await self._wait_for_work(driver, visit)
         else:
             await visit.admit(None)
-        return self._checked_in(driver, visit.client, retry_after_s)
+        return await self._checked_in(driver, visit.client, retry_after_s)
 
     async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> None:
         """Note for the operator who is refused, and why."""
@@ -114,12 +119,20 @@ class Reception:
         """Take a report. Answered when it is durable; the same report again gets the same answer."""
         place = await self.place(client, assignment)
         event = Reported(self._services.clock.now(), client, work)
+        if isinstance(work, MaskedInput):
+            await self.secure.keep_up(place, Phase.MASKED_INPUT)
+        if isinstance(work, MaskedInput) and (training := place.training) is not None and training.exchange is not None:
+            await place.driver.secure.check_input(place.driver.live, client, work)
         try:
             answer = await place.driver.submit(Letter(event, assignment, signed=signed))
         except PastAttempt:
             return await self._answer_past(client, assignment, event)
         assert answer is not None, "the machine answers every report"
         return answer
+
+    def refuse_if_closing(self) -> None:
+        """Raise `Refused` while this process has no time left to hold requests."""
+        self._coordinator.refuse_if_closing()
 
     async def decline(self, client: ClientId, assignment: AssignmentId, reason: str) -> None:
         """Note that a client will not report; too late is the same as nothing to note."""
@@ -191,40 +204,17 @@ class Reception:
         if not line.is_gone:
             self._services.heard.note(client)
 
-    def _checked_in(self, driver: RunDriver, client: ClientId, retry_after_s: float) -> CheckedIn:
+    async def _checked_in(self, driver: RunDriver, client: ClientId, retry_after_s: float) -> CheckedIn:
         training = driver.open_round(client)
         if training is not None:
-            return CheckedIn(RunStatus.RUNNING, "work", 0.0, self._assignment(driver, client, training))
+            assignment = await driver.assignments.of(driver.live, client, training)
+            return CheckedIn(RunStatus.RUNNING, "work", 0.0, assignment)
         if driver.is_over:
             return CheckedIn(driver.run.status, driver.run.reason, 0.0)
         if driver.is_paused:
             return CheckedIn(RunStatus.PAUSED, f"the run is paused: {driver.run.reason}", retry_after_s)
         why = driver.state.why if isinstance(driver.state, Recruiting) else "a round without this client is under way"
         return CheckedIn(RunStatus.RUNNING, why, retry_after_s)
-
-    def _assignment(self, driver: RunDriver, client: ClientId, training: Training) -> Assignment:
-        """The assignment is made from the stored state whenever it is asked for, so a repeat cannot differ.
-
-        Its seed leaves the attempt out: a round that had to be tried again trains as it would have the first time.
-        """
-        plan = training.plan
-        return Assignment(
-            id=driver.assignment_id(client),
-            run=plan.run,
-            round=plan.number,
-            attempt=plan.attempt,
-            model=driver.run.model,
-            training=driver.run.file.training_plan(plan.number),
-            codec=plan.codec,
-            grid=plan.grid,
-            sample_count_max=plan.sample_count_max,
-            seed=derive_seed(plan.seed, "client", plan.number, client),
-            window_s=max(0.0, training.closes_at - self._services.clock.now()),
-            task=plan.task,
-            share=driver.run.file.share_of(plan.task),
-            rank=driver.rank(client),
-            changes=driver.run.changes,
-        )
 
     async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:
         """What a report is told after its attempt has ended: what it was told before, or what the machine says."""
@@ -240,6 +230,8 @@ class Reception:
         place = await self.place(client, assignment)
         state = await self._services.rounds.round_state(place.past.round_id) if place.past else place.driver.state
         match state:
+            case Training() if client in state.declined:
+                return f"the round goes on without this client: {state.declined[client]}"
             case Recruiting() | Training():
                 return "this client has reported or declined, or the window is over"
             case Closing() | Abandoned():

@@ -85,6 +85,11 @@ class Registry:
         found = self._known.get(name) or await self._lookups.do(name)
         return None if found is None or found.is_removed or name in self._revoked else found
 
+    async def keys(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The public keys of enrolled clients, also of those that were removed since: a key never changes."""
+        found = {name: self._known.get(name) or await self._lookups.do(name) for name in names}
+        return {name: one.public_key for name, one in found.items() if one is not None}
+
     async def signer(self, claims: Claims, target: Target, now: float) -> KnownClient:
         """The client that signed a request; its nonce is not looked at (`admit`).
 

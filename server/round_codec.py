@@ -4,8 +4,10 @@ from collections.abc import Iterable
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Committed, Recruiting
-from umbel.aggregation.types import ClientId, ranks_of
-from umbel.aggregation.update_codec import Part, UpdateCodec, codec_for
+from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.secagg.masked_input import MaskedReader
+from umbel.aggregation.types import ClientId, RoundPlan, ranks_of
+from umbel.aggregation.update_codec import Part, UpdateCodec, UpdateReader, codec_for
 from umbel.server.stored import LiveRun
 
 
@@ -14,14 +16,26 @@ class RoundCodec:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._codec: tuple[int, UpdateCodec] | None = None
+        self._reader: tuple[int, UpdateReader] | None = None
         self._ranks: tuple[int, dict[ClientId, int]] | None = None
 
-    def of(self, live: LiveRun) -> UpdateCodec:
-        """The codec that the attempt's plan asks for."""
-        if self._codec is None or self._codec[0] != live.round_id:
-            self._codec = live.round_id, codec_for(live.plan.codec, live.plan.grid, self._layout)
-        return self._codec[1]
+    def of(self, live: LiveRun) -> UpdateReader:
+        """What reads the updates that the attempt's plan asks for."""
+        if self._reader is None or self._reader[0] != live.round_id:
+            self._reader = live.round_id, self._reader_of(live.plan)
+        return self._reader[1]
+
+    def composition(self, plan: RoundPlan) -> Composition:
+        """The numbers that are masked in a secure round."""
+        assert plan.secure is not None, "only secure rounds have them"
+        return Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, self._layout)
+
+    def plain(self, plan: RoundPlan) -> UpdateCodec:
+        """The codec of a round whose updates are not masked."""
+        return codec_for(plan.codec, plan.grid, self._layout)
+
+    def _reader_of(self, plan: RoundPlan) -> UpdateReader:
+        return self.plain(plan) if plan.secure is None else MaskedReader(self.composition(plan))
 
     def rank(self, live: LiveRun, client: ClientId) -> int:
         """The client's place in the cohort, which has been drawn."""

@@ -11,10 +11,12 @@ from pydantic import Discriminator, Field, TypeAdapter
 
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.round import Accepted, Committed, RoundState
+from umbel.aggregation.secagg.server import Spoken
 from umbel.aggregation.types import ClientId, Work
 
 _STATE: TypeAdapter[RoundState] = TypeAdapter(Annotated[RoundState, Discriminator("phase")])
 _WORK: TypeAdapter[Work] = TypeAdapter(Annotated[Work, Field(union_mode="left_to_right")])
+_SPOKEN = TypeAdapter(Spoken)
 _MAPS = ("cohort", "accepted", "declined", "missing")
 
 
@@ -27,6 +29,12 @@ class ClientRow:
     accepted: Accepted | None = None
     declined: str | None = None
     missing: str | None = None
+    spoken: Spoken | None = None
+
+
+def spoken_of(text: str | None) -> Spoken | None:
+    """What a client has said in a secure round, in one column."""
+    return None if text is None else _SPOKEN.validate_json(text)
 
 
 def accepted_of(weight: int | None, work: str | None) -> Accepted | None:
@@ -46,10 +54,10 @@ def state_of(head: str, rows: Iterable[ClientRow]) -> RoundState:
 
 def with_rows(state: RoundState, rows: Iterable[ClientRow]) -> RoundState:
     """The state after these clients' rows have changed, or come to it."""
-    maps = {name: dict(getattr(_inner(state), name, {})) for name in _MAPS}
+    maps: dict[str, dict[ClientId, Any]] = {name: dict(_map(_inner(state), name)) for name in (*_MAPS, "spoken")}
     for row in rows:
-        facts = (row.member, row.accepted, row.declined, row.missing)
-        for name, fact in zip(_MAPS, facts, strict=True):
+        facts = (row.member, row.accepted, row.declined, row.missing, row.spoken)
+        for name, fact in zip(maps, facts, strict=True):
             if fact is None:
                 maps[name].pop(row.client, None)
             else:
@@ -60,7 +68,7 @@ def with_rows(state: RoundState, rows: Iterable[ClientRow]) -> RoundState:
 def with_head(head: str, known: RoundState) -> RoundState:
     """The state that `head` tells of, with the clients of an earlier one."""
     inner = _inner(known)
-    return _with_maps(_STATE.validate_json(head), {name: getattr(inner, name, {}) for name in _MAPS})
+    return _with_maps(_STATE.validate_json(head), {name: _map(inner, name) for name in (*_MAPS, "spoken")})
 
 
 def changed_columns(before: RoundState, after: RoundState) -> dict[ClientId, dict[str, object]]:
@@ -70,9 +78,9 @@ def changed_columns(before: RoundState, after: RoundState) -> dict[ClientId, dic
     """
     old, new = _inner(before), _inner(after)
     changed: set[ClientId] = set()
-    for name in _MAPS:
-        had: Mapping[ClientId, object] = getattr(old, name, {})
-        has: Mapping[ClientId, object] | None = getattr(new, name, None)
+    for name in (*_MAPS, "spoken"):
+        had = _map(old, name)
+        has = _map(new, name) if _has_map(new, name) else None
         if has is not None and had is not has:
             changed |= {client for client, fact in has.items() if had.get(client) is not fact}
             changed |= had.keys() - has.keys()
@@ -89,7 +97,22 @@ def _columns(state: Any, client: ClientId) -> dict[str, object]:
         "weight": accepted.weight if accepted else None,
         "work": _WORK.dump_json(accepted.work).decode() if accepted else None,
     }
+    if _has_map(state, "spoken"):
+        said = _map(state, "spoken").get(client)
+        columns["spoken"] = None if said is None else _SPOKEN.dump_json(said).decode()
     return columns | {name: getattr(state, name).get(client) for name in _MAPS[2:] if hasattr(state, name)}
+
+
+def _has_map(inner: Any, name: str) -> bool:
+    return hasattr(inner, name) if name in _MAPS else getattr(inner, "exchange", None) is not None
+
+
+def _map(inner: Any, name: str) -> Mapping[ClientId, Any]:
+    """One of a state's maps of clients; what they have said in a secure round stands in its exchange."""
+    if not _has_map(inner, name):
+        return {}
+    found: Mapping[ClientId, Any] = getattr(inner if name in _MAPS else inner.exchange, name)
+    return found
 
 
 def _inner(state: RoundState) -> Any:
@@ -101,4 +124,6 @@ def _with_maps(state: RoundState, maps: Mapping[str, Any]) -> RoundState:
     inner = _inner(state)
     own = {field.name for field in fields(inner)} & set(_MAPS)
     filled = replace(inner, **{name: maps.get(name, {}) for name in own})
+    if _has_map(filled, "spoken"):
+        filled = replace(filled, exchange=replace(filled.exchange, spoken=maps.get("spoken", {})))
     return replace(state, closing=filled) if isinstance(state, Committed) else filled

@@ -66,8 +66,9 @@ from umbel.server.version_store import (
 _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
 _RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
-_UPLOAD = table_of(tables.Upload)
+_UPLOAD, _SEALED = table_of(tables.Upload), table_of(tables.SealedShares)
 _PARTIAL, _LEASE = table_of(tables.PartialSum), table_of(tables.Lease)
+_RELAYED = table_of(tables.RelayedReveal)
 
 
 class Transition(Protocol):
@@ -218,6 +219,9 @@ class RoundStore:
             await update_assignments(
                 tx, {live.assignment_id(client): {"declined": missing[client]} for client in change.declined}
             )
+        if change.sealed:
+            rows = [{"assignment": assignment, "body": body} for assignment, body in change.sealed]
+            await tx.execute(insert(_SEALED), rows)
         told = {
             one.assignment: {
                 "outcome": one.answer.outcome.value,
@@ -246,7 +250,11 @@ class RoundStore:
             *await tx.scalars(select(_PARTIAL.c.key).where(_PARTIAL.c.round_id == live.round_id)),
         ]
         await tx.execute(delete(_PARTIAL).where(_PARTIAL.c.round_id == live.round_id))
+        if live.plan.secure is not None:
+            mine = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.round_id == live.round_id)
+            await tx.execute(delete(_SEALED).where(_SEALED.c.assignment.in_(mine)))
         await tx.execute(delete(_LEASE).where(_LEASE.c.job == closing_job(live.round_id)))
+        await tx.execute(delete(_RELAYED).where(_RELAYED.c.round_id == live.round_id))  # no more is put in without it
         run = replace(
             live.run, status=end.status, reason=end.reason, audit_number=head.number, audit_sha256=head.sha256
         )
@@ -299,7 +307,8 @@ class RoundStore:
         async with self._db.writing("post_partial_sum") as tx:
             live = await self._locked(tx, known)
             mine = {client for client, replica in live.folded_by.items() if replica == self._replica}
-            if live.round_id != known.round_id or mine != set(partial.clients):
+            is_over = isinstance(live.state, Committed | Abandoned)  # of the run's last attempt: no other follows
+            if is_over or live.round_id != known.round_id or mine != set(partial.clients):
                 return False
             row = {
                 "round_id": live.round_id,
@@ -313,6 +322,13 @@ class RoundStore:
             await tx.execute(delete(_PARTIAL).where(*mine_before))
             await tx.execute(insert(_PARTIAL).values(row))
             return True
+
+    async def sealed_shares(self, round_id: int) -> Mapping[ClientId, bytes]:
+        """The ShareKeys messages of a secure round, by who sent them."""
+        query = select(_ASSIGNMENT.c.client, _SEALED.c.body).join(_SEALED, _SEALED.c.assignment == _ASSIGNMENT.c.id)
+        async with self._db.reading() as tx:
+            rows = (await tx.execute(query.where(_ASSIGNMENT.c.round_id == round_id))).all()
+        return {ClientId(row.client): row.body for row in rows}
 
     async def partial_sums(self, round_id: int) -> tuple[PartialSum, ...]:
         async with self._db.reading() as tx:

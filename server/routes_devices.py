@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from umbel.aggregation.messages import (
     WAIT_S_MAX,
@@ -18,7 +18,7 @@ from umbel.aggregation.messages import (
     ReportAnswer,
 )
 from umbel.aggregation.task import Task
-from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, Work, WorkDone
+from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.server.auth import Device, caller_of, claims_of, enrol, read_body
 from umbel.server.express import Handler
 from umbel.server.http import (
@@ -40,7 +40,8 @@ from umbel.server.signed_reports import signed_report
 router = APIRouter(prefix="/v1", tags=["devices"])
 _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
 _CHECKED_IN = TypeAdapter(CheckedIn)
-_WORK, _EVALUATION, _DECLINE = TypeAdapter(WorkDone), TypeAdapter(EvaluationDone), TypeAdapter(Decline)
+_WORK: TypeAdapter[Work] = TypeAdapter(Annotated[WorkDone | MaskedInput, Field(union_mode="left_to_right")])
+_EVALUATION, _DECLINE = TypeAdapter(EvaluationDone), TypeAdapter(Decline)
 _ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "token-mismatch", "name-taken")
 
 
@@ -56,7 +57,7 @@ async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
 @router.post(
     "/check-ins",
     response_model=CheckedIn,
-    responses=problems(*SIGNED, "unknown-run", "wrong-layout", "unbound-name", "shutting-down"),
+    responses=problems(*SIGNED, "unknown-run", "wrong-layout", "unbound-name", "sample-count-needed", "shutting-down"),
     openapi_extra=body_of(_CHECK_IN),
 )
 async def post_check_in(request: Request) -> Response:

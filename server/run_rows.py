@@ -14,7 +14,7 @@ from umbel.aggregation.round import Abandoned, Committed, Recruiting
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
 from umbel.server import tables
-from umbel.server.round_rows import ClientRow, accepted_of, head_of, state_of, with_head, with_rows
+from umbel.server.round_rows import ClientRow, accepted_of, head_of, spoken_of, state_of, with_head, with_rows
 from umbel.server.stored import LiveRun, StoredAssignment, StoredRun
 from umbel.server.tables import table_of
 from umbel.server.version_store import changes_of
@@ -78,7 +78,8 @@ async def rows_of(tx: AsyncConnection, round_id: int, after: int) -> Sequence[Ro
 
 def client_row(row: Row[Any]) -> ClientRow:
     member = Member(row.draws, row.sample_count, row.tier)
-    return ClientRow(ClientId(row.client), member, accepted_of(row.weight, row.work), row.declined, row.missing)
+    accepted, said = accepted_of(row.weight, row.work), spoken_of(row.spoken)
+    return ClientRow(ClientId(row.client), member, accepted, row.declined, row.missing, said)
 
 
 def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:

@@ -8,6 +8,7 @@ from umbel.server.blobs import BlobStore
 from umbel.server.clock import Clock
 from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
+from umbel.server.relay_store import RelayStore
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.settings import Settings
@@ -33,6 +34,7 @@ class Services:
     registry: Registry
     models: ModelStore
     rounds: RoundStore
+    relay: RelayStore
     audits: AuditStore
     versions: VersionStore
     uploads: UploadStore

@@ -8,6 +8,7 @@ from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
 from umbel.aggregation.round import Committed, Recruiting, RoundState, Training
 from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.secagg.plan import SumShown
 from umbel.aggregation.types import AssignmentId, ClientId, ModelChange, ModelRef, RoundPlan, RunId, assignment_id
 
 
@@ -148,8 +149,8 @@ class StoredVersion:
 class NewModel:
     """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
 
-    `sum_sha256`, `update_rms`: of the exact sum that it was made of. `judged`: as in `VersionRecord`. `change`: what
-    makes it of its parent, if the run makes changes.
+    `sum_sha256`, `update_rms`, `shown`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
+    `change`: what makes it of its parent, if the run makes changes.
     """
 
     ref: ModelRef
@@ -164,6 +165,7 @@ class NewModel:
     update_rms: float | None = None
     judged: float | None = None
     change: ModelChange | None = None
+    shown: SumShown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +195,15 @@ class Answered:
 class Change:
     """What an event makes of a run: to be stored at once. `status`: the run's, where it changes.
 
-    `declined`: who has declined in the step that closed the round, where the new state does not tell.
+    `declined`: who has declined in the step that closed the round, where the new state does not tell. `sealed`: the
+    ShareKeys messages of a secure round that count.
     """
 
     state: RoundState
     answered: tuple[Answered, ...] = ()
     status: tuple[RunStatus, str] | None = None
     declined: tuple[ClientId, ...] = ()
+    sealed: tuple[tuple[AssignmentId, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,7 @@ class RoundEnd:
     """What ends an attempt: its record, and what comes next (None: the run is over).
 
     `measured`: what the attempt tells of a version; `deleted`: the versions that are not kept from now on.
+    `n_released`: how many sums of a secure run were revealed, with its own.
     """
 
     record: RoundRecord
@@ -216,6 +221,7 @@ class RoundEnd:
     reason: str
     measured: Measurement | None = None
     deleted: tuple[int, ...] = ()
+    n_released: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ waiters   turned_away                                           who waits for wo
 layouts <- models <- model_versions -> runs                     what was made
 runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
 runs <- audits                                                  what is signed of it
-replicas   leases   partial_sums                                which coordinator does what
+replicas   leases   partial_sums   relayed_reveals              which coordinator does what
 deployment                                                      which blobs and keys go with these tables
 ```
 
@@ -194,7 +194,8 @@ class Assignment(Base):
 
     `draws`, `sample_count`, `tier`: the cohort's member; `weight`, `work`: its accepted report (`WorkDone` as JSON);
     `signed_report`: that report as the client signed it (`audit.SignedReport` as JSON), until its bundle has it;
-    `declined`, `missing`: why it does not count; `replica`: whose partial sum its update is in.
+    `declined`, `missing`: why it does not count; `replica`: whose partial sum its update is in. `spoken`: what it has
+    said in a secure round, JSON.
     """
 
     __tablename__ = "assignments"
@@ -215,8 +216,17 @@ class Assignment(Base):
     reported_at: Mapped[float | None]
     declined: Mapped[str | None] = mapped_column(Text)
     missing: Mapped[str | None] = mapped_column(Text)
+    spoken: Mapped[str | None] = mapped_column(Text)
     bytes_up: Mapped[int] = mapped_column(BigInteger)
     bytes_down: Mapped[int] = mapped_column(BigInteger)
+
+
+class SealedShares(Base):
+    """A client's ShareKeys message, until its round has ended: shares sealed for others, which nobody here can read."""
+
+    __tablename__ = "sealed_shares"
+    assignment: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
+    body: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Upload(Base):
@@ -288,11 +298,15 @@ class SignOfLife(Base):
 
 
 class Lease(Base):
-    """A job that one replica does, for as long as it lives."""
+    """A job that one replica does, for as long as it lives.
+
+    `relay_key`: where the job is to unmask a sum, the public key to seal for that replica what others hear for it.
+    """
 
     __tablename__ = "leases"
     job: Mapped[str] = mapped_column(String(128), primary_key=True)
     replica: Mapped[str] = mapped_column(_REPLICA)
+    relay_key: Mapped[bytes | None] = mapped_column(LargeBinary(32))
 
 
 class PartialSum(Base):
@@ -305,6 +319,19 @@ class PartialSum(Base):
     sha256: Mapped[str] = mapped_column(_SHA256)
     clients: Mapped[str] = mapped_column(Text)
     total_weight: Mapped[int] = mapped_column(BigInteger)
+
+
+class RelayedReveal(Base):
+    """What a client has revealed, sealed by the replica that heard it for the one that unmasks; until that has it.
+
+    `relay_key`: the key that it is sealed to, whose other half is in that replica's memory alone.
+    """
+
+    __tablename__ = "relayed_reveals"
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    client: Mapped[str] = mapped_column(_SLUG, primary_key=True)
+    relay_key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 def table_of(entity: type[Base]) -> Table:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.grid import CHUNK_VALUES
-from umbel.aggregation.update_codec import UpdateCodec
+from umbel.aggregation.update_codec import UpdateReader
 from umbel.server.blobs import BlobStore
 from umbel.server.problems import Refused
 from umbel.server.stored import Chunk
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: UpdateCodec, rank: int) -> None:
+def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: UpdateReader, rank: int) -> None:
     """Hash the whole update, read its header, and check every value. Raises `Refused` or an `UpdateRefused`."""
     if sum(chunk.length for chunk in chunks) not in codec.update_bytes:
         raise LyingLength(f"the model's update has {length_in_words(codec)}")
@@ -28,19 +28,19 @@ def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: 
     peak(blobs, chunks, codec, rank)
 
 
-def length_in_words(codec: UpdateCodec) -> str:
+def length_in_words(codec: UpdateReader) -> str:
     """How long an update may be."""
     lengths = codec.update_bytes
     return f"{lengths.start} bytes" if len(lengths) == 1 else f"{lengths.start} to {lengths.stop - 1} bytes"
 
 
-def peak(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> float:
+def peak(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> float:
     """The largest change of one value. Raises an `UpdateRefused` at the first thing that is wrong."""
     with Whole(blobs, chunks) as update:
         return codec.peak(_header(update, codec), _pieces(update), rank)
 
 
-def integers(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateCodec, rank: int) -> Iterator[Tensor]:
+def integers(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> Iterator[Tensor]:
     """All that an update adds to the sum, in pieces. Raises an `UpdateRefused` at the first thing that is wrong.
 
     Folding checks again: the check is cheap, and a file that has changed since must fail the fold, not enter the sum.
@@ -92,7 +92,7 @@ def _sha256(blobs: BlobStore, chunks: Sequence[Chunk]) -> str:
     return sha.hexdigest()
 
 
-def _header(update: Whole, codec: UpdateCodec) -> bytes:
+def _header(update: Whole, codec: UpdateReader) -> bytes:
     header = memoryview(bytearray(codec.header_bytes))
     return bytes(header[: fill(update, header)])
 

@@ -138,6 +138,13 @@ class UploadStore:
             await _drop(tx, [assignment])
         return known.chunks
 
+    async def forget(self, assignments: Sequence[AssignmentId]) -> tuple[str, ...]:
+        """Forget updates that are in a sum that is stored; the blobs that they consisted of."""
+        async with self._db.writing("forget_updates") as tx:
+            found = await uploads_of(tx, assignments, for_update=True)
+            await _drop(tx, list(found))
+        return tuple(chunk.key for upload in found.values() for chunk in upload.chunks)
+
     async def chunks(self, assignments: Sequence[AssignmentId]) -> Mapping[AssignmentId, tuple[Chunk, ...]]:
         """The chunks of whole updates, in order. Raises `UpdateGone`."""
         async with self._db.reading() as tx:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.codec.codec import Projections
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
@@ -21,7 +22,7 @@ from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId, Weighting, ranks_of
 from umbel.aggregation.update_codec import Part
 from umbel.aggregation.weighting import Candidate, draw
-from umbel.sim.codec_uplink import Projections, Uplink
+from umbel.sim.codec_uplink import Uplink
 from umbel.sim.mnist import TrainAndTest, two_layer_net
 from umbel.sim.partition import shard_partition
 from umbel.sim.samples import Samples, score

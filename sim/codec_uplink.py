@@ -1,10 +1,10 @@
 """How the updates of one run are written: the plan of each round, and what clients keep from one round to the next."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterator
 
 from torch import Tensor
 
+from umbel.aggregation.codec.codec import Projections
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
@@ -16,7 +16,6 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.update_codec import UpdateCodec, codec_for
 
-Projections: TypeAlias = Mapping[str, Callable[[Tensor], Tensor]]
 _WINDOW_S = 600.0
 
 
@@ -31,7 +30,7 @@ class Uplink:
 
     def within(self) -> Projections:
         """By parameter, what takes a gradient to the part that can be sent; nothing where all of it can."""
-        return self.codec.within() if isinstance(self.codec, VectorUpdateCodec) else {}
+        return self.codec.within()
 
     def write(self, client: ClientId, rank: int, change: Tensor) -> bytes:
         """A client's update, whole. `change`: float32, in layout order. What error feedback leaves over is kept."""

@@ -23,6 +23,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="For the split, the model, every draw.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, max=500, help="Rounds to train.")] = 24,
     calm: Annotated[bool, typer.Option(help="Kill and slow down nobody: the same seed gives the same model.")] = False,
+    plain: Annotated[bool, typer.Option(help="Updates that the coordinator can read, not masked ones.")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the files of coordinator and clients, in a folder in OUT.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -30,8 +31,9 @@ def demo(
 
     Two clients are slow. From --rounds 4 on, one of the others is killed in the middle of a round, and the slow ones'
     partial work fills its place; some five rounds later it comes back (12 rounds are enough to see it). Meanwhile, from
-    --rounds 6 on, the coordinator is killed in the middle of a round as well, and goes on over the same files. At the
-    end the audit chain is verified, and the last round is made again from what is stored.
+    --rounds 6 on, the coordinator is killed in the middle of a round as well, and goes on over the same files. Updates
+    are masked: the coordinator learns their sum alone. At the end the audit chain is verified and, with --plain, the
+    last round is made again from what is stored.
     """
     from dataclasses import asdict
 
@@ -47,7 +49,7 @@ def demo(
 
     console = Console(stderr=json)
     with _ends_with_a_sentence(DemoFailed, ReportLost, AuditFailed, ChildDied, ClientError, TimeoutError, OSError):
-        summary = run_demo(make_plan(seed, rounds, calm=calm), out, console, keep=keep)
+        summary = run_demo(make_plan(seed, rounds, calm=calm, plain=plain), out, console, keep=keep)
     if json:
         _print_json(asdict(summary))
     else:
@@ -158,3 +160,15 @@ def bench_codec(
     if curves is not None and data is None:
         raise typer.BadParameter("--curves draws what --data is trained on; give both")
     _bench(lambda: measure(quick=quick, plot=plot, data=data, curves=curves), json)
+
+
+@bench_app.command("secagg")
+def bench_secagg(
+    quick: QuickOption = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Secure aggregation: masks against their keystream, a client's round and the coordinator's, bytes; Flower's."""
+    from umbel.sim.bench_secagg import measure
+
+    _bench(lambda: measure(quick=quick, plot=plot), json)

@@ -110,7 +110,7 @@ class Board:
 
     def note_proof(self, proof: Proof) -> None:
         self.proof = proof
-        for line in proof_lines(proof.bundles, proof.round):
+        for line in proof_lines(proof.bundles, proof.round, proof.model_sha256):
             self.tell(line)
 
     def lines(self) -> list[ClientLine]:
@@ -145,11 +145,13 @@ STATES = {
 _KINDS = {Role.ORDINARY: "", Role.VICTIM: "will be killed", Role.SLOW: "slow machine"}
 
 
-def proof_lines(n_bundles: int, number: int) -> tuple[str, str]:
-    """What was proven, in words."""
+def proof_lines(n_bundles: int, number: int, replayed: str) -> tuple[str, str]:
+    """What was proven, in words. `replayed`: the hash that the last round came to again; empty for a secure one."""
     return (
         f"chain of {n_bundles} bundles verified, with the clients' own signatures",
-        f"round {number} made again from what is stored: same hash",
+        f"round {number} made again from what is stored: same hash"
+        if replayed
+        else "not possible, and meant so: nobody has a clinic's update, only their sum",
     )
 
 

@@ -17,6 +17,7 @@ from statistics import median
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import DownlinkSection, Override, RetentionSection, RoundsSection
+from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.partition import DirichletSplit
 
@@ -31,7 +32,8 @@ SPLIT = DirichletSplit(n_clients=N_CLIENTS, alpha=4.0, size_alpha=5.0, min_sampl
 KILL_IN_TRAINING = 3  # which is in round 3, unless the victim missed one
 ROUNDS_DOWN = 4  # rounds that end between the kill and the restart
 COORDINATOR_KILLED_AFTER = 2  # rounds that end between the client's kill and the coordinator's
-WINDOW_S = 3.5  # on a machine where the rehearsal takes no longer than this:
+WINDOW_S, SECURE_WINDOW_S = 3.5, 5.0  # on a machine where the rehearsal takes no longer than this:
+_SECTIONS = ("rounds", "training", "aggregation", "codec", "secure_aggregation", "downlink", "coverage", "retention")
 REHEARSAL_S = 0.7  # on two quiet cores: 0.5 to 0.8 s
 PACE_MAX = 3.0
 MINIMUM = 6
@@ -99,13 +101,16 @@ def pace_of(rehearsals_s: Sequence[float]) -> float:
     return min(max(round(median(rehearsals_s) / REHEARSAL_S, 1), 1.0), PACE_MAX)
 
 
-def make_plan(seed: int, rounds: int, *, calm: bool) -> DemoPlan:
-    """`calm`: no kill and nobody slow, and every round waits for all twelve: the same seed, the same final model."""
+def make_plan(seed: int, rounds: int, *, calm: bool, plain: bool = False) -> DemoPlan:
+    """`calm`: no kill and nobody slow, and every round waits for all twelve: the same seed, the same final model.
+
+    `plain`: updates are not masked, and those of the last round are kept, so that it can be made again.
+    """
     clients = [_client(number, calm) for number in range(1, N_CLIENTS + 1)]
     processes = (clients[0:3], clients[3:6], clients[6:9], clients[9:10], clients[10:12])
     return DemoPlan(
         seed=seed,
-        run_file=_run_file(seed, rounds, calm),
+        run_file=_run_file(seed, rounds, calm, plain),
         processes=tuple(map(tuple, processes)),
         kill_in_training=None if calm else KILL_IN_TRAINING,
         rounds_down=ROUNDS_DOWN,
@@ -117,8 +122,9 @@ def run_toml(run_file: RunFile) -> str:
     """The run file as its owner would write it."""
     top = {"name": run_file.name, "seed": run_file.seed}
     lines = _toml_lines(top)
-    for name in ("rounds", "training", "aggregation", "codec", "downlink", "coverage", "retention"):
-        lines += ["", f"[{name}]", *_toml_lines(asdict(getattr(run_file, name)))]
+    for name in _SECTIONS:
+        if (section := getattr(run_file, name)) is not None:
+            lines += ["", f"[{name}]", *_toml_lines(asdict(section))]
     for override in run_file.override:
         lines += ["", "[[override]]", *_toml_lines(asdict(override))]
     return "\n".join(lines) + "\n"
@@ -137,14 +143,24 @@ def _client(number: int, calm: bool) -> ClientPlan:
     return ClientPlan(f"{NAME_PREFIX}{number:02}", role, number - 1, wait_s)
 
 
-def _run_file(seed: int, rounds: int, calm: bool) -> RunFile:
+def _run_file(seed: int, rounds: int, calm: bool, plain: bool) -> RunFile:
+    window_s = WINDOW_S if plain else SECURE_WINDOW_S
     if calm:
         section = RoundsSection(rounds, N_CLIENTS, N_CLIENTS, over_selection=1.0, window_s=60.0)
     else:
-        section = RoundsSection(rounds, target=10, minimum=MINIMUM, over_selection=1.2, window_s=WINDOW_S)
+        section = RoundsSection(rounds, target=10, minimum=MINIMUM, over_selection=1.2, window_s=window_s)
     last = min(KILL_IN_TRAINING + ROUNDS_DOWN, rounds)
     waiting = Override(KILL_IN_TRAINING, last, target=N_CLIENTS, over_selection=1.0)
     override = () if calm or rounds < KILL_IN_TRAINING else (waiting,)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
-    codec, downlink, retention = CodecSection("integer"), DownlinkSection("change"), RetentionSection(updates="1 round")
-    return RunFile(RUN, section, seed, training, override=override, codec=codec, downlink=downlink, retention=retention)
+    return RunFile(
+        RUN,
+        section,
+        seed,
+        training,
+        override=override,
+        codec=CodecSection("integer"),
+        downlink=DownlinkSection("change"),
+        retention=RetentionSection(updates="1 round" if plain else "none"),
+        secure_aggregation=None if plain else SecureAggregationSection(metrics=("loss",), evaluation=()),
+    )

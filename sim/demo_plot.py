@@ -152,13 +152,20 @@ def _layers(records: list[RoundRecord]) -> Iterator[tuple[str, str, Floats]]:
     """
     in_vain = np.array([0 if record.committed else record.reported for record in records], np.float64)
     for label, fate, color in _PARTICIPATION:
-        counts = np.array([sum(client.fate is fate for client in record.clients) for record in records], np.float64)
+        counts = np.array([_count(record, fate) for record in records], np.float64)
         if fate is Fate.RELEASED:
             if in_vain.any():
                 yield (*_IN_VAIN, in_vain)
             counts -= in_vain
         if counts.any() or fate in (Fate.ACCEPTED, Fate.PARTIAL):
             yield label, color, counts
+
+
+def _count(record: RoundRecord, fate: Fate) -> int:
+    """How many clients of an attempt had this fate. Of a secure one only the number of partial reports is known."""
+    counted = sum(client.fate is fate for client in record.clients)
+    hidden = record.partial - sum(client.fate is Fate.PARTIAL for client in record.clients) if record.committed else 0
+    return counted + {Fate.PARTIAL: hidden, Fate.ACCEPTED: -hidden}.get(fate, 0)
 
 
 def _last(rounds: list[DemoRound]) -> int:

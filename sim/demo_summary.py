@@ -21,7 +21,7 @@ class DemoSummary:
 
     `attempts`: rounds that ended, abandoned ones included; `selected` = `reported` + `in_vain` + `dropped`. `wall_s`:
     the whole demo, its start-up included. `chain`: how many audit bundles were verified; `replayed`: the hash that the
-    last round came to when it was made again.
+    last round came to when it was made again, empty where updates were masked.
     """
 
     accuracy: float
@@ -127,7 +127,11 @@ def _facts(summary: DemoSummary) -> Table:
     facts.add_row("  on the wire", f"{si_bytes(summary.bytes_down)} down, {si_bytes(summary.bytes_up)} up")
     if summary.coordinator_kills:
         facts.add_row("  coordinator", "killed once in mid-round; no report that it had accepted was lost")
-    for label, line in zip(("  audit", "  replay"), proof_lines(summary.chain, summary.rounds), strict=True):
+    if not summary.replayed:
+        secure = "every update was masked: the coordinator learnt their sum, and nothing of any one clinic"
+        facts.add_row("  secure", secure, style="green")
+    proof = proof_lines(summary.chain, summary.rounds, summary.replayed)
+    for label, line in zip(("  audit", "  replay"), proof, strict=True):
         facts.add_row(label, line, style="green")
     facts.add_row("  took", f"{summary.wall_s:.0f} s")
     facts.add_row("  model", summary.model_sha256)

@@ -21,9 +21,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from umbel.aggregation.round import Command, Fold
+from umbel.aggregation.round import Announce, Command, Fold
+from umbel.aggregation.secagg.unmasking import Unmasker
 from umbel.aggregation.task import Task
-from umbel.server import closing, endings, model_files
+from umbel.server import closing, endings, model_files, relay
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
 from umbel.server.deployment import Deployment
@@ -33,8 +34,10 @@ from umbel.server.letters import Batch
 from umbel.server.local_blobs import LocalBlobs
 from umbel.server.orders import Order
 from umbel.server.process import run
+from umbel.server.relay_store import RelayStore
 from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
+from umbel.server.secure_rounds import SecureRounds
 from umbel.server.settings import Settings
 from umbel.server.stored import RoundEnd
 from umbel.server.upload_store import UploadStore
@@ -42,7 +45,7 @@ from umbel.server.waiter_store import WaiterStore
 
 COMMANDS: tuple[type[Command], ...] = get_args(Command)
 ORDERS: tuple[type[Order], ...] = get_args(Order)
-NEVER = {(Fold, Task.CANARY), (Fold, Task.EVALUATION)}  # they make no model
+NEVER = {(one, task) for one in (Fold, Announce) for task in (Task.CANARY, Task.EVALUATION)}  # they make no model
 ENDINGS = tuple(
     name
     for name, one in vars(endings).items()
@@ -101,6 +104,23 @@ LIFE_STEPS: Mapping[str, Step] = {  # in a run that has all that can happen to o
 }
 
 
+SECURE_STEPS: Mapping[str, Step] = {  # in a secure round over several replicas
+    "hand in a masked sum": Step(RoundStore, "post_partial_sum"),
+    "forget masked updates": Step(UploadStore, "forget"),
+    "publish the key to seal to": Step(RelayStore, "publish"),
+    "hand over what was revealed": Step(RelayStore, "put"),
+    "open what was handed over": Step(relay, "open_relayed"),
+    "make the secrets": Step(Unmasker, "open"),
+}
+PHASE_STEPS: Mapping[str, Step] = {  # in a secure round, whoever coordinates
+    "check a message": Step(SecureRounds, "check"),
+    "check a masked update": Step(SecureRounds, "check_input"),
+    "write a masked sum": Step(Closer, "_post"),
+    "take revealed shares": Step(SecureRounds, "reveal"),
+    "unmask": Step(closing, "unmasked"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """Die before or after the `nth` time that a step is done.
@@ -141,7 +161,7 @@ def _serve(settings: dict[str, Any], death: Death | None) -> None:
 
 def _arm(death: Death) -> None:
     """Have the step's method kill this process."""
-    step = {**STEPS, **LIFE_STEPS}[death.step]
+    step = {**STEPS, **LIFE_STEPS, **SECURE_STEPS, **PHASE_STEPS}[death.step]
     original = inspect.getattr_static(step.owner, step.method)
     setattr(step.owner, step.method, _deadly(original, step, death))
 

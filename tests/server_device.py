@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import secrets
 import sqlite3
 import time
@@ -331,7 +332,8 @@ def stored_update(settings: Settings, assignment: str) -> list[Path]:
 
 def stored_updates(settings: Settings) -> list[Path]:
     """The files of all updates."""
-    return [path for path in (settings.data / "blobs" / "updates").rglob("*") if path.is_file()]
+    walked = os.walk(settings.data / "blobs" / "updates")  # which folders may vanish from meanwhile
+    return [Path(folder) / name for folder, _, names in walked for name in names]
 
 
 def problem(response: httpx.Response) -> str:

@@ -1,5 +1,6 @@
-"""What the README and docs/ say is there: code blocks, links, commands, options, endpoints and problem kinds."""
+"""What the README and docs/ say is there: code blocks, links, commands, options, endpoints, problem kinds and tests."""
 
+import json
 import math
 import re
 import shlex
@@ -7,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
@@ -17,6 +18,7 @@ from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
     AggregationSection,
@@ -27,6 +29,10 @@ from umbel.aggregation.runfile_sections import (
     RetentionSection,
     RoundsSection,
 )
+from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.messages import share_keys_bytes
+from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
+from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
@@ -37,6 +43,8 @@ _SECTIONS: dict[str, type[Any]] = {
     "training": TrainingPlan,
     "aggregation": AggregationSection,
     "codec": CodecSection,
+    "secure_aggregation": SecureAggregationSection,
+    "privacy": PrivacySection,
     "downlink": DownlinkSection,
     "coverage": CoverageFloor,
     "evaluation": EvaluationSection,
@@ -156,7 +164,7 @@ def test_the_wire_page_names_endpoints_that_the_coordinator_has(tmp_path: Path) 
 
 def test_the_run_file_page_names_every_key_and_its_default() -> None:
     page = (ROOT / "docs" / "runs.md").read_text()
-    rows = re.findall(r"^\| `([a-z_.]+)` \|(.*?)\|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9_.]+)` \|(.*?)\|", page, re.MULTILINE)
     keys = {key: default for key, default in _run_file_keys(RunFile) if key != "override"}
     keys |= {f"override.{field.name}": "" for field in fields(Override)}  # an array of tables
     assert {key: default.strip() for key, default in rows} == keys
@@ -164,7 +172,7 @@ def test_the_run_file_page_names_every_key_and_its_default() -> None:
 
 def test_the_run_files_of_the_documentation_are_accepted() -> None:
     examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
 
@@ -196,6 +204,7 @@ def _with(key: str, value: object) -> dict[str, Any]:
         "evaluation": {"every": 1, "clients": 1},
         "override": {"first_round": 1},
         "downlink": {"name": "change"},
+        "secure_aggregation": {"enabled": False},
         "codec": {"name": _CODEC_OF.get(name, "integer"), **({"error_feedback": True} if name == "momentum" else {})},
     }
     if not section:
@@ -204,19 +213,27 @@ def _with(key: str, value: object) -> dict[str, Any]:
     return {**base, section: [changed] if section == "override" else changed}
 
 
+def _with_privacy(key: str, value: object) -> dict[str, Any]:
+    name = key.rpartition(".")[2]
+    return {name: value} if name in ("epsilon", "noise_multiplier") else {"epsilon": 1.0, name: value}
+
+
 @pytest.mark.parametrize(("key", "least", "most"), list(_bounds()))
 def test_a_number_of_the_run_file_has_the_bounds_that_the_page_names(key: str, least: str, most: str) -> None:
-    files = TypeAdapter(RunFile)
     section, _, name = key.rpartition(".")
-    kinds: dict[str, Any] = {field.name: field.type for field in fields(_SECTIONS[section])}
+    files: TypeAdapter[Any] = TypeAdapter(RunFile)
+    complete = _with
+    if section == "privacy":  # no one run file has room for all of its values
+        files, complete = TypeAdapter(PrivacySection), _with_privacy
+    kinds = get_type_hints(_SECTIONS[section])
     is_whole = float not in (kinds[name], *get_args(kinds[name]))
     low, high = _number(least, is_whole), _number(most, is_whole)
     for value in (low, high):
-        files.validate_python(_with(key, value))
+        files.validate_python(complete(key, value))
     beyond = (low - 1, high + 1) if is_whole else (math.nextafter(low, -math.inf), math.nextafter(high, math.inf))
     for value in (*beyond, math.nan, math.inf, -math.inf, 10**400, *([5e-324] if low > 0 else [])):
         with pytest.raises(ValueError, match=name):
-            files.validate_python(_with(key, value))
+            files.validate_python(complete(key, value))
 
 
 def test_every_number_of_the_run_file_has_bounds_on_the_page() -> None:
@@ -226,7 +243,7 @@ def test_every_number_of_the_run_file_has_bounds_on_the_page() -> None:
         f"{section}.{field.name}".strip(".")
         for section, kind in _SECTIONS.items()
         for field in fields(kind)
-        if {int, float} & {field.type, *get_args(field.type)}
+        if {int, float} & {get_type_hints(kind)[field.name], *get_args(get_type_hints(kind)[field.name])}
     ]
     for key in numbers:
         assert f"`{key}`" in bounds or f"`{key.rpartition('.')[2]}`" in bounds, key
@@ -249,6 +266,8 @@ def _written(default: object) -> str:
         return ""
     if default == ():
         return "`[]`"
+    if isinstance(default, tuple):
+        return f"`{json.dumps(default)}`"
     if isinstance(default, bool | str):
         return f'`"{default}"`' if isinstance(default, str) else str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
@@ -268,3 +287,42 @@ def test_the_operating_page_names_every_setting_with_its_default_and_flag() -> N
     for name, setting in Settings.model_fields.items():
         told = "none" if setting.default is None else str(setting.default)
         assert rows[name] == (told, f"--{name}" if name in flags else ""), name
+
+
+def test_the_context_of_the_protocol_page_has_the_digest_that_stands_there() -> None:
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)\n```", page, re.DOTALL)
+    (digest,) = re.findall(r"has the digest `([0-9a-f]{64})`", page)
+    facts = json.loads(text)
+    facts["cohort"] = tuple((name, key) for name, key in facts["cohort"])
+    assert Context(**facts).digest.hex() == digest
+
+
+def test_the_protocol_page_has_the_sizes_and_parameters_of_the_code() -> None:
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text()
+    assert f"{share_keys_bytes(0)} + {share_keys_bytes(1) - share_keys_bytes(0)} |N(u)| bytes" in page
+    sizes = (301, 500, 1000, 10_000)
+    rows = [(f"{n:,}" for n in sizes), (f"{one.k} / {one.t}" for one in map(parameters_for, sizes))]
+    for head, cells in zip(("n", "k / t"), rows, strict=True):
+        assert f"| {head} | {' | '.join(cells)} |" in page
+
+
+def test_the_security_page_names_what_a_cohort_stands() -> None:
+    """c: a third, who may work for a coordinator that lies: 2t > n + c."""
+    page = (ROOT / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+)", page, re.MULTILINE)
+    assert len(rows) == 5
+    for n, t, dropouts, corrupt, honest in (map(int, row) for row in rows):
+        assert t == parameters_for(n).t
+        assert dropouts == n - survivors_min(n)
+        assert 2 * t > n + corrupt
+        assert corrupt == n // 3
+        assert honest == t - corrupt
+
+
+def test_the_security_page_names_tests_that_there_are() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 30
+    for file, test in named:
+        path = ROOT / (file if "/" in file else f"tests/aggregation/secagg/{file}")
+        assert f"def {test}(" in path.read_text(), f"{file} has no {test}"

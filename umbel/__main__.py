@@ -37,6 +37,7 @@ def root(
 def mount() -> None:
     """Each part's commands. They import their heavy libraries when they run, so that `--help` is quick."""
     from umbel.client import commands as client
+    from umbel.client import members_commands as members
     from umbel.server import commands as server
     from umbel.sim import commands as sim
 
@@ -47,6 +48,8 @@ def mount() -> None:
     app.add_typer(client.client_app, name="client")
     app.add_typer(client.token_app, name="token")
     app.add_typer(client.model_app, name="model")
+    app.add_typer(members.members_app, name="members")
+    app.command("fingerprint")(members.show_fingerprint)
     app.add_typer(sim.bench_app, name="bench")
 
 

@@ -6,10 +6,10 @@ the plan knows is ever sent: no length, no key, no parameter. `registry.py` has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from umbel.aggregation.codec.payload import Buffer
 from umbel.aggregation.layout import Layout
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 CHUNK_VALUES = 1 << 18  # a part of the formats: what is laid out chunk by chunk is laid out in chunks of this many
 VALUE_BYTES = 4
+
+
+Projections: TypeAlias = "Mapping[str, Callable[[Tensor], Tensor]]"
 
 
 class Mode(StrEnum):

@@ -85,12 +85,13 @@ class LevelsCoder:
         `dither`: the cohort's key and the client's phi, or None without one.
         """
         found: list[tuple[int, Knowledge, Widths]] = []
+        energy_bytes = len(entropy.write_block([energies]))
         share = sum(levels.numel() for _, levels in sample) / max(self._n_values, 1)
         for knowledge in map(Knowledge, range((Knowledge.ENERGY if dither is None else Knowledge.BOTH) + 1)):
             classes = self._classes(knowledge, energies, dither)
             widths, n_bytes = entropy.best_widths((levels, classes.of(at, levels.numel())) for at, levels in sample)
             if Knowledge.ENERGY in knowledge:
-                n_bytes += math.ceil(share * len(entropy.write_block([energies])))
+                n_bytes += math.ceil(share * energy_bytes)
             found.append((n_bytes, knowledge, widths))
         _, knowledge, widths = min(found)
         return Coding(knowledge, widths)

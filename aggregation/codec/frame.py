@@ -8,13 +8,12 @@ is no such bound: it is ignored where a frame says its size.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
 
 import zstandard
 
+from umbel.aggregation.codec.payload import Buffer
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
 
-Buffer: TypeAlias = bytes | memoryview
 WINDOW_BYTES_MAX = 1 << 20
 _WINDOW_LOG = 19
 _FEED_BYTES = 512  # a block of four bytes can hold 128 KiB: so at most 16 MiB come of one feed

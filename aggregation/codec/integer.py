@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.codec import entropy
 from umbel.aggregation.codec.classes import EnergyMeter
+from umbel.aggregation.codec.codec import Projections
 from umbel.aggregation.codec.coded_levels import LevelsCoder
 from umbel.aggregation.codec.entropy import Segment
 from umbel.aggregation.codec.exact import ExactPlaces
@@ -104,7 +105,8 @@ class IntegerCodec:
     def encode(self, change: Callable[[], Iterator[Tensor]], rank: int) -> Iterator[bytes]:
         """The update, whole when its first piece comes: its length stands at its head."""
         survey = self._survey(change)
-        scale, norm = self._clipped(survey.norm)
+        scale = self._plan.scale(survey.norm)
+        norm = as_float32(survey.norm * scale)
         quantizer = Quantizer(self._plan.inverse_step, self._plan.key, phase(rank), _LEVELS)
         energies, dither = survey.meter.energies(scale * self._plan.inverse_step), self._dither(rank)
         sample = [(first, _levels(first, values.mul_(scale), quantizer)) for first, values in survey.sample]
@@ -148,11 +150,8 @@ class IntegerCodec:
                 values[here] = 0.0
             yield first, values.clamp_(-most, most)
 
-    def _clipped(self, norm: float) -> tuple[float, float]:
-        """What to multiply the change by, and the norm that it has then."""
-        most = self._plan.clip_norm
-        scale = 1.0 if most is None or norm <= most else most / norm
-        return scale, as_float32(norm * scale)
+    def within(self) -> Projections:
+        return {}
 
     # --- the coordinator's side ---------------------------------------------------------------------------------------
 

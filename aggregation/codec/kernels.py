@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.native import Folded, Kernels, Quantizer, chosen, is_torch_forced
-from umbel.aggregation.codec.packing import GROUP, pack, packed_bytes, unpack
+from umbel.aggregation.codec.packing import BITS_MAX, GROUP, pack, packed_bytes, unpack
 from umbel.aggregation.codec.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
 from umbel.aggregation.codec.quantize import UNIT, quantize
 from umbel.aggregation.codec.rotation import Blocks, butterflies
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("umbel.aggregation")
 TILE = 4096  # positions: the largest block, and a whole number of every smaller block and group
-_BITS_MAX = 15
+FOLD_BITS_MAX = 15  # of levels whose squares are added up; Triton packs no wider ones either
 _INT32 = 1 << 31
 
 
@@ -74,13 +74,13 @@ def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int 
 
 
 def pack_into(out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int = 0) -> None:
-    """The lowest `bits` (1 to 15) of those levels, packed; `first` is a multiple of 512: float32 -> uint8."""
-    _check_bits(bits)
+    """The lowest `bits` (1 to 32) of those levels, packed; `first` is a multiple of 512: float32 -> uint8."""
+    _check_bits(bits, BITS_MAX)
     check_first(first, GROUP)
     check_length(out, packed_bytes(values.numel(), bits))
     check_types(out, torch.uint8)
     check_types(values, torch.float32)
-    kernels = _native(out, values)
+    kernels = _packing(bits, out, values)
     if kernels and _fits(quantizer):
         kernels.pack(out, values, quantizer, bits, first)
     else:
@@ -101,13 +101,13 @@ def rotate_and_pack_into(
     `part` of it: the first position, and how many (whole blocks).
     """
     first, n_positions = part or (0, blocks.n_padded)
-    _check_bits(bits)
+    _check_bits(bits, BITS_MAX)
     _check_vector(values, blocks)
     _check_part(first, n_positions, blocks)
     check_length(out, packed_bytes(n_positions, bits))
     check_types(out, torch.uint8)
     check_types(values, torch.float32)
-    kernels = _native(out, values)
+    kernels = _packing(bits, out, values)
     if kernels and _fits(quantizer):
         kernels.rotate_and_pack(out, values, blocks, sign_key, quantizer, bits, (first, n_positions))
     else:
@@ -116,8 +116,8 @@ def rotate_and_pack_into(
 
 
 def fold_packed(sums: Tensor, data: Tensor, bits: int, weight: int) -> Folded:
-    """Adds weight * level to `sums`, int32 or int64: that they hold the sum is the caller's promise."""
-    _check_bits(bits)
+    """Adds weight * level, of 1 to 15 bits, to `sums`, int32 or int64: that they hold it is the caller's promise."""
+    _check_bits(bits, FOLD_BITS_MAX)
     check_length(data, packed_bytes(sums.numel(), bits))
     check_types(sums, torch.int32, torch.int64)
     check_types(data, torch.uint8)
@@ -179,6 +179,11 @@ def _native(*tensors: Tensor) -> Kernels | TritonKernels | None:
     return _triton() if is_whole else None
 
 
+def _packing(bits: int, *tensors: Tensor) -> Kernels | TritonKernels | None:
+    """The same, of those that pack levels of this width."""
+    return _native(*tensors) if bits <= FOLD_BITS_MAX else compiled_for(*tensors)
+
+
 @cache
 def _triton() -> TritonKernels | None:
     """The kernels for CUDA, if Triton is there and makes one that works; otherwise one log line says why."""
@@ -230,9 +235,9 @@ def _fits(quantizer: Quantizer) -> bool:
     return 0 <= quantizer.phi < UNIT and abs(levels.offset) <= UNIT and -_INT32 <= levels.low <= levels.high < _INT32
 
 
-def _check_bits(bits: int) -> None:
-    if not 1 <= bits <= _BITS_MAX:
-        raise ValueError(f"a fixed width has 1 to {_BITS_MAX} bits, not {bits}")
+def _check_bits(bits: int, greatest: int) -> None:
+    if not 1 <= bits <= greatest:
+        raise ValueError(f"a fixed width has 1 to {greatest} bits, not {bits}")
 
 
 def _check_vector(values: Tensor, blocks: Blocks) -> None:

@@ -44,6 +44,7 @@ INLINE Words interleaved(Longs even, Longs odd) {
     return (Words)_mm256_blend_epi32((__m256i)even, _mm256_slli_epi64((__m256i)odd, 32), 0xAA);
 }
 INLINE void prefetch(const void *place) { _mm_prefetch((const char *)place, _MM_HINT_T0); }
+INLINE void prefetch_far(const void *place) { _mm_prefetch((const char *)place, _MM_HINT_T1); }
 // Past the caches: to be followed at once by the other half of its line.
 INLINE void stream(float *to, Floats x) { _mm256_stream_ps(to, (__m256)x); }
 INLINE void finish_streams() { _mm_sfence(); }

@@ -44,6 +44,7 @@ INLINE Words interleaved(Longs even, Longs odd) {
     return (Words)_mm512_mask_shuffle_epi32((__m512i)even, 0xAAAA, (__m512i)odd, (_MM_PERM_ENUM)0xA0);
 }
 INLINE void prefetch(const void *place) { _mm_prefetch((const char *)place, _MM_HINT_T0); }
+INLINE void prefetch_far(const void *place) { _mm_prefetch((const char *)place, _MM_HINT_T1); }
 // Past the caches, a whole line at once.
 INLINE void stream(float *to, Floats x) { _mm512_stream_ps(to, (__m512)x); }
 INLINE void finish_streams() { _mm_sfence(); }

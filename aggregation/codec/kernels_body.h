@@ -119,8 +119,19 @@ INLINE void last_levels(float *tile, float *out) {
     }
 }
 
-// Rows that are far apart fall into the same sets of the cache: so only so many are fetched ahead.
-enum { ROWS_AHEAD = 12 };
+// Runs of a block are far apart in memory, and no machine foresees where the next one is. So the next few are fetched
+// into the first cache (few: they share its sets); and while these blocks are worked on, the runs of as many blocks after
+// them into the second, row by row, as memory likes it.
+enum { ROWS_AHEAD = 8, BLOCKS_AHEAD = 4 };
+
+INLINE void fetch_ahead(const float *in, int64_t stride, int64_t block, int row) {
+    const int64_t run = block % BLOCKS_AHEAD * SIDE + row;  // of those of the blocks that come next
+    const int64_t ahead = BLOCKS_AHEAD - block % BLOCKS_AHEAD + run % BLOCKS_AHEAD;
+    for (int i = 0; i < 4; i++) {
+        prefetch_far(in + run / BLOCKS_AHEAD * stride + ahead * SIDE + i * LANES);
+        prefetch(in + (row + ROWS_AHEAD) % SIDE * stride + (row + ROWS_AHEAD) / SIDE * SIDE + i * LANES);
+    }
+}
 
 // The first levels of a block of 64 x 64 whose rows are `stride` apart: signs, and the butterflies inside each run of
 // 64, or of 4 such runs.
@@ -134,8 +145,7 @@ INLINE void runs_of_block(const float *in, int64_t stride, uint64_t key, int64_t
         const int first = row * 4 % SIGN_VECTORS;  // this run's place among the vectors of a group of signs
 #pragma GCC unroll 16
         for (int i = 0; i < VECTORS; i++) {
-            const int ahead = row + i / 4 + ROWS_AHEAD;
-            prefetch(in + (ahead % SIDE) * stride + (ahead / SIDE) * SIDE + i % 4 * LANES);
+            if (IS_SIGNED && i % 4 == 0) fetch_ahead(in, stride, position / TILE, row + i / 4);
             for (int piece = 0; piece < PIECES; piece++) {
                 x[i][piece] = load<Floats>(in + (row + i / 4) * stride + i % 4 * LANES + piece * WIDTH);
                 if (IS_SIGNED)
@@ -428,7 +438,7 @@ INLINE void pack_group(const int32_t *levels, uint8_t *out) {
 #pragma GCC unroll 32
         for (int row = 0; row < ROWS; row++) {
             const int shift = row * BITS % 32;
-            const Words low = load<Words>(levels + row * LANES + piece * WIDTH) & ((1u << BITS) - 1);
+            const Words low = load<Words>(levels + row * LANES + piece * WIDTH) & (0xFFFFFFFFu >> (32 - BITS));
             word |= low << shift;
             if (shift + BITS < 32) continue;
             store(out + (row * BITS / 32 * LANES + piece * WIDTH) * 4, word);
@@ -505,7 +515,7 @@ INLINE void add_rest(const int32_t *levels, int64_t count, int32_t weight, T *su
     memcpy(sums, rest_sums, (size_t)count * sizeof(T));
 }
 
-// Calls what a width's template is, for widths 1 to 15; others do nothing (Python has refused them).
+// Calls what a width's template is, for widths 1 to 32; others do nothing (Python has refused them).
 #define FOR_WIDTH(bits, call) \
     switch (bits) {           \
         case 1: call(1);      \
@@ -523,6 +533,23 @@ INLINE void add_rest(const int32_t *levels, int64_t count, int32_t weight, T *su
         case 13: call(13);    \
         case 14: call(14);    \
         case 15: call(15);    \
+        case 16: call(16);    \
+        case 17: call(17);    \
+        case 18: call(18);    \
+        case 19: call(19);    \
+        case 20: call(20);    \
+        case 21: call(21);    \
+        case 22: call(22);    \
+        case 23: call(23);    \
+        case 24: call(24);    \
+        case 25: call(25);    \
+        case 26: call(26);    \
+        case 27: call(27);    \
+        case 28: call(28);    \
+        case 29: call(29);    \
+        case 30: call(30);    \
+        case 31: call(31);    \
+        case 32: call(32);    \
     }
 
 static void pack_levels(const int32_t *levels, int bits, uint8_t *out) {
@@ -563,6 +590,26 @@ KERNEL(fold_int32)(const uint8_t *data, int64_t count, int32_t bits, int32_t wei
 
 KERNEL(fold_int64)(const uint8_t *data, int64_t count, int32_t bits, int32_t weight, int64_t *sums, Folded *folded) {
     fold(data, count, bits, weight, sums, folded);
+}
+
+// What masks were added to: all 32 bits count, and wrap. So there are no squares, and no weights.
+KERNEL(pack_int32)(const int32_t *integers, int64_t count, int32_t bits, uint8_t *out) {
+    for (; count >= GROUP; count -= GROUP, integers += GROUP, out += GROUP / 8 * bits) pack_levels(integers, bits, out);
+    if (count == 0) return;
+    alignas(64) int32_t rest[GROUP] = {};
+    memcpy(rest, integers, (size_t)count * sizeof(int32_t));
+    pack_levels(rest, bits, out);
+}
+
+KERNEL(add_packed_int32)(const uint8_t *data, int64_t count, int32_t bits, int32_t *sums) {
+    alignas(64) int32_t integers[GROUP];
+    for (; count > 0; count -= GROUP, sums += GROUP, data += GROUP / 8 * bits) {
+        unpack_levels(data, bits, integers);
+        int64_t i = 0;
+        for (; i + WIDTH <= least(GROUP, count); i += WIDTH)
+            store(sums + i, load<Words>(sums + i) + load<Words>(integers + i));
+        for (; i < least(GROUP, count); i++) sums[i] = (int32_t)((uint32_t)sums[i] + (uint32_t)integers[i]);
+    }
 }
 
 // Quantizes and packs up to a tile of values.

@@ -67,5 +67,6 @@ INLINE Longs second_half(Ints x) { return (Longs){(uint64_t)(int64_t)x[2], (uint
 // The low words of `even` in the even lanes, those of `odd` in the odd ones.
 INLINE Words interleaved(Longs even, Longs odd) { return (Words)((even & 0xFFFFFFFFu) | (odd << 32)); }
 INLINE void prefetch(const void *place) { __builtin_prefetch(place); }
+INLINE void prefetch_far(const void *place) { __builtin_prefetch(place, 0, 2); }
 INLINE void stream(float *to, Floats x) { memcpy(to, &x, sizeof x); }  // never called
 INLINE void finish_streams() {}

@@ -21,14 +21,14 @@ others. What is no matrix, or has no more than r rows, is sent whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from umbel.aggregation.codec.codec import VALUE_BYTES, Context, Mode, one_length, require_encodable
+from umbel.aggregation.codec.codec import VALUE_BYTES, Context, Mode, Projections, one_length, require_encodable
 from umbel.aggregation.codec.payload import Buffer, Payload, Precision, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.philox import Stream, words
 from umbel.aggregation.layout import Layout, TensorSpec
@@ -72,7 +72,7 @@ class LowRank:
             return None
         return _factor(context.shared_key("lowrank", spec.name), spec.shape[0], self.rank)
 
-    def projections(self, context: Context) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    def projections(self, context: Context) -> Projections:
         """By matrix, what takes a gradient to the changes A B: a step along it is one that trains B alone would make,
         but for B's own scale."""
         factors = ((spec, self.factor(spec, context)) for spec in context.layout.owners())

@@ -17,11 +17,11 @@ client trains within the mask, or with error feedback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.codec import Context, Mode, require_encodable
+from umbel.aggregation.codec.codec import Context, Mode, Projections, require_encodable
 from umbel.aggregation.codec.payload import Buffer, Payload, Precision, bytes_of, require_finite
 from umbel.aggregation.codec.sparse import one_in_every, scattered
 from umbel.aggregation.layout import Layout
@@ -73,7 +73,7 @@ class RandomMask:
         is_chosen[self.chosen(context)] = True
         return {spec.name: is_chosen[spec.place].view(spec.shape) for spec in context.layout.owners()}
 
-    def projections(self, context: Context) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    def projections(self, context: Context) -> Projections:
         """By tensor, what takes a gradient to the coordinates that are trained in a structured round."""
         return {name: _times(mask) for name, mask in self.trained(context).items()}
 

@@ -21,9 +21,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels import fold_packed, rotate_and_pack_into
-from umbel.aggregation.codec.packing import BITS_MAX, pack, packed_bytes, unpack
+from umbel.aggregation.codec.kernels import rotate_and_pack_into
+from umbel.aggregation.codec.packing import BITS_MAX, packed_bytes
 from umbel.aggregation.codec.quantize import LEVEL_MAX
+from umbel.aggregation.codec.residues import add_packed, pack_residues
 from umbel.aggregation.codec.rotated import COHORT_MAX, Rotated, dithers_of
 from umbel.aggregation.torch_later import torch
 
@@ -34,7 +35,6 @@ SIGMAS = 6.0
 ALARM_SHARE = 1e-4
 _ALARM_AT = 0.75
 _ROUNDING_VARIANCE = 1 / 6  # of floor(x + a uniform number), over x and the number, in squared steps
-_COMPILED_BITS_MAX = 15  # what kernels.py packs and unpacks; wider ones take torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,13 @@ class Modular:
         return self.rotated.levels(values, rank)
 
     def packed(self, residues: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The lowest bits of these parts: uint8, `n_bytes` in all. Each part but the last: a multiple of 512 long."""
-        return (pack(part, self.bits) for part in residues)
+        """The lowest bits of these parts (int8, int16 or int32, whichever hold them): uint8, `n_bytes` in all. Each
+        part but the last: a multiple of 512 long.
+        """
+        return (pack_residues(part, self.bits) for part in residues)
 
     def encode(self, values: Tensor, rank: int) -> Iterator[Tensor]:
-        """What goes without a mask, packed: the same bytes as `packed(residues(...))`, and faster up to 15 bits."""
-        if self.bits > _COMPILED_BITS_MAX:
-            yield from self.packed(self.residues(values, rank))
-            return
+        """What goes without a mask, packed: the same bytes as `packed(residues(...))`, and faster."""
         quantizer, blocks, key = self.rotated.quantizer(values, rank), self.rotated.blocks, self.rotated.plan.key
         for part in self.rotated.parts(values):
             out = torch.empty(packed_bytes(part[1], self.bits), dtype=torch.uint8, device=values.device)
@@ -90,13 +89,7 @@ class Modular:
             raise ValueError(f"a vector takes {self.n_bytes} bytes, not {packed.numel()}")
         for first, length in self.rotated.parts(sums):
             place = slice(packed_bytes(first, self.bits), packed_bytes(first + length, self.bits))
-            self._add_part(sums[first : first + length], packed[place])
-
-    def _add_part(self, sums: Tensor, packed: Tensor) -> None:
-        if self.bits > _COMPILED_BITS_MAX:
-            sums.add_(unpack(packed, sums.numel(), self.bits))
-        else:
-            fold_packed(sums, packed, self.bits, 1)
+            add_packed(sums[first : first + length], packed[place], self.bits)
 
     def mean(self, sums: Tensor, ranks: Iterable[int]) -> Tensor:
         """The mean of the clients with these ranks, whose vectors `sums` has, without masks: float32, `n_values`.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from umbel.aggregation.codec.rotation import Blocks
 
 log = logging.getLogger("umbel.aggregation")
-ABI = 2  # kernels.cpp has the same number: raise both whenever a function changes
+ABI = 3  # kernels.cpp has the same number: raise both whenever a function changes
 FILE = "kernels.native.so"
 VARIABLE = "UMBEL_KERNELS"
 _REMEDY = "install a C++ compiler (g++ or clang) and umbel again; until then torch does the same, slower"
@@ -116,6 +116,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack_rotated": (_POINTER, _Blocks, _KEY, _KEY, _PLACE, _PLACE, _Quantizer, _INT, _POINTER),
     "fold_int32": (_POINTER, _PLACE, _INT, _INT, _POINTER, ctypes.POINTER(_Folded)),
     "fold_int64": (_POINTER, _PLACE, _INT, _INT, _POINTER, ctypes.POINTER(_Folded)),
+    "pack_int32": (_POINTER, _PLACE, _INT, _POINTER),
+    "add_packed_int32": (_POINTER, _PLACE, _INT, _POINTER),
     "add_levels": (_POINTER, _PLACE, _INT, _POINTER),
     "mix_dither": (_POINTER, _KEY, _INT, _PLACE, _PLACE),
     "count_classes": (_POINTER, _PLACE, _POINTER),
@@ -212,6 +214,14 @@ class Kernels:
         folded = _Folded()
         self._functions[name](_at(data), sums.numel(), bits, weight, _at(sums), ctypes.byref(folded))
         return Folded(folded.sum_of_squares, folded.greatest)
+
+    def pack_integers(self, out: Tensor, integers: Tensor, bits: int) -> None:
+        """int32 -> the lowest `bits`, 1 to 32, packed into uint8."""
+        self._functions["pack_int32"](_at(integers), integers.numel(), bits, _at(out))
+
+    def add_packed(self, sums: Tensor, data: Tensor, bits: int) -> None:
+        """Adds what `pack_integers` packed to `sums`, int32, which wrap."""
+        self._functions["add_packed_int32"](_at(data), sums.numel(), bits, _at(sums))
 
     def add_levels(self, sums: Tensor, levels: Tensor, weight: int) -> None:
         """Adds weight * level, int32, to `sums`, int64. `weight` must fit 32 bits."""

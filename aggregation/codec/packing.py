@@ -7,6 +7,7 @@ together, little-endian: a group takes 64 * bits bytes. The last group is filled
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.torch_later import torch
@@ -18,7 +19,6 @@ GROUP = 512
 LANES = 16
 ROWS = GROUP // LANES
 BITS_MAX = 32
-_WORD = 0xFFFFFFFF
 
 
 def packed_bytes(n_values: int, bits: int) -> int:
@@ -30,15 +30,13 @@ def pack(levels: Tensor, bits: int) -> Tensor:
     """int32, one dimension -> uint8, `packed_bytes` of them, on the same device."""
     n_groups = -(-levels.numel() // GROUP)
     rows = torch.nn.functional.pad(levels, (0, n_groups * GROUP - levels.numel())).view(n_groups, ROWS, LANES)
-    low = rows.to(torch.int64) & ((1 << bits) - 1)
-    out = torch.zeros((n_groups, bits, LANES), dtype=torch.int64, device=levels.device)
-    for row in range(ROWS):
-        word, shift = divmod(row * bits, 32)
-        shifted = low[:, row] << shift
-        out[:, word] |= shifted & _WORD
-        if shift + bits > 32:
-            out[:, word + 1] |= shifted >> 32
-    return (out.reshape(-1) & _WORD).to(torch.int64).view(torch.uint8).view(-1, 8)[:, :4].reshape(-1)
+    word, shift, _ = _places(bits, levels.device)
+    low = rows & ((1 << bits) - 1 if bits < 32 else -1)
+    words = torch.zeros((n_groups, bits + 1, LANES), dtype=torch.int32, device=levels.device)
+    words.index_add_(1, word, low << shift)  # no two values have a bit of a word in common: to add is to put together
+    if bits < 32:
+        words.index_add_(1, word + 1, low >> (31 - shift) >> 1)  # in two steps: a shift by 32 is none
+    return words[:, :bits].reshape(-1).view(torch.uint8)
 
 
 def unpack(data: Tensor, n_values: int, bits: int, *, is_signed: bool = True) -> Tensor:
@@ -48,17 +46,28 @@ def unpack(data: Tensor, n_values: int, bits: int, *, is_signed: bool = True) ->
         raise ValueError(
             f"{n_values} values of {bits} bits take {packed_bytes(n_values, bits)} bytes, not {data.numel()}"
         )
-    halves = data.view(-1, 4).to(torch.int64)
-    words = halves[:, 0] | halves[:, 1] << 8 | halves[:, 2] << 16 | halves[:, 3] << 24
-    words = words.view(n_groups, bits, LANES)
-    rows = torch.empty((n_groups, ROWS, LANES), dtype=torch.int64, device=data.device)
-    for row in range(ROWS):
-        word, shift = divmod(row * bits, 32)
-        value = words[:, word] >> shift
-        if shift + bits > 32:
-            value = value | words[:, word + 1] << (32 - shift)
-        rows[:, row] = value & ((1 << bits) - 1)
-    values = rows.reshape(-1)[:n_values]
+    aligned = data if data.storage_offset() % 4 == 0 else data.clone()
+    words = aligned.view(torch.int32).view(n_groups, bits, LANES)
+    word, shift, unsigned = _places(bits, data.device)
+    values = words.index_select(1, word)
+    values >>= shift
+    values &= unsigned  # the shift has copied the sign down
+    above = words.index_select(1, (word + 1).clamp_(max=bits - 1))
+    above <<= 31 - shift
+    above <<= 1
+    values |= above  # of a value that ends in its word this is the next one's: what follows takes it off
     if is_signed:
-        values = values - ((values >> (bits - 1)) << bits)
-    return values.to(torch.int32)
+        values <<= 32 - bits
+        values >>= 32 - bits
+    elif bits < 32:
+        values &= (1 << bits) - 1
+    return values.view(-1)[:n_values]
+
+
+@lru_cache(maxsize=64)
+def _places(bits: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row: the word in which its value begins, at which bit, and what is left of a word shifted down to it."""
+    first = torch.arange(ROWS) * bits
+    shift = (first % 32).view(ROWS, 1)
+    left = ((1 << (32 - shift)) - 1).to(torch.int32)
+    return (first // 32).to(device), shift.to(torch.int32).to(device), left.to(device)

@@ -60,6 +60,10 @@ class CodecPlan:
         inverse = 1.0 / min(max(step, 1.0 / _RATE_MAX), 1.0 / _RATE_MIN)
         return replace(self, inverse_step=as_float32(min(max(inverse, _RATE_MIN), _RATE_MAX)))
 
+    def scale(self, norm: float) -> float:
+        """What to multiply an update of this L2 norm by, so that it is within `clip_norm`: 1 if it is."""
+        return 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm
+
     @property
     def words(self) -> str:
         """For people: `integer, step 0.00012`; `topk, share 0.01, error feedback`."""
@@ -75,6 +79,8 @@ class CodecPlan:
 
     def _check_vector(self) -> None:
         """Raise `ValueError` for parameters that the codec does not take, and for combinations that cannot work."""
+        if self.codec is Codec.MASKED:
+            raise ValueError("masked updates hold the integers of the integer codec: plan that, and a secure round")
         name, codec = self.codec.name.lower(), vector_codec(self.codec, self.parameters)
         if self.feedback and not codec.is_contraction:
             raise ValueError(

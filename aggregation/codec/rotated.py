@@ -73,9 +73,7 @@ class Rotated:
         norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in torch.split(values, _part(values))))
         if not norm <= NORM_MAX:
             raise ValueError(f"the weight change has the norm {norm}; train with a lower learning rate")
-        most = self.plan.clip_norm
-        scale = 1.0 if most is None or norm <= most else most / norm
-        return Quantizer(as_float32(self.plan.inverse_step * scale), self.plan.key, phase(rank), levels)
+        return Quantizer(as_float32(self.plan.inverse_step * self.plan.scale(norm)), self.plan.key, phase(rank), levels)
 
     def levels(self, values: Tensor, rank: int, levels: Levels = _WHOLE) -> Iterator[Tensor]:
         """The integers of the rotated vector in consecutive parts, int32, each a new tensor on the device of `values`.

@@ -90,7 +90,7 @@ class CodecSection:
             return CodecPlan(self.codec, 0.0, key, self.clip_norm, self._parameters(1), **how)  # type: ignore[arg-type]
         norm = _FIRST_NORM if self.first_norm is None else self.first_norm
         norm = norm if self.clip_norm is None else min(norm, self.clip_norm)
-        return first_plan(step=self._coarsest, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
+        return first_plan(step=self.step_asked, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
 
     def after(self, before: CodecPlan, number: int, shown: Shown, key: int) -> CodecPlan:
         """The codec of round `number`. `shown`: what the round of training before it has shown."""
@@ -98,7 +98,7 @@ class CodecSection:
             return before
         if self.codec is not Codec.INTEGER:
             return replace(before, key=key, parameters=self._parameters(number))
-        step = step_for(before, shown, self._coarsest) if self.name == "auto" else self._coarsest
+        step = step_for(before, shown, self.step_asked) if self.name == "auto" else self.step_asked
         return next_plan(before, step=step, update_rms=shown.update_rms, key=key)
 
     @property
@@ -112,8 +112,8 @@ class CodecSection:
         return (*parameters_of(self.codec), *_OF_VECTORS, *more)
 
     @property
-    def _coarsest(self) -> float:
-        """The integer codec's step, in units of an update's root mean square."""
+    def step_asked(self) -> float:
+        """The integer codec's step as it is asked for, in units of an update's root mean square."""
         if self.name == "auto":
             return coarsest_step(_ERROR if self.error is None else self.error)
         return _STEP if self.step is None else self.step

@@ -9,11 +9,11 @@ Nothing but the length is said in the update: parameters, keys and sizes are the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.codec import Context, Mode
+from umbel.aggregation.codec.codec import Context, Mode, Projections
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, Sent, send, send_corrected
 from umbel.aggregation.codec.lowrank import LowRank
@@ -66,8 +66,7 @@ class VectorUpdateCodec:
         exact, values = self._split(change())
         yield from self._framed(exact, tuple(self._codec.encode(self._clipped(values), self._context(rank))), rank)
 
-    def within(self) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        """By tensor, what takes a gradient to the part that can be sent; nothing where all of it can, now or later."""
+    def within(self) -> Projections:
         codec = self._codec
         if self._plan.feedback:
             return {}
@@ -108,10 +107,9 @@ class VectorUpdateCodec:
         return bytes(exact), values
 
     def _clipped(self, values: Tensor) -> Tensor:
-        if (most := self._plan.clip_norm) is None:
+        if self._plan.clip_norm is None:
             return values
-        norm = float(values.norm(dtype=torch.float64))
-        return values * (most / norm) if norm > most else values
+        return values * self._plan.scale(float(values.norm(dtype=torch.float64)))
 
     def _framed(self, exact: bytes, payload: tuple[bytes, ...], rank: int) -> tuple[Buffer, ...]:
         """The whole update. Raises `UpdateOutOfRange` for one that a coordinator would refuse: codecs that are right on

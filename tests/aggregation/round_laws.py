@@ -18,6 +18,7 @@ from umbel.aggregation.coverage import Gap, Roll, gaps
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
     Abandoned,
+    Announce,
     Answer,
     Applied,
     Closing,
@@ -77,7 +78,8 @@ class RoundLaws(RuleBasedStateMachine):
         self.folds: dict[ClientId, int] = {}
         self.answers: dict[ClientId, Answer] = {}
         self.ends: Counter[str] = Counter()
-        self.released: tuple[ClientId, ...] | None = None
+        self.released: tuple[ClientId, ...] = ()
+        self.refused: set[ClientId] = set()
 
     def work(self, claim: tuple[int, int]) -> Work:
         """What a client says, that is asked for what this round asks."""
@@ -90,22 +92,33 @@ class RoundLaws(RuleBasedStateMachine):
         """Without so many reports it makes nothing; a canary is about who is missing, too."""
         return 0 if self.plan.task is Task.CANARY else self.plan.minimum
 
+    def gathered(self, *candidates: Candidate) -> Gathered:
+        return Gathered(self.now, candidates)
+
+    def weight_of(self, before: Training, event: Reported) -> int:
+        """What a report that counts must weigh."""
+        return weight_of(self.plan.weighting, before.cohort[event.client].draws, event.work.sample_count)
+
+    def times_left(self, state: RoundState, now: float) -> list[float]:
+        """What a round has left for others to come, in seconds."""
+        return [state.closes_at - now] if isinstance(state, Training) else []
+
     # --- what the network and the clock do ----------------------------------------------------------------------------
 
     @rule(n=st.integers(0, 6), counts=st.lists(st.integers(0, 200), min_size=6, max_size=6))
     def gather(self, n: int, counts: list[int]) -> None:
-        self.send(Gathered(self.now, tuple(map(Candidate, CLIENTS[:n], counts, TIERS))))
+        self.send(self.gathered(*map(Candidate, CLIENTS[:n], counts, TIERS)))
 
     @rule()
     def gather_everybody(self) -> None:
-        self.send(Gathered(self.now, tuple(Candidate(*one) for one in zip(CLIENTS, [10] * 6, TIERS, strict=True))))
+        self.send(self.gathered(*map(Candidate, CLIENTS, [10] * 6, TIERS)))
 
     @precondition(lambda self: isinstance(self.state, Recruiting))
-    @rule(n=st.integers(0, 2))
+    @rule(n=st.sampled_from([0, 1, 2, 6]))
     def wait_for_clients_until_patience_is_over(self, n: int) -> None:
         assert isinstance(self.state, Recruiting)
         self.now = max(self.now, self.state.since + self.plan.patience_s)
-        self.send(Gathered(self.now, tuple(map(Candidate, CLIENTS[:n], [10] * n, TIERS))))
+        self.send(self.gathered(*map(Candidate, CLIENTS[:n], [10] * n, TIERS)))
         able = set(CLIENTS[:n]) - set(self.excluded)
         if self.plan.task is Task.EVALUATION and len(able) < self.plan.minimum:
             assert isinstance(self.state, Abandoned), "a measurement holds up no training"
@@ -172,11 +185,10 @@ class RoundLaws(RuleBasedStateMachine):
         self.now += down_s
         for _ in range(2):
             self.send(Outage(since, self.now))
-        if isinstance(before, Training):
-            assert isinstance(self.state, Training)
-            assert self.state.closes_at - self.now == pytest.approx(before.closes_at - since, abs=1e-6)
-        else:
-            assert self.state == before or isinstance(before, Recruiting)
+        left = self.times_left(before, since)
+        assert self.state.phase == before.phase
+        assert self.times_left(self.state, self.now) == pytest.approx(left, abs=1e-6)
+        assert left or self.state == before or isinstance(before, Recruiting)
         self.now += up_s
 
     @rule()
@@ -198,8 +210,9 @@ class RoundLaws(RuleBasedStateMachine):
         self.state, commands = advance(before, event)
         if isinstance(event, Reported) and isinstance(before, Training) and is_taken:
             assert event.client not in self.counted, f"{event.client} counts twice"
-            weight = weight_of(self.plan.weighting, before.cohort[event.client].draws, event.work.sample_count)
-            self.counted[event.client] = weight, event.work
+            self.counted[event.client] = self.weight_of(before, event), event.work
+        if isinstance(event, Declined) and isinstance(before, Training) and event.client in before.cohort:
+            self.refused |= {event.client} - {*self.counted, *self.released}
         for command in commands:
             self.carry_out(command)
         assert self.state.phase == before.phase or (before.phase, self.state.phase) in ALLOWED
@@ -226,8 +239,12 @@ class RoundLaws(RuleBasedStateMachine):
                     assert client in self.counted, f"{client} was told that its report counts, and it does not"
                 self.answers[client] = command
             case Release(clients):
-                assert self.released is None
-                self.released = clients
+                assert not set(clients) & set(self.released), "released twice"
+                assert isinstance(self.state, Training | Closing | Abandoned)
+                assert clients == tuple(client for client in self.state.cohort if client in clients)
+                self.released += clients
+            case Announce(clients):
+                assert clients, "somebody can go on"
             case Commit():
                 self.ends["commit"] += 1
             case Discard(reason):
@@ -271,9 +288,15 @@ class RoundLaws(RuleBasedStateMachine):
             )
             assert all(gap.what in self.state.reason for gap in known), "what is not covered is named"
         elif not isinstance(event, Stopped):
+            is_hopeless = is_strict and not all(gap.may_close for gap in known)
             assert len(self.counted) < self.n_least or (is_strict and known)
-            assert is_over or all_heard or (is_strict and not all(gap.may_close for gap in known))
-        assert (self.released or ()) == tuple(c for c in before.cohort if c not in heard), "exactly the unheard"
+            assert is_over or all_heard or is_hopeless or self.is_given_up_early(before, event)
+        unheard = set(before.cohort) - set(self.counted) - self.refused
+        assert set(self.released) == unheard, "exactly the unheard are told to stop"
+
+    def is_given_up_early(self, before: Training, event: Event) -> bool:
+        """Whether it could not have come to a good end, though some might still have reported."""
+        return False
 
     def gaps_when_it_ended(self, before: Training, event: Event) -> tuple[Gap, ...]:
         declined = {name: why for name, why in before.declined.items() if name not in self.counted}
@@ -281,16 +304,20 @@ class RoundLaws(RuleBasedStateMachine):
             declined[event.client] = event.reason
         return gaps(Roll(self.plan, before.cohort, self.counted, declined))
 
-    @invariant()
-    def the_round_ends_once(self) -> None:
-        expected: dict[str, list[dict[str, int]]] = {
+    def ends_expected(self) -> list[dict[str, int]]:
+        """What may have been ordered by now, so that the round ends."""
+        ends: dict[str, list[dict[str, int]]] = {
             "recruiting": [{}],
             "training": [{}],
             "closing": [{"commit": 1}],
             "committed": [{"commit": 1}],
             "abandoned": [{"discard": 1}, {"commit": 1, "discard": 1}],  # the second: spoiled while closing
         }
-        assert +self.ends in expected[self.state.phase]
+        return ends[self.state.phase]
+
+    @invariant()
+    def the_round_ends_once(self) -> None:
+        assert +self.ends in self.ends_expected()
 
     @invariant()
     def no_accepted_report_is_lost_or_changed(self) -> None:
@@ -333,7 +360,7 @@ class RoundLaws(RuleBasedStateMachine):
             case Closing() | Abandoned():
                 assert sorted([*state.accepted, *state.missing]) == sorted(state.cohort)
                 assert all(state.missing.values())
-                assert set(self.released or ()) <= set(state.missing)
+                assert set(self.released) <= set(state.missing)
             case Recruiting():
                 pass
 

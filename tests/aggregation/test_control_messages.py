@@ -136,7 +136,7 @@ def test_an_enrolment_never_shows_its_token() -> None:
     "change",
     [
         {"run": "no run"},
-        {"sample_count": 0},
+        {"sample_count": -1},
         {"sample_count": (1 << 40) + 1},
         {"layout_digest": "b" * 63},
         {"wait_s": -1},

@@ -45,6 +45,12 @@ def test_a_second_spelling_of_a_point_is_refused(y: int) -> None:
             enrol(raw)
 
 
+@pytest.mark.parametrize("n_bytes", [0, 31, 33])
+def test_a_key_of_another_length_is_refused(n_bytes: int) -> None:
+    with pytest.raises(ValueError, match=f"32 raw bytes of an Ed25519 key, not {n_bytes}"):
+        enrol(bytes([9]) * n_bytes)
+
+
 def test_a_key_that_was_made_is_taken() -> None:
     raw = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
     assert enrol(raw).public_key_bytes == raw

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.aggregation.round_laws import CLIENTS, RoundLaws
+from tests.aggregation.secure_round_laws import SecureRoundLaws
 from umbel.aggregation.advance import advance
 from umbel.aggregation.round import Event, Gathered, Recruiting, Reported, RoundState
+from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
@@ -71,6 +73,30 @@ others = st.builds(
     seed=st.integers(0, 20),
     sites=st.sampled_from([(), (CLIENTS[0],), (CLIENTS[5],), (ClientId("nowhere"),)]),
 )
+secure = st.builds(
+    lambda minimum, more, over, window_s, weighting, seed, floor: RoundPlan(
+        RunId("demo"),
+        1,
+        1,
+        minimum + more,
+        minimum,
+        over,
+        window_s,
+        weighting,
+        100,
+        64.0,
+        seed,
+        floor if len(floor.sites) + len(floor.tiers) <= minimum + more else NO_FLOOR,
+        secure=SecurePlan(16, 1, 16, minimum=minimum, is_proportional=weighting is Weighting.PROPORTIONAL),
+    ),
+    minimum=st.integers(3, 4),
+    more=st.integers(0, 2),
+    over=st.sampled_from([1.0, 1.5, 2.0]),
+    window_s=st.sampled_from([5.0, 40.0]),
+    weighting=st.sampled_from(Weighting),
+    seed=st.integers(0, 20),
+    floor=st.one_of(st.just(NO_FLOOR), st.just(NO_FLOOR), floors),
+)
 
 
 class TrainingMachine(RoundLaws):
@@ -89,10 +115,25 @@ class OtherMachine(RoundLaws):
         self.open_books(plan, tuple(sorted(trained)) if plan.task is Task.EVALUATION else ())
 
 
+class SecureMachine(SecureRoundLaws):
+    """A round whose sum alone the coordinator can read."""
+
+    @initialize(plan=secure, n_phases=st.integers(0, 5), silent=st.sets(st.sampled_from(CLIENTS), max_size=1))
+    def begin(self, plan: RoundPlan, n_phases: int, silent: set[ClientId]) -> None:
+        """Some phases pass well before the walk begins, or few walks would come to the end of all five."""
+        self.open_books(plan)
+        if n_phases:
+            self.wait_for_clients_until_patience_is_over(len(CLIENTS))
+        for _ in range(1, n_phases):
+            self.others_say_what_is_awaited(silent, 0.01)
+
+
 TestTraining: Any = TrainingMachine.TestCase
 TestTraining.settings = settings(stateful_step_count=30)
 TestEvaluationAndCanary: Any = OtherMachine.TestCase
 TestEvaluationAndCanary.settings = settings(stateful_step_count=30)
+TestSecure: Any = SecureMachine.TestCase
+TestSecure.settings = settings(stateful_step_count=40)
 
 
 def test_replaying_the_same_events_gives_the_same_states_and_commands() -> None:

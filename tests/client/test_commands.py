@@ -143,6 +143,25 @@ def test_a_label_that_cannot_be_stored_is_named(site: Path, label: str, sentence
     assert sentence in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("minimum_cohort = 2", "policy.toml: minimum_cohort must lie between 3"),
+        ('allowed_runs = ["other"]', "this site's policy does not allow run 'demo'"),
+        ('members = "none.json"', "none.json: No such file"),
+    ],
+    ids=["unusable", "another run", "no list"],
+)
+def test_a_policy_is_read_before_anybody_is_asked(site: Path, text: str, sentence: str) -> None:
+    (site / "policy.toml").write_text(text)
+    verb = typer.Typer()
+    verb.command()(join)
+    where = ["--server", "http://127.0.0.1:9", "--state", str(site / "state"), "--policy", str(site / "policy.toml")]
+    outcome = CliRunner().invoke(verb, [*where, "--app", "ward_app:make", "--run", "demo", "--token", "t"])
+    assert outcome.exit_code == 1
+    assert sentence in outcome.stderr
+
+
 def test_help_does_not_wait_for_torch() -> None:
     check = "import sys, umbel.client.commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -11,10 +11,14 @@ from typing import Any
 import httpx
 import torch
 
+from tests.secure_device import SecureDevice
 from tests.server_device import Device, House, house, repr_digest, run_file, sha256, small_state, update_of
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.secagg.server import Phase
 
 _COHORT = 18
+_MASKED = 4
+_SECURE = '[codec]\nname = "integer"\n[secure_aggregation]\n'
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,26 @@ class Held:
 
 class BusyHouse:
     """A run in whose open round uploads stand at every stage, one that has ended, one that nobody has joined yet;
-    enrolled clients, one more that nobody needs, and unused tokens.
+    enrolled clients, one more that nobody needs, and unused tokens; `masked`: those of a run with a secure round, in
+    which all have advertised keys, and one has shared them.
     """
 
-    def __init__(self, loop: asyncio.Runner, it: House, layout: Layout, tokens: list[str], held: list[Held]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.Runner,
+        it: House,
+        layout: Layout,
+        tokens: list[str],
+        held: list[Held],
+        masked: list[SecureDevice],
+    ) -> None:
         self._loop = loop
         self.it = it
         self.layout = layout
         self._tokens, self._unused_tokens = tuple(tokens), tokens
         self.held = held
+        self.masked = [Held(one.device, one.offer.id, 0) for one in masked]
+        self._secure_messages = [one.party.advertise() for one in masked]
         self.update = an_update(layout)
         self.model = str(it.state.coordinator.drivers["demo"].run.model.sha256)
 
@@ -56,7 +71,7 @@ class BusyHouse:
         """
         half = len(self.update) // 2
         return {
-            "assignment": [one.assignment for one in self.held],
+            "assignment": [one.assignment for one in [*self.held, *2 * self.masked]],
             "sha256": [self.model],
             "model": [self.model],
             "client": ["spare"],
@@ -66,6 +81,7 @@ class BusyHouse:
             "update_sha256": [sha256(self.update)],
             "token": list(self._tokens),
             "wait_s": [0.0],
+            "phase": [phase.value for phase in Phase],
             "number": [0, 1],
             "Upload-Length": [str(len(self.update))],
             "Upload-Offset": ["0", str(half), str(len(self.update))],
@@ -96,7 +112,7 @@ class BusyHouse:
     def bodies(self) -> list[bytes]:
         """Bodies of uploads that mean something here."""
         half = len(self.update) // 2
-        return [self.update, self.update[:half], self.update[half:], b""]
+        return [self.update, self.update[:half], self.update[half:], b"", *self._secure_messages]
 
 
 def an_update(layout: Layout) -> bytes:
@@ -115,11 +131,12 @@ def busy_house(data: Path) -> Generator[BusyHouse]:
 
 async def _prepared(loop: asyncio.Runner, open_things: AsyncExitStack, data: Path) -> BusyHouse:
     it = await open_things.enter_async_context(house(data))
-    *devices, last = await it.devices(_COHORT + 1)
+    last, *devices = await it.devices(1 + _COHORT + _MASKED)
     layout, model = Layout.of_state(small_state()), await it.put_model(small_state())
     tokens = await it.tokens(20)
     assert (await Device(it.http, "spare").enrol(tokens.pop())).status_code == 200
     await _end_a_run(it, last, layout, model)
+    masked = [SecureDevice(devices.pop(), layout) for _ in range(_MASKED)]
     for name in ("demo", "spare"):
         text = run_file(count=5, target=_COHORT, window_s=3600.0).replace("demo", name)
         assert (await it.put_run(text, model, name)).status_code == 201
@@ -127,7 +144,19 @@ async def _prepared(loop: asyncio.Runner, open_things: AsyncExitStack, data: Pat
     held = [Held(device, one["id"], i % 3) for i, (device, one) in enumerate(zip(devices, work, strict=True))]
     for one in held:
         await _upload(one, an_update(layout))
-    return BusyHouse(loop, it, layout, tokens, held)
+    await _begin_a_secure_round(it, masked, model)
+    return BusyHouse(loop, it, layout, tokens, held, masked)
+
+
+async def _begin_a_secure_round(it: House, masked: list[SecureDevice], model: str) -> None:
+    text = run_file(target=_MASKED, minimum=3, window_s=36_000.0).replace("demo", "masked") + _SECURE
+    answer = await it.put_run(text, model, "masked")
+    assert answer.status_code == 201, answer.text
+    for one in masked:
+        one.device.run, one.device.sample_count = "masked", 0
+    await asyncio.gather(*(one.begin() for one in masked))
+    await asyncio.gather(*(one.advertise() for one in masked))
+    await masked[0].share()
 
 
 async def _end_a_run(it: House, device: Device, layout: Layout, model: str) -> None:

@@ -227,5 +227,7 @@ def _signer(case: Case[Operation], there: BusyHouse) -> Device:
         client = case.body.get("client") if isinstance(case.body, dict) else None
         is_name = isinstance(client, str) and SLUG.fullmatch(client)
         return Device(there.it.http, str(client) if is_name else "newcomer", key=NEW_KEY)
-    holders = [one.device for one in there.held if one.assignment == case.path_parameters.get("assignment")]
+    holders = [
+        one.device for one in [*there.held, *there.masked] if one.assignment == case.path_parameters.get("assignment")
+    ]
     return (holders or [there.held[0].device])[0]

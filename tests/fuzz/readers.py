@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter
 from safetensors import safe_open
 
+from tests.consortium import first_list
+from tests.consortium import signed as signed_list
 from umbel.aggregation import runfile
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.audit import (
@@ -49,6 +51,8 @@ from umbel.aggregation.codec.topk import TopK
 from umbel.aggregation.errors import LayoutError, SignatureRefused, UpdateRefused
 from umbel.aggregation.grid import Grid, to_integers
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.member_files import members_bytes, read_members
+from umbel.aggregation.members import MembersRefused, check_first
 from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.pieces import InMemory
 from umbel.aggregation.records import Fate
@@ -93,6 +97,7 @@ _CHANGED_LAYOUT = Layout.of_state(
     {"a": torch.zeros(40), "h": torch.zeros(5).half(), "m": torch.zeros(2).bool(), "n": torch.tensor(0)}
 )
 _MODEL = ModelId(0, "a" * 64, "a" * 64)
+_MEMBERS = signed_list(first_list(), "anna", "bert")
 
 
 def _bundle(kind: Literal["run", "round"], number: int, previous: str, facts: RunCreated | RoundEnded) -> Bundle:
@@ -347,6 +352,17 @@ def _audit_line(text: str) -> str:
     return f'{{"bundle":{text},"sha256":"{digest}","signature":"{signed}","updates_deleted_at":null}}'
 
 
+def member_list(data: bytes) -> None:
+    """What is read and passes for signed is the list that was signed."""
+    try:
+        found = read_members(data)
+        check_first(found)
+    except MembersRefused:
+        return
+    assert found.list == _MEMBERS.list, "nobody has signed another list"
+    assert read_members(members_bytes(found)) == found
+
+
 @contextmanager
 def _file(data: bytes) -> Generator[Path]:
     """In memory, where there is such a thing: a fuzzer writes thousands of files a second."""
@@ -374,6 +390,7 @@ READERS: Mapping[str, Callable[[bytes], None]] = {
         canonical_json,
         audit_file,
         audit_chain,
+        member_list,
     )
 }
 
@@ -408,4 +425,5 @@ def seeds() -> dict[str, list[bytes]]:
         "canonical_json": [b'{"b":[1,2.5e-9,null,true],"a":"\\u00e4"}'],
         "audit_file": ["\n".join(_audit_line(canonical(one)) for one in _chain()).encode()],
         "audit_chain": ["\n".join(canonical(one) for one in _chain()).encode()],
+        "member_list": [canonical(_MEMBERS).encode()],
     }

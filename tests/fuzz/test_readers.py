@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.fuzz import corpus, fuzz
-from tests.fuzz.readers import READERS, audit_chain, header, layout, message, run_file, seeds
+from tests.fuzz.readers import READERS, audit_chain, header, layout, member_list, message, run_file, seeds
 
 SEEDS = seeds()
 
@@ -92,7 +92,7 @@ def test_any_change_to_an_audit_bundle_is_refused_in_words(data: st.DataObject) 
     audit_chain(b"\n".join(_text(line) for line in lines))
 
 
-@pytest.mark.parametrize("reader", [header, layout, message], ids=lambda reader: str(reader.__name__))
+@pytest.mark.parametrize("reader", [header, layout, member_list, message], ids=lambda reader: str(reader.__name__))
 @given(data=st.data())
 def test_any_change_to_json_is_read_or_refused(reader: Callable[[bytes], None], data: st.DataObject) -> None:
     seed = json.loads(data.draw(st.sampled_from(SEEDS[reader.__name__])))
@@ -104,7 +104,7 @@ def test_any_change_to_a_run_file_is_read_or_refused(data: st.DataObject) -> Non
     run_file(_run_file(_changed(tomllib.loads(SEEDS["run_file"][0].decode()), data)))
 
 
-@pytest.mark.parametrize("name", ["audit_chain", "header", "layout", "message"])
+@pytest.mark.parametrize("name", ["audit_chain", "header", "layout", "member_list", "message"])
 def test_a_wrong_value_at_any_place_of_json_is_read_or_refused(name: str) -> None:
     for seed in SEEDS[name]:
         lines = [json.loads(line) for line in seed.splitlines()]

@@ -12,10 +12,13 @@ from umbel.aggregation.advance import advance
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Closing, Tick, Training
 from umbel.aggregation.types import ClientId
+from umbel.server.assignments import Assignments
 from umbel.server.closing import Closer
 from umbel.server.driver import RunDriver
 from umbel.server.folding import SumDropped
 from umbel.server.round_codec import RoundCodec
+from umbel.server.secure_rounds import SecureRounds
+from umbel.server.services import Services
 from umbel.server.stored import LiveRun
 from umbel.server.upload_store import UpdateGone
 
@@ -39,6 +42,10 @@ async def outdated(it: House) -> LiveRun:
     return seen[0]
 
 
+def closer_of(services: Services) -> Closer:
+    return Closer(services, LAYOUT, RoundCodec(LAYOUT), SecureRounds(services, Assignments(services)))
+
+
 def closing(live: LiveRun) -> LiveRun:
     assert isinstance(live.state, Training)
     state, _ = advance(live.state, Tick(live.state.closes_at))
@@ -50,7 +57,7 @@ def test_a_round_that_has_ended_elsewhere_is_not_closed_again(tmp_path: Path) ->
     async def scenario() -> None:
         async with house(tmp_path) as it:
             live = await outdated(it)
-            closer = Closer(it.state.services, LAYOUT, RoundCodec(LAYOUT))
+            closer = closer_of(it.state.services)
             assert await closer.close(closing(live)) is None
             with pytest.raises(SumDropped):
                 await closer.take_up(live, {})
@@ -79,6 +86,6 @@ def test_an_update_that_is_lost_while_its_round_is_open_is_an_error(tmp_path: Pa
             services, live = it.state.services, it.state.coordinator.drivers["demo"].live
             lost = replace(live, folded_by={ClientId("d0"): services.replicas.id})
             with pytest.raises(UpdateGone, match=r"of demo\.1\.1\.d0 is not stored any more"):
-                await Closer(services, LAYOUT, RoundCodec(LAYOUT)).take_up(lost, {})
+                await closer_of(services).take_up(lost, {})
 
     asyncio.run(scenario())

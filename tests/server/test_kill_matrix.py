@@ -32,7 +32,10 @@ from umbel.server.settings import Settings
 
 pytestmark = pytest.mark.slow
 RESTART_S = 5.0
-OF_REPLICAS = {"post a partial sum"}  # `test_replicas.py` has it
+OF_OTHERS = {
+    "post a partial sum",  # `test_replicas.py` has it
+    "carry out Announce",  # `test_secure_kills.py` has it
+}
 _NTH = {  # the first time is not the most interesting one
     "store nonces": 20,
     "store who waits": 3,
@@ -188,7 +191,7 @@ def test_every_command_of_every_kind_of_round_every_order_and_every_ending_is_in
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("step", [step for step in (*STEPS, *LIFE_STEPS) if step not in OF_REPLICAS])
+@pytest.mark.parametrize("step", [step for step in (*STEPS, *LIFE_STEPS) if step not in OF_OTHERS])
 def test_killed_at_a_step_it_goes_on_to_the_same_model(
     step: str, is_before: bool, settings: Settings, undisturbed: dict[type[Federation], str]
 ) -> None:

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 from tests.server_device import small_state
 from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.audit import sum_sha256
 from umbel.aggregation.grid import Grid, GridAccumulator
 from umbel.aggregation.layout import Layout
 from umbel.server.blobs import model_key
@@ -37,7 +38,7 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
     change[edge] = 64.0  # beyond float16's range, by enough to round to an infinity
     total.fold_vector(change, 3)
     base = Base(first.sha256, first_master(blobs, first.sha256, layout))
-    files = next_model(blobs, layout, base, Summed(total, total), 0.7, None)
+    files = next_model(blobs, layout, base, Summed(sum_sha256(total), total), 0.7, None)
     master = layout.add_mean(layout.master_of(state), total, 0.7)
     expected = layout.full_state(layout.published(master))
     with blobs.local(model_key(files.published.sha256)) as path:

@@ -183,7 +183,7 @@ async def an_unknown_run(scene: Scene) -> httpx.Response:
     return await scene.check_in(run="nowhere")
 
 
-@refused("malformed-request")
+@refused("sample-count-needed")
 async def a_check_in_without_samples(scene: Scene) -> httpx.Response:
     return await scene.check_in(sample_count=0)
 

@@ -9,12 +9,13 @@ import torch
 
 from tests.aggregation.codec.conftest import PATHS, compiled_paths
 from umbel.aggregation.codec import native
+from umbel.aggregation.codec.codec import Projections
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.sign import Sign
 from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.wire import HEADER_BYTES
 from umbel.sim.codec_training import Federation, Setting, Trained
-from umbel.sim.codec_uplink import Projections, Uplink
+from umbel.sim.codec_uplink import Uplink
 from umbel.sim.mnist import N_CLASSES, N_PIXELS, TrainAndTest
 from umbel.sim.samples import Samples
 

@@ -11,6 +11,7 @@ from umbel.sim.demo_plan import (
     COORDINATOR_KILLED_AFTER,
     KILL_IN_TRAINING,
     PACE_MAX,
+    SECURE_WINDOW_S,
     WINDOW_S,
     Role,
     make_plan,
@@ -49,11 +50,15 @@ def test_a_calm_demo_kills_and_slows_nobody_and_waits_for_all() -> None:
 @pytest.mark.parametrize(("rehearsals_s", "pace"), [([0.3, 0.5, 9.0], 1.0), ([1.4] * 5, 2.0), ([60.0] * 5, PACE_MAX)])
 def test_the_window_is_as_long_as_this_machine_needs_within_bounds(rehearsals_s: list[float], pace: float) -> None:
     assert pace_of(rehearsals_s) == pace
-    assert make_plan(0, 24, calm=False).at_pace(pace).run_file.rounds.window_s == pytest.approx(WINDOW_S * pace)
+    for plain, window_s in ((True, WINDOW_S), (False, SECURE_WINDOW_S)):
+        plan = make_plan(0, 24, calm=False, plain=plain).at_pace(pace)
+        assert plan.run_file.rounds.window_s == pytest.approx(window_s * pace)
 
 
-def test_the_last_round_can_be_made_again() -> None:
-    assert make_plan(0, 24, calm=True).run_file.retention.updates == "1 round"
+def test_rounds_are_secure_and_the_last_plain_one_can_be_made_again() -> None:
+    secure, plain = (make_plan(0, 24, calm=True, plain=plain).run_file for plain in (False, True))
+    assert (secure.secure is None, secure.retention.updates) == (False, "none")
+    assert (plain.secure is None, plain.retention.updates) == (True, "1 round")
 
 
 def test_the_help_tells_from_how_many_rounds_on_something_is_killed() -> None:

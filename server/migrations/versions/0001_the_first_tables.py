@@ -44,6 +44,7 @@ def upgrade() -> None:
         "leases",
         sa.Column("job", sa.String(length=128), nullable=False),
         sa.Column("replica", sa.String(length=32), nullable=False),
+        sa.Column("relay_key", sa.LargeBinary(length=32), nullable=True),
         sa.PrimaryKeyConstraint("job"),
     )
     op.create_table(
@@ -239,6 +240,7 @@ def upgrade() -> None:
         sa.Column("reported_at", sa.Double(), nullable=True),
         sa.Column("declined", sa.Text(), nullable=True),
         sa.Column("missing", sa.Text(), nullable=True),
+        sa.Column("spoken", sa.Text(), nullable=True),
         sa.Column("bytes_up", sa.BigInteger(), nullable=False),
         sa.Column("bytes_down", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
@@ -269,6 +271,18 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("round_id", "replica"),
     )
     op.create_table(
+        "relayed_reveals",
+        sa.Column("round_id", sa.Integer(), nullable=False),
+        sa.Column("client", sa.String(length=63), nullable=False),
+        sa.Column("relay_key", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("sealed", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["round_id"],
+            ["rounds.id"],
+        ),
+        sa.PrimaryKeyConstraint("round_id", "client"),
+    )
+    op.create_table(
         "upload_chunks",
         sa.Column("assignment", sa.String(length=160), nullable=False),
         sa.Column("offset", sa.BigInteger(), nullable=False),
@@ -279,6 +293,16 @@ def upgrade() -> None:
             ["assignments.id"],
         ),
         sa.PrimaryKeyConstraint("assignment", "offset"),
+    )
+    op.create_table(
+        "sealed_shares",
+        sa.Column("assignment", sa.String(length=160), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["assignment"],
+            ["assignments.id"],
+        ),
+        sa.PrimaryKeyConstraint("assignment"),
     )
     op.create_table(
         "uploads",

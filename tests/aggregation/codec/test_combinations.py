@@ -44,7 +44,7 @@ def test_a_codec_passes_if_it_is_linear_and_is_refused_with_why_if_not(plan: Cod
 
 
 def test_every_codec_has_been_thought_of() -> None:
-    assert {plan.codec for plan in PLANS} == set(Codec)
+    assert {plan.codec for plan in PLANS} == set(Codec) - {Codec.MASKED}, "what is masked is planned as integers"
     assert {plan.codec for plan in SUMMABLE} == {Codec.MASK, Codec.LOWRANK}
 
 

@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.aggregation.codec.conftest import compiled_paths
+from tests.aggregation.codec.test_residues import whole_range
 from umbel.aggregation.codec import entropy_kernels, kernels, native
 from umbel.aggregation.codec.entropy import read_segment, write_segment
 from umbel.aggregation.codec.native import NoKernels, Quantizer
-from umbel.aggregation.codec.packing import pack, packed_bytes
+from umbel.aggregation.codec.packing import pack, packed_bytes, unpack
 from umbel.aggregation.codec.payload import Payload
 from umbel.aggregation.codec.philox import dither, signs
 from umbel.aggregation.codec.quantize import LEVEL_MAX, Levels, quantize
+from umbel.aggregation.codec.residues import add_packed, pack_residues
 from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -35,7 +37,7 @@ SIZES = st.one_of(
     st.integers(0, 40_000), st.sampled_from([0, 1, 127, 128, 129, 511, 512, 513, 4095, 4096, 4097, 32_768])
 )
 FIRSTS = st.one_of(st.integers(0, 50), st.integers(1 << 20, 1 << 40))  # tiles
-WIDTHS = st.integers(1, 15)
+WIDTHS, FOLD_WIDTHS = st.integers(1, 32), st.integers(1, 15)
 EXTREMES = torch.tensor(
     [0.0, -0.0, 1e38, -1e38, 3.4e38, -3.4e38, 1e-45, -1e-45, 1e-38, -1e-39, 0.5, -0.5, 1.5, 2.5, 32_766.5, -32_767.5]
 )
@@ -188,7 +190,7 @@ def test_rotated_and_packed_at_once_is_one_after_the_other(
 
 @given(
     SIZES,
-    WIDTHS,
+    FOLD_WIDTHS,
     st.integers(-(1 << 31), (1 << 31) - 1),
     st.sampled_from([torch.int32, torch.int64]),
     st.integers(0, 999),
@@ -271,10 +273,23 @@ def test_buffers_of_a_wrong_length_or_type_are_refused() -> None:
         kernels.rotate_into(out, values.double(), blocks, 1)
     with pytest.raises(ValueError, match="vector of 512"):
         kernels.pack_into(torch.zeros(511, dtype=torch.uint8), values, quantizer, 4)
+    with pytest.raises(ValueError, match="1 to 32 bits"):
+        kernels.pack_into(torch.zeros(512, dtype=torch.uint8), values, quantizer, 33)
     with pytest.raises(ValueError, match="1 to 15 bits"):
-        kernels.pack_into(torch.zeros(512, dtype=torch.uint8), values, quantizer, 16)
+        kernels.fold_packed(torch.zeros(512, dtype=torch.int32), torch.zeros(1024, dtype=torch.uint8), 16, 1)
     with pytest.raises(ValueError, match="vector of 512"):
         kernels.fold_packed(torch.zeros(1000, dtype=torch.int32), torch.zeros(513, dtype=torch.uint8), 4, 1)
+
+
+def test_widths_that_triton_has_not_never_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, blocks, quantizer = torch.linspace(-9, 9, 4096), Blocks.of(4096), Quantizer(1.0, 5, 6, Levels())
+    monkeypatch.delattr(kernels, "_native")
+    for bits in (16, 32):
+        out = torch.zeros(packed_bytes(4096, bits), dtype=torch.uint8)
+        kernels.pack_into(out, values, quantizer, bits)
+        assert torch.equal(out, pack(quantized(values, quantizer, 0), bits))
+        kernels.rotate_and_pack_into(out, values, blocks, 3, quantizer, bits)
+        assert torch.equal(out, pack(quantized(rotate(values, blocks, 3), quantizer, 0), bits))
 
 
 # --- choosing --------------------------------------------------------------------------------------------------------
@@ -375,6 +390,13 @@ def test_what_machines_other_than_x86_get_is_the_same(tmp_path: Path, unchosen: 
             folded = kernels.fold_packed(sums, packed, bits, -3)
             assert torch.equal(sums, (levels * -3).to(dtype))
             assert folded.sum_of_squares == int(levels.to(torch.int64).square().sum())
+    integers = whole_range(40_001, 5)
+    for bits in range(1, 33):
+        sums = torch.ones(40_001, dtype=torch.int32)
+        packed = pack_residues(integers, bits)
+        add_packed(sums, packed, bits)
+        assert torch.equal(packed, pack(integers, bits))
+        assert torch.equal(sums, unpack(packed, 40_001, bits) + 1)
     whole, classes = quantized(values, Quantizer(64.0, 2, 3, Levels()), 0), torch.zeros(40_000, dtype=torch.uint8)
     entropy_kernels.mix_dither_into(classes, 2, 3, 0)
     is_mirrored = (dither(2, 0, 40_000) + 3 & 0xFFFF) >= 1 << 15

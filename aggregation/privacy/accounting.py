@@ -1,0 +1,171 @@
+"""What rounds with Skellam noise cost in privacy: Renyi divergence by order, added up over rounds; (epsilon, delta).
+
+**What is protected.** One client, a site or a device, in each round: whoever sees every sum can hardly tell whether the
+client's data was in, or its contribution was zero. That is add-or-remove adjacency; that the client took part, and that
+it added noise, is public. To exchange some of a client's data, as by one patient of a hospital more, can move its
+contribution twice as far at most: `Release` with four times the bound says what that costs. Nothing is said here of
+what is summed beside the levels, without noise.
+
+**The bound** (Agarwal, Kairouz and Liu: The Skellam mechanism for differentially private federated learning, NeurIPS
+2021), for noise of variance mu in the sum, contributions of L2 and L1 norm D2 and D1, in integers, and whole orders a
+from 2 on:
+
+    e(a) <= a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) )
+
+The first term is the Gaussian's; the second is what integers cost, and goes away as mu grows.
+
+What `skellam.py` draws is off by 2^-109 a sample, which adds less than e^epsilon 2^-69 to delta over 2^40 of them.
+
+mu counts the noise of honest clients alone, in the least cohort with which a sum is revealed (`noise_plan.py`).
+
+**No amplification by sampling** is claimed, though a round may ask a part of the clients: the coordinator chooses whom,
+and is not trusted with that choice.
+
+**Over rounds** divergences of one order add up, also where a round's noise depends on what earlier rounds have shown,
+if what each may cost at that order was fixed beforehand (Feldman and Zrnic: Individual privacy accounting via a Renyi
+filter, NeurIPS 2021). As steps follow the rounds before, a budget is an `Allowance`: one order, and so much a round.
+The ledger's epsilon is the least over all orders, as is usual; at the end of a budget they agree.
+
+Divergence becomes (epsilon, delta) by dp-accounting (Canonne, Kamath and Steinke 2020, proposition 12), which is an
+extra, and is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.aggregation.privacy.sensitivity import l1_bound
+
+Floats: TypeAlias = NDArray[np.float64]
+ORDERS: tuple[int, ...] = (*range(2, 65), *(round(64 * 1.05**i) for i in range(1, 115)))  # to 16,683
+ROUNDS_MAX = 1 << 40
+_SLACK = 1 + 2.0**-30  # more noise than the equation asks: what float64 rounds off in a million rounds
+_HALVINGS = 60
+
+
+class AccountantMissing(RuntimeError):
+    """The library that turns divergences into epsilon is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A sum that is published: `variance` of honest noise in each of its `n_values` integers.
+
+    `bound_squared`: the greatest sum of squares of one client's integers.
+    """
+
+    variance: float
+    bound_squared: int
+    n_values: int
+
+    def __post_init__(self) -> None:
+        if not (self.variance > 0 and math.isfinite(self.variance) and self.bound_squared > 0 and self.n_values > 0):
+            raise ValueError("a sum is published with noise of a finite variance above zero, a bound and values")
+
+    def divergences(self, orders: Sequence[int] = ORDERS) -> Floats:
+        """The equation above, by order."""
+        a, mu, squared = np.asarray(orders, np.float64), self.variance, float(self.bound_squared)
+        l1 = l1_bound(self.bound_squared, self.n_values)
+        integers = np.minimum(((2 * a - 1) * squared + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
+        return np.asarray(a * squared / (2 * mu) + integers, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the rounds so far have cost together, at this `delta`. A round counts once its sum is revealed, also if
+    nothing is made of it.
+    """
+
+    delta: float
+    n_rounds: int = 0
+    divergences: tuple[float, ...] = field(default=(0.0,) * len(ORDERS), repr=False)
+
+    def after(self, release: Release, n_rounds: int = 1) -> Ledger:
+        """With so many rounds more."""
+        total = np.asarray(self.divergences) + n_rounds * release.divergences()
+        return replace(self, n_rounds=self.n_rounds + n_rounds, divergences=tuple(total.tolist()))
+
+    @property
+    def epsilon(self) -> float:
+        """Of all rounds so far. Raises `AccountantMissing`."""
+        return epsilon_of(self.divergences, self.delta)
+
+    def rounds_left(self, budget: float, release: Release) -> int:
+        """How many rounds more like this one keep epsilon within `budget`: 0 to 2^40. Raises `AccountantMissing`."""
+        fits, too_many = 0, 1
+        while too_many <= ROUNDS_MAX and self.after(release, too_many).epsilon <= budget:
+            fits, too_many = too_many, 2 * too_many
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            within = self.after(release, middle).epsilon <= budget
+            fits, too_many = (middle, too_many) if within else (fits, middle)
+        return min(fits, ROUNDS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one round may cost: a `divergence` of this `order`."""
+
+    order: int
+    divergence: float
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The standard deviation of Gaussian noise that costs as much, over the L2 norm of a contribution."""
+        return math.sqrt(self.order / (2 * self.divergence))
+
+    def variance(self, bound_squared: int, n_values: int) -> float:
+        """The least variance of the noise in a sum with which a round is within it: the equation, solved for mu."""
+        squared, l1 = float(bound_squared), l1_bound(bound_squared, n_values)
+        gaussian, second = self.order * squared / 2, ((2 * self.order - 1) * squared + 6 * l1) / 4
+        by_square = (gaussian + math.sqrt(gaussian**2 + 4 * self.divergence * second)) / (2 * self.divergence)
+        by_l1 = (gaussian + 1.5 * l1) / self.divergence
+        return min(by_square, by_l1) * _SLACK
+
+
+@lru_cache(maxsize=64)
+def allowance(epsilon: float, delta: float, rounds: int) -> Allowance:
+    """What each of so many rounds may cost, if together they are to be (epsilon, delta)-private.
+
+    The order is that at which Gaussian noise does with least, which whatever step the rounds have, they share.
+    Raises `AccountantMissing`, and `ValueError` for a budget that no noise keeps to.
+    """
+    least, most = 2.0**-60, 2.0**60  # of the divergence of order 1, for all rounds
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(least * most)
+        within = epsilon_of([order * middle for order in ORDERS], delta) <= epsilon
+        least, most = (middle, most) if within else (least, middle)
+    order = _best_order([one * least for one in ORDERS], delta)
+    if rounds < 1 or epsilon_of([order * least], delta, [order]) > epsilon:
+        raise ValueError(f"no noise keeps {rounds} rounds within epsilon = {epsilon:g} at delta = {delta:g}")
+    return Allowance(order, order * least / rounds)
+
+
+def epsilon_of(divergences: Sequence[float], delta: float, orders: Sequence[int] = ORDERS) -> float:
+    """The least epsilon that these divergences, by order, give at this delta. Raises `AccountantMissing`."""
+    return _converted(divergences, delta, orders)[0]
+
+
+def _best_order(divergences: Sequence[float], delta: float) -> int:
+    return _converted(divergences, delta, ORDERS)[1]
+
+
+def _converted(divergences: Sequence[float], delta: float, orders: Sequence[int]) -> tuple[float, int]:
+    """Epsilon, and the order that it comes from."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta is a probability between 0 and 1, not {delta!r}")
+    try:
+        from dp_accounting.rdp import compute_epsilon
+    except ModuleNotFoundError as error:
+        raise AccountantMissing(
+            f"{error.name} is missing; in a clone of umbel: pip install -c constraints.txt '.[privacy]'"
+        ) from error
+    epsilon, order = compute_epsilon(orders, divergences, delta)
+    return float(epsilon), int(order)

@@ -1,0 +1,44 @@
+"""The numbers of private rounds, which do not follow from one another: what a round shows has noise in it, and the step
+from the first round on is that of an update of the greatest norm.
+"""
+
+import math
+from dataclasses import replace
+
+from umbel.aggregation.codec.plan import CodecPlan, first_plan
+from umbel.aggregation.codec.rotation import Blocks
+from umbel.aggregation.privacy.accounting import Ledger
+from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.types import RoundPlan
+
+
+def private_numbers(
+    section: PrivacySection, step: float, clip_of_codec: float | None, plan: RoundPlan, n_values: int, rounds: int
+) -> tuple[CodecPlan, SecurePlan]:
+    """The numbers of a run's first round; the later ones have them, too (`again`).
+
+    `step`: in root mean squares of an update whose norm is the clip norm. `rounds`: how many sums the run may reveal.
+    Raises `ValueError` for what cannot be kept, `AccountantMissing` for a budget where dp-accounting is not installed.
+    """
+    clip = section.clip(clip_of_codec)
+    codec = first_plan(step=step, norm=clip, n_values=n_values, key=0, clip_norm=clip)
+    n_levels, n_clients = Blocks.of(n_values).n_padded, plan.n_wanted
+    noise = section.plan(
+        rounds=rounds, least=plan.minimum, n_values=n_levels, inverse_step=codec.inverse_step, clip_norm=clip
+    )
+    together = n_clients * clip / math.sqrt(n_levels)  # if all clients' updates were the same
+    bits = noise.bits(inverse_step=codec.inverse_step, sigma_sum=together, n_clients=n_clients)
+    return codec, SecurePlan(bits, 1, n_clients, plan.minimum, noise=noise)
+
+
+def again(before: tuple[CodecPlan, SecurePlan], key: int) -> tuple[CodecPlan, SecurePlan]:
+    """The numbers of the next round; its dither and rotation are its own."""
+    codec, secure = before
+    return replace(codec, key=key), secure
+
+
+def epsilon_after(noise: NoisePlan, delta: float, n_releases: int) -> float:
+    """What so many sums with this noise have cost. Raises `AccountantMissing`."""
+    return Ledger(delta).after(noise.release, n_releases).epsilon if n_releases else 0.0

@@ -1,0 +1,151 @@
+"""Skellam noise from a key: integers that nobody without the key can guess, and whose sum is Skellam noise again.
+
+The sum of independent Skellam variables is one, and their variances add up; so each client adds its share of the noise,
+and whichever of them remain, their sum's noise is known exactly (Agarwal, Kairouz and Liu: The Skellam mechanism for
+differentially private federated learning, NeurIPS 2021). A discrete Gaussian only nearly has this.
+
+Word number j of a keystream is 64 bits, and sample number j a function of it (`skellam_table.py`): from the top, the
+sign, the cell's index, and what is compared with the cell's cut. So any part can be made alone, and the parts add up to
+the same whatever their lengths. The keystream is AES-256 in counter mode, counter block (stream, block), both 64 bits
+big-endian; words are little-endian. Streams: t for the t-th term of a sum, 2^63 + t for its second words. A variance
+above 2^27 is a sum of 2, 4, 8, ... terms. The distance from the distribution, in total variation, is at most 2^-109 for
+each sample and term, if AES-256 is what it is taken for.
+
+A million samples take 6 to 9 ms of one core (AMD EPYC), at variances from 0.01 to 10^8 alike.
+
+Time does not depend on the samples but for caches: which entries of a table are read. Who can watch the caches of a
+client's processor has better ways to its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+from umbel.aggregation.privacy import skellam_table
+from umbel.aggregation.privacy.skellam_table import Table, table_of
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEY_BYTES = 32
+VARIANCE_MIN, VARIANCE_MAX = skellam_table.VARIANCE_MIN, 2.0**34
+SAMPLES_MAX = 1 << 40
+_WORD_BYTES, _BLOCK_BYTES = 8, 16
+_PART = 1 << 15  # samples: what is worked on stays in the second cache
+_SECOND = 1 << 63
+_ZEROS = memoryview(bytes((_PART + 1) * _WORD_BYTES))
+
+_Words: TypeAlias = NDArray[np.int64]
+_Ints: TypeAlias = NDArray[np.int32]
+
+
+class Skellam:
+    """Noise of mean 0 and this `variance`, 2^-20 to 2^34. Raises `ValueError` for another.
+
+    A key is 32 bytes, fresh from the operating system, of one vector only: whoever has it can take the noise off.
+    """
+
+    def __init__(self, variance: float) -> None:
+        if not VARIANCE_MIN <= variance <= VARIANCE_MAX:
+            raise ValueError(f"noise has a variance between 2^-20 and 2^34, not {variance!r:.40}")
+        self.variance = variance
+        self._n_terms = 1
+        while variance / self._n_terms > skellam_table.VARIANCE_MAX:
+            self._n_terms *= 2  # so that the quotient is exact
+        self._table = table_of(variance / self._n_terms)
+
+    def add_to(self, values: Tensor, key: bytes, first: int = 0) -> None:
+        """Add samples number `first` on to `values`, in place: int32 (which wraps at 2^32) or int64, one dimension.
+
+        Any device; the noise is made on the processor. Memory: 2 MB beside `values`, and 24 bytes for
+        each cell of the table, of which there are up to 2^18.
+        """
+        if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
+            raise ValueError(f"noise is added to a vector of int32 or int64, not {list(values.shape)} {values.dtype}")
+        for start, part in self._parts(key, first, values.numel()):
+            place = values[start - first : start - first + len(part)]
+            place.add_(torch.from_numpy(part).to(values.device))
+
+    def draw(self, key: bytes, first: int, n_values: int) -> Tensor:
+        """Samples number `first` on: int32, `n_values`."""
+        out = torch.zeros(n_values, dtype=torch.int32)
+        self.add_to(out, key, first)
+        return out
+
+    def _parts(self, key: bytes, first: int, n_values: int) -> Iterator[tuple[int, _Ints]]:
+        """Number of the first sample, and samples: each part is overwritten by the next."""
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key of noise has {KEY_BYTES} bytes, not {len(key)}")
+        if not (first >= 0 and 0 <= n_values <= SAMPLES_MAX - first):
+            raise ValueError(f"a key gives at most 2^40 samples, not {n_values} from {first} on")
+        buffers = _Buffers(min(_PART, n_values))
+        for start in range(first, first + n_values, _PART):
+            length = min(_PART, first + n_values - start)
+            for term in range(self._n_terms):
+                words = buffers.words(key, term, start, length)
+                yield start, buffers.samples(self._table, words, _second_word(key, term, start))
+
+
+class _Buffers:
+    """Memory for `length` samples, which is allocated once for a vector: that takes as long as the arithmetic."""
+
+    def __init__(self, length: int) -> None:
+        self._bytes = bytearray((length + 4) * _WORD_BYTES)  # a word ahead, and what update_into asks for behind
+        self._words: _Words = np.frombuffer(self._bytes, np.int64)
+        self._longs: list[_Words] = [np.empty(length, np.int64) for _ in range(3)]
+        self._ints: list[_Ints] = [np.empty(length, np.int32) for _ in range(2)]
+
+    def words(self, key: bytes, stream: int, first: int, length: int) -> _Words:
+        """Words number `first` on of a stream: int64, `length`."""
+        ahead = first % 2
+        n_bytes = (ahead + length) * _WORD_BYTES
+        _keystream(key, stream, first // 2).update_into(_ZEROS[:n_bytes], self._bytes)
+        return self._words[ahead : ahead + length]
+
+    def samples(self, table: Table, words: _Words, second_word: Callable[[int], int]) -> _Ints:
+        """int64 -> int32 of the same length. `second_word`: that of the sample at this place, 0 to 2^64 - 1."""
+        n, rest_bits = len(words), 63 - table.index_bits
+        rest, cut, cell = (one[:n] for one in self._longs)
+        out, sign = (one[:n] for one in self._ints)
+        np.right_shift(words, rest_bits, out=cell)
+        np.bitwise_and(cell, (1 << table.index_bits) - 1, out=cell)
+        np.take(table.cuts, cell, out=cut, mode="clip")  # all are within; "raise" would take a buffer of its own
+        np.bitwise_and(words, (1 << rest_bits) - 1, out=rest)
+        np.subtract(rest, cut, out=rest)
+        if not rest.all():
+            _settle(rest, cell, table, second_word)
+        np.right_shift(rest, 63, out=rest)  # -1 where the cell's own number is drawn, 0 where its alias is
+        np.left_shift(cell, 1, out=cell)
+        np.subtract(cell, rest, out=cell)
+        np.take(table.outcomes, cell, out=out, mode="clip")
+        np.right_shift(words, 63, out=sign, casting="unsafe")
+        np.bitwise_xor(out, sign, out=out)  # with the next line: the negative, where the sign is -1
+        return np.subtract(out, sign, out=out)
+
+
+def _settle(rest: _Words, cell: _Words, table: Table, second_word: Callable[[int], int]) -> None:
+    """Make those of `rest` that are zero, where the first word equals the cut, less than it if the second word is."""
+    for place in np.flatnonzero(rest == 0).tolist():
+        if second_word(place) < int(table.low_cuts[cell[place]]):
+            rest[place] = -1
+
+
+def _second_word(key: bytes, term: int, first: int) -> Callable[[int], int]:
+    def word(place: int) -> int:
+        block = _keystream(key, _SECOND + term, (first + place) // 2).update(bytes(_BLOCK_BYTES))
+        return int.from_bytes(block[:_WORD_BYTES] if (first + place) % 2 == 0 else block[_WORD_BYTES:], "little")
+
+    return word
+
+
+def _keystream(key: bytes, stream: int, block: int) -> CipherContext:
+    """Zeros encrypted with it are the keystream from this block on."""
+    return Cipher(AES256(key), CTR(stream.to_bytes(8, "big") + block.to_bytes(8, "big"))).encryptor()

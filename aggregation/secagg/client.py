@@ -1,0 +1,338 @@
+"""A client in one secure round: messages in, messages out; its secrets live here, in memory, and nowhere else.
+
+```
+advertise() ----> share(roster) ----> hear(inbox) ----> masks, sign_input() ----> agree(inputs) ----> reveal(agreements)
+AdvertiseKeys     ShareKeys           (U2)              MaskedInput               ConsistencyCheck    Unmasking
+```
+
+Every step is taken once. The same message again has the same answer, so that lost answers can be asked for; another
+message in its place is a coordinator that says different things, and ends the round for this client (`Disagreement`).
+After `reveal` no secret is left, only the answer; after any refusal there is not even that. Bonawitz et al. 2017,
+figure 4, with signatures and the consistency check; the graph of Bell et al. 2020.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from umbel.aggregation.public_keys import public_key_text
+from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.curve import KEY_BYTES, KeyPair
+from umbel.aggregation.secagg.derive import (
+    ShareKind,
+    Vector,
+    pair_mask_key,
+    require_share,
+    self_mask_commitment,
+    self_mask_key,
+    share_commitment,
+)
+from umbel.aggregation.secagg.errors import BadShare, Disagreement, OutOfTurn, TooFew
+from umbel.aggregation.secagg.masks import Masks
+from umbel.aggregation.secagg.messages import (
+    AdvertiseKeys,
+    Dealt,
+    Inbox,
+    Indices,
+    ShareKeys,
+    Unmasking,
+    decode_agreements,
+    decode_indices,
+)
+from umbel.aggregation.secagg.sealed import open_sealed, seal
+from umbel.aggregation.secagg.session import Session, check_signature, name_of
+from umbel.aggregation.secagg.shamir import split
+from umbel.aggregation.secagg.signing import Label, sign
+
+Random = Callable[[int], bytes]
+ReadRoster = Callable[[Context, bytes], Session]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What this client insists on, whatever a coordinator asks: its own policy.
+
+    `minimum`: fewest clients in a sum.
+    """
+
+    minimum: int = 3
+
+
+class SecureClient:
+    """One client's side of one attempt. Not thread-safe.
+
+    `index`: its own, in the context's cohort. `random`: so many bytes that nobody can guess. `read_roster`: checks a
+    roster's signatures and makes the session of it; who has many clients in one process need do that only once. Raises
+    `TooFew` for a context below the client's floor, `Disagreement` for one in which its identity key is not its own.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        index: int,
+        identity: Ed25519PrivateKey,
+        random: Random,
+        floor: Floor | None = None,
+        read_roster: ReadRoster = Session.of_message,
+    ) -> None:
+        self.context = context
+        self.index = index
+        self.complaints: tuple[str, ...] = ()
+        self._floor = Floor() if floor is None else floor
+        if context.minimum < self._floor.minimum:
+            raise TooFew(
+                f"the round would publish a sum of {context.minimum} clients; this client is part of no sum of fewer "
+                f"than {self._floor.minimum}"
+            )
+        if context.cohort[index][1] != public_key_text(identity.public_key().public_bytes_raw()):
+            raise Disagreement("the coordinator lists this client with an identity key that is not its own")
+        self._identity = identity
+        self._random = random
+        self._read_roster = read_roster
+        self._channel = KeyPair(random(KEY_BYTES))
+        self._mask = KeyPair(random(KEY_BYTES))
+        self._self_mask = random(KEY_BYTES)
+        self._channels: dict[int, bytes] = {}
+        self._pairs: dict[int, bytes] = {}
+        self._own_shares: tuple[bytes, bytes] | None = None
+        self._held: dict[int, tuple[bytes, bytes]] = {}
+        self._heard: dict[str, tuple[bytes, object]] = {}
+        self._session: Session | None = None
+        self._shared: Indices = ()
+        self._inputs: Indices = ()
+        self._is_over = False
+
+    # --- AdvertiseKeys ------------------------------------------------------------------------------------------------
+
+    def advertise(self) -> bytes:
+        """The AdvertiseKeys message."""
+        self._require_going_on()
+        unsigned = AdvertiseKeys(self.index, self._channel.public, self._mask.public, b"")
+        signature = sign(self._identity, Label.ADVERTISE_KEYS, self.context.digest, unsigned.payload)
+        return AdvertiseKeys(self.index, self._channel.public, self._mask.public, signature).encode()
+
+    # --- ShareKeys ----------------------------------------------------------------------------------------------------
+
+    def share(self, roster: bytes) -> bytes:
+        """The ShareKeys message for this roster.
+
+        Raises `MalformedMessage`, `BadKey`, `ForgedMessage`, `Disagreement`, `TooFew`.
+        """
+        return self._once("roster", roster, self._share)
+
+    def _share(self, data: bytes) -> bytes:
+        session = self._read_roster(self.context, data)
+        own = session.adverts.get(self.index)
+        if own is None or own.encode() != self.advertise():
+            raise Disagreement("this client's own keys are not in the roster as it advertised them")
+        self._session = session
+        points = [holder + 1 for holder in session.holders(self.index)]
+        self_shares = split(self._self_mask, session.threshold, points, self._random)
+        key_shares = split(self._mask.seed, session.threshold, points, self._random)
+        dealt = {
+            point - 1: self._deal(session, point - 1, pair)
+            for point, pair in zip(points, zip(self_shares, key_shares, strict=True), strict=True)
+        }
+        commitment = self_mask_commitment(session.digest, self.index, self._self_mask)
+        unsigned = ShareKeys(self.index, commitment, dealt, b"")
+        signature = sign(self._identity, Label.SHARE_KEYS, session.digest, unsigned.payload)
+        return ShareKeys(self.index, commitment, dealt, signature).encode()
+
+    def _deal(self, session: Session, holder: int, shares: tuple[bytes, bytes]) -> Dealt:
+        of_self_mask, of_key = (
+            share_commitment(session.digest, kind, self.index, holder, share)
+            for kind, share in zip(ShareKind, shares, strict=True)
+        )
+        if holder == self.index:
+            self._own_shares = shares
+            return Dealt(of_self_mask, of_key, b"")
+        shared = self._shared_channel(session, holder)
+        return Dealt(of_self_mask, of_key, seal(shared, session.digest, self.index, holder, shares))
+
+    def _shared_channel(self, session: Session, other: int) -> bytes:
+        """What seals shares to and from another client: exchanged once, used both ways."""
+        if other not in self._channels:
+            self._channels[other] = self._channel.shared(session.adverts[other].channel_key)
+        return self._channels[other]
+
+    # --- MaskedInput --------------------------------------------------------------------------------------------------
+
+    def hear(self, inbox: bytes) -> None:
+        """Take in who has shared, and the shares for this client.
+
+        A share that does not open is noted in `complaints`; the round goes on without it. Raises `MalformedMessage`,
+        `Disagreement`, `TooFew`.
+        """
+        self._once("inbox", inbox, self._hear)
+
+    def _hear(self, data: bytes) -> None:
+        session = self._require_session()
+        inbox = Inbox.decode(data, len(self.context.cohort), session.neighbours(self.index))
+        if not set(inbox.shared) <= session.adverts.keys():
+            raise Disagreement("somebody is said to have shared keys who is not in the roster")
+        if self.index not in inbox.shared:
+            raise Disagreement("this client is said not to have shared its keys")
+        self._require_enough(inbox.shared, "shared their keys")
+        assert self._own_shares is not None, "it has dealt to itself"
+        self._held = {self.index: self._own_shares}
+        complaints: list[str] = []
+        for dealer, dealt in inbox.dealt.items():
+            try:
+                self._held[dealer] = self._opened(session, dealer, dealt)
+            except BadShare as error:
+                complaints.append(f"{name_of(self.context, dealer)}: {error}")
+        self.complaints = tuple(complaints)
+        self._shared = inbox.shared
+
+    def _opened(self, session: Session, dealer: int, dealt: Dealt) -> tuple[bytes, bytes]:
+        """A dealer's shares for this client. Raises `BadShare`."""
+        shared = self._shared_channel(session, dealer)
+        shares = open_sealed(shared, session.digest, dealer, self.index, dealt.sealed)
+        for kind, share, commitment in zip(ShareKind, shares, dealt.commitments, strict=True):
+            require_share(commitment, session.digest, kind, dealer, self.index, share)
+        return shares
+
+    def masks(self, vector: Vector) -> Masks:
+        """What to add to one of the vectors: the client's own mask, and one for each neighbour who has shared."""
+        session = self._require_heard()
+        keys = [self_mask_key(self._self_mask, session.digest, vector, self.index)]
+        signs = [1]
+        for other in session.neighbours(self.index):
+            if other in self._shared:
+                keys.append(pair_mask_key(self._shared_mask(session, other), session.digest, vector, self.index, other))
+                signs.append(1 if other > self.index else -1)
+        return Masks(keys, signs)
+
+    def _shared_mask(self, session: Session, other: int) -> bytes:
+        """What a pair's masks of both vectors are derived of: exchanged once."""
+        if other not in self._pairs:
+            self._pairs[other] = self._mask.shared(session.adverts[other].mask_key)
+        return self._pairs[other]
+
+    def sign_input(self, body_sha256: bytes) -> bytes:
+        """A signature over the masked vector as it is sent, and with whom it is masked.
+
+        The same client signs one vector only: with the same masks, two of them would show their difference.
+        """
+        self._require_heard()
+        return self._once("input", body_sha256, self._sign_input)
+
+    def _sign_input(self, body_sha256: bytes) -> bytes:
+        session = self._require_session()
+        payload = session.input_payload(self._shared, body_sha256)
+        return sign(self._identity, Label.MASKED_INPUT, session.digest, payload)
+
+    # --- ConsistencyCheck ---------------------------------------------------------------------------------------------
+
+    def agree(self, inputs: bytes) -> bytes:
+        """A signature over who is in the sum.
+
+        Raises `MalformedMessage`, `Disagreement`, `TooFew`; `OutOfTurn` if this client has sent no vector.
+        """
+        if "input" not in self._heard:
+            raise OutOfTurn("there is no sum that this client could be in: it has sent nothing")
+        return self._once("inputs", inputs, self._agree)
+
+    def _agree(self, data: bytes) -> bytes:
+        session = self._require_session()
+        inputs = decode_indices(data, len(self.context.cohort))
+        if not set(inputs) <= set(self._shared):
+            raise Disagreement("somebody is said to be in the sum who has not shared its keys")
+        if self.index not in inputs:
+            raise Disagreement("this client's vector is said not to be in the sum")
+        self._require_enough(inputs, "are in the sum")
+        self._inputs = inputs
+        payload = session.consistency_payload(self._shared, inputs)
+        return sign(self._identity, Label.CONSISTENCY, session.digest, payload)
+
+    # --- Unmasking ----------------------------------------------------------------------------------------------------
+
+    def reveal(self, agreements: bytes) -> bytes:
+        """The Unmasking message: of everyone in the sum a share of its own mask, of the others a share of their key.
+
+        Every secret is erased. Raises `MalformedMessage`, `TooFew` where fewer than t have signed the same sum,
+        `ForgedMessage`, `OutOfTurn`.
+        """
+        if not self._inputs:
+            raise OutOfTurn("this client has agreed to no sum yet")
+        return self._once("agreements", agreements, self._reveal)
+
+    def _reveal(self, data: bytes) -> bytes:
+        session = self._require_session()
+        signatures = decode_agreements(data, len(self.context.cohort))
+        holders = set(session.holders(self.index))
+        payload = session.consistency_payload(self._shared, self._inputs)
+        counted = holders.intersection(signatures, self._inputs)
+        for index in sorted(counted):
+            check_signature(self.context, index, Label.CONSISTENCY, session.digest, payload, signatures[index])
+        if len(counted) < session.threshold:
+            least = session.threshold
+            raise TooFew(f"only {len(counted)} clients that hold shares with this one have signed the sum, of {least}")
+        revealed = {
+            dealer: self_share if dealer in self._inputs else key_share
+            for dealer, (self_share, key_share) in self._held.items()
+        }
+        answer = Unmasking(self.index, revealed).encode()
+        self._erase()
+        return answer
+
+    # --- what every step does -----------------------------------------------------------------------------------------
+
+    def _once(self, step: str, data: bytes, take: Callable[[bytes], Found]) -> Found:
+        """Take a step, or repeat its answer. After a refusal there is no further step."""
+        digest = hashlib.sha256(data).digest()
+        if step in self._heard:
+            said, answer = self._heard[step]
+            if said != digest:
+                self.abort()
+                raise Disagreement(f"the coordinator has sent two different messages as its {step}")
+            return answer  # type: ignore[return-value]
+        self._require_going_on()
+        try:
+            answer = take(data)
+        except BaseException:  # half a step must not be taken again, whatever broke it off
+            self.abort()
+            raise
+        self._heard[step] = digest, answer
+        return answer
+
+    def abort(self) -> None:
+        """Forget everything: this client says nothing more in this attempt."""
+        self._erase()
+        self._heard = {}
+
+    def _erase(self) -> None:
+        """Let go of every secret. (Python frees their memory; it cannot be made to overwrite it.)"""
+        self._is_over = True
+        self._self_mask = b""
+        self._own_shares = None
+        self._held, self._channels, self._pairs = {}, {}, {}
+        self._channel = self._mask = KeyPair(bytes(KEY_BYTES))
+
+    def _require_going_on(self) -> None:
+        if self._is_over:
+            raise OutOfTurn("this client has left the round, or has revealed its shares")
+
+    def _require_session(self) -> Session:
+        if self._session is None:
+            raise OutOfTurn("this client has seen no roster yet")
+        return self._session
+
+    def _require_heard(self) -> Session:
+        self._require_going_on()
+        if not self._shared:
+            raise OutOfTurn("this client does not know yet who has shared")
+        return self._require_session()
+
+    def _require_enough(self, indices: Indices, what: str) -> None:
+        session = self._require_session()
+        least = max(self.context.minimum, session.survivors_min)
+        if len(indices) < least:
+            raise TooFew(f"only {len(indices)} clients {what}, of at least {least}")
+        n_holders = len(set(indices).intersection(session.holders(self.index)))
+        if n_holders < session.threshold:
+            raise TooFew(f"only {n_holders} clients that hold shares with this one {what}, of {session.threshold}")

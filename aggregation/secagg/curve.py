@@ -1,0 +1,89 @@
+"""X25519 (RFC 7748), strictly: each public key has one spelling, and none makes the shared secret a constant.
+
+RFC 7748 (section 5) takes any 32 bytes: it drops bit 255 and counts modulo p = 2^255 - 19. So two strings can be one
+key, and a coordinator could show a client's key a second time, as another client's, without its being seen; here the
+integer below p is the only spelling. Points of small order are refused by name (section 6.1 allows it): with them the
+secret is zero, whoever computes it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from umbel.aggregation.secagg.errors import BadKey
+
+KEY_BYTES = 32
+
+_FIELD_PRIME = (1 << 255) - 19
+# The u of every point of small order, on the curve and on its twist: doubling, (u^2 - 1)^2 / 4u(u^2 + 486662 u + 1)
+# (RFC 7748, section 5, with A = 486662), takes each of them to 0 or to infinity in three steps or fewer.
+_SMALL_ORDER_U = frozenset(
+    (
+        0,  # order 2 (infinity is sent as 0, too)
+        1,  # order 4
+        _FIELD_PRIME - 1,  # order 4, of the twist
+        0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,  # order 8
+        0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,  # order 8
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyPair:
+    """A pair made of a `seed` of 32 random bytes; its private key is set up once and serves many exchanges.
+
+    Raises `ValueError` for a seed of another length.
+    """
+
+    seed: bytes = field(repr=False)
+    public: bytes = field(init=False)
+    _private: X25519PrivateKey = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.seed) != KEY_BYTES:
+            raise ValueError(f"a seed has {KEY_BYTES} bytes, not {len(self.seed)}")
+        private = X25519PrivateKey.from_private_bytes(self.seed)
+        object.__setattr__(self, "_private", private)
+        object.__setattr__(self, "public", private.public_key().public_bytes_raw())
+
+    def shared(self, public: bytes) -> bytes:
+        """The 32 bytes shared with the holder of `public`: the input of a derivation, no key. Raises `BadKey`."""
+        require_key(public)
+        try:
+            return self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as error:  # all zeros: what the table above has already refused
+            raise BadKey(
+                "the secret shared with this key is zero; the key was not made by an X25519 library"
+            ) from error
+
+
+def public_key(seed: bytes) -> bytes:
+    """The public key, 32 bytes, of a seed of 32 bytes. Raises `ValueError`."""
+    return KeyPair(seed).public
+
+
+def shared_secret(seed: bytes, public: bytes) -> bytes:
+    """What the holder of `seed` and that of `public` share, once; for more, keep a `KeyPair`. Raises `BadKey`."""
+    return KeyPair(seed).shared(public)
+
+
+def require_key(public: bytes) -> None:
+    """Raise `BadKey` unless these are the 32 bytes of a public key in its one spelling, and not of small order."""
+    if len(public) != KEY_BYTES:
+        raise BadKey(f"an X25519 key has {KEY_BYTES} bytes, not {len(public)}")
+    u = int.from_bytes(public, "little")
+    if u >= _FIELD_PRIME:  # bit 255 is set, or u can be written smaller
+        raise BadKey("a key is not in its one spelling, below 2^255 - 19; make it with an X25519 library")
+    if u in _SMALL_ORDER_U:
+        raise BadKey("a key is a point of small order, which no private key has; make it with an X25519 library")
+
+
+def require_keys(publics: Iterable[bytes]) -> None:
+    """Raise `BadKey` unless each is a key, and no two are the same: what must hold of all keys of a roster."""
+    seen: set[bytes] = set()
+    for public in publics:
+        require_key(public)
+        if public in seen:
+            raise BadKey("a key stands twice in the roster; each client makes two new ones for each attempt")
+        seen.add(public)

@@ -1,0 +1,87 @@
+"""Who is whose neighbour: whom a client shares masks and secrets with.
+
+Complete: everyone with everyone. Sparse (Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, "Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead"): the clients stand on a ring in an order that nobody could choose, each
+joined to the k/2 next ones on either side. That is the Harary graph H(k, n) for an even k: k-regular, and no fewer than
+k clients must go before it falls apart (Harary 1962). How large k must be is said in `parameters.py`.
+
+The ring of a seed, the same in every language: client `index` has the rank
+
+    SHA-256("umbel-secagg/1 ring" || seed || u32(index)),        u32: four bytes, little-endian,
+
+and the clients stand by rising rank, compared as 32 bytes from the first on. The order of independent ranks is uniform.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+SEED_BYTES = 32
+_LABEL = b"umbel-secagg/1 ring"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph over n clients, known by their index from 0. Each has k neighbours, and u is v's where v is u's.
+
+    `ring`: the indices in the order in which they stand; k is even, or n - 1: then the graph is complete and the order
+    means nothing. Raises `ValueError` for numbers that make no such graph.
+    """
+
+    n: int
+    k: int
+    ring: tuple[int, ...] = field(repr=False)
+    _places: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise ValueError(f"a graph needs two clients or more, not {self.n}")
+        if self.k != self.n - 1 and (self.k % 2 or not 2 <= self.k < self.n - 1):
+            raise ValueError(
+                f"of {self.n} clients each has {self.n - 1} neighbours or an even number below, not {self.k}"
+            )
+        if len(self.ring) != self.n or set(self.ring) != set(range(self.n)):
+            raise ValueError(f"the ring must name each index below {self.n} once")
+        places = [0] * self.n
+        for place, index in enumerate(self.ring):
+            places[index] = place
+        object.__setattr__(self, "_places", tuple(places))
+
+    @property
+    def complete(self) -> bool:
+        return self.k == self.n - 1
+
+    def neighbours(self, index: int) -> tuple[int, ...]:
+        """The k neighbours of a client, rising. Raises `IndexError`."""
+        return tuple(other for other in self.holders(index) if other != index)
+
+    def holders(self, index: int) -> tuple[int, ...]:
+        """Who holds a share of a client's secrets: its neighbours and itself, k + 1, rising. Raises `IndexError`."""
+        if not 0 <= index < self.n:
+            raise IndexError(f"there is no client {index} among {self.n}")
+        return tuple(range(self.n)) if self.complete else tuple(sorted(self._around(self._places[index])))
+
+    def _around(self, place: int) -> Iterable[int]:
+        reach = self.k // 2
+        return (self.ring[(place + step) % self.n] for step in range(-reach, reach + 1))
+
+
+def graph_of(n: int, k: int, seed: bytes) -> Graph:
+    """The graph of n clients with k neighbours each: complete for k = n - 1, else the ring of `seed`.
+
+    `seed`: 32 bytes that neither the coordinator nor a client could choose; a complete graph makes no use of it. Raises
+    `ValueError`.
+    """
+    if len(seed) != SEED_BYTES:
+        raise ValueError(f"the seed of a graph has {SEED_BYTES} bytes, not {len(seed)}")
+    return Graph(n, k, tuple(range(n)) if k == n - 1 else ring_of(n, seed))
+
+
+def ring_of(n: int, seed: bytes) -> tuple[int, ...]:
+    """The indices below n in the order of their ranks."""
+
+    def rank(index: int) -> bytes:
+        return hashlib.sha256(_LABEL + seed + struct.pack("<I", index)).digest()
+
+    return tuple(sorted(range(n), key=rank))

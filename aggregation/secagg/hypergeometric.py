@@ -1,0 +1,31 @@
+"""The upper tail of the hypergeometric distribution, for counts where exact integers are slow."""
+
+import math
+
+ROUNDING = 1e-9
+
+
+def tail(n: int, marked: int, drawn: int, above: int) -> float:
+    """A bound on P(X > above): X of `drawn` taken out of n are marked, where `marked` of the n are.
+
+    At most 1 + `ROUNDING` times the truth and never below it, rounding included; 1 where more than `above` is likely,
+    that is, where the most likely X is.
+    """
+    least, most = max(0, drawn - (n - marked)), min(marked, drawn)
+    x = above + 1
+    if x > most:
+        return 0.0
+    if x <= max(least, (drawn + 1) * (marked + 1) // (n + 2)):
+        return 1.0
+    term = math.exp(_log_choose(marked, x) + _log_choose(n - marked, drawn - x) - _log_choose(n, drawn))
+    total = term
+    while x < most and term > 1e-17 * total:
+        # What follows falls faster and faster, so what is left out is far below the rounding that is added.
+        term *= (marked - x) * (drawn - x) / ((x + 1) * (n - marked - drawn + x + 1))
+        total += term
+        x += 1
+    return min(1.0, total * (1 + ROUNDING))
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -1,0 +1,137 @@
+"""What both ends know of a secure round once its roster is closed: who talks to whom, and t."""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Collection, Mapping
+from functools import cached_property
+
+from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.curve import require_keys
+from umbel.aggregation.secagg.derive import PROTOCOL, session_digest, set_digest
+from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
+from umbel.aggregation.secagg.graph import Graph, graph_of
+from umbel.aggregation.secagg.messages import AdvertiseKeys, Indices, Roster, ShareKeys
+from umbel.aggregation.secagg.parameters import Parameters, parameters_for, roster_min, survivors_min
+from umbel.aggregation.secagg.signing import Label, verify
+
+
+class Session:
+    """One attempt from its roster on. `adverts`: those in U1, by index, whose signatures were checked."""
+
+    def __init__(self, context: Context, opening: bytes, adverts: Mapping[int, AdvertiseKeys]) -> None:
+        self.context = context
+        self.adverts = dict(sorted(adverts.items()))
+        self.opening = opening
+        self.parameters: Parameters = parameters_for(len(self.adverts), n_invited=len(context.cohort))
+        rows = ((one.index, one.channel_key, one.mask_key, one.signature) for one in self.adverts.values())
+        self.digest = session_digest(context.digest, rows, self.parameters.k, self.parameters.t)
+        self._neighbours: dict[int, Indices] = {}
+
+    @classmethod
+    def of_roster(cls, context: Context, roster: Roster) -> "Session":
+        """The session of a roster that a coordinator has sent.
+
+        Raises `TooFew` for a roster below the context's minimum, or one in which too many could be corrupt,
+        `Disagreement` for an opening that is not the one it was committed to, `BadKey`, `ForgedMessage`.
+        """
+        least = max(context.minimum, roster_min(len(context.cohort)))
+        if len(roster.adverts) < least:
+            raise TooFew(f"only {len(roster.adverts)} clients advertised keys, of at least {least}")
+        if not hmac.compare_digest(hashlib.sha256(roster.opening).hexdigest(), context.opening_commitment):
+            raise Disagreement("the coordinator opened another graph than the one it had committed to")
+        for advert in roster.adverts:
+            check_advert(context, advert)
+        require_keys(key for advert in roster.adverts for key in (advert.channel_key, advert.mask_key))
+        return cls(context, roster.opening, {one.index: one for one in roster.adverts})
+
+    @classmethod
+    def of_message(cls, context: Context, roster: bytes) -> "Session":
+        """The same, of a roster as it travels. Raises `MalformedMessage`, too."""
+        return cls.of_roster(context, Roster.decode(roster, len(context.cohort)))
+
+    @property
+    def threshold(self) -> int:
+        """t: as many shares open a secret, and as many signatures make an agreement."""
+        return self.parameters.t
+
+    @property
+    def survivors_min(self) -> int:
+        """The fewest clients of which a sum may be: for the sparse graph more than t, which counts neighbours."""
+        return survivors_min(len(self.adverts), n_invited=len(self.context.cohort))
+
+    @cached_property
+    def _graph(self) -> Graph:
+        # No client can choose it, and the coordinator only by whom it leaves out: see `parameters.py`.
+        parts = (
+            PROTOCOL,
+            b"graph",
+            self.context.digest,
+            self.opening,
+            *(one.encode() for one in self.adverts.values()),
+        )
+        return graph_of(len(self.adverts), self.parameters.k, hashlib.sha256(b"".join(parts)).digest())
+
+    @cached_property
+    def _listed(self) -> Indices:
+        return tuple(self.adverts)
+
+    @cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {index: place for place, index in enumerate(self.adverts)}
+
+    def neighbours(self, index: int) -> Indices:
+        """With whom this client shares a mask, ascending."""
+        if index not in self._neighbours:
+            places = self._graph.neighbours(self._places[index])
+            self._neighbours[index] = tuple(sorted(self._listed[place] for place in places))
+        return self._neighbours[index]
+
+    def holders(self, index: int) -> Indices:
+        """Who holds shares of this client's secrets, and whose it holds: its neighbours and itself, ascending."""
+        return tuple(sorted((*self.neighbours(index), index)))
+
+    def set_digest(self, indices: Collection[int]) -> bytes:
+        return set_digest(self.digest, indices)
+
+    def roster(self) -> Roster:
+        return Roster(self.opening, tuple(self.adverts.values()))
+
+    def check_shares(self, message: ShareKeys) -> None:
+        """Raise `ForgedMessage` unless the dealer has signed it."""
+        check_signature(self.context, message.index, Label.SHARE_KEYS, self.digest, message.payload, message.signature)
+
+    def input_payload(self, shared: Collection[int], body_sha256: bytes) -> bytes:
+        """What a client signs of its masked vector: with whom it is masked, and what was sent."""
+        return self.set_digest(shared) + body_sha256
+
+    def consistency_payload(self, shared: Collection[int], inputs: Collection[int]) -> bytes:
+        """What everyone signs before a share is revealed: who had shared, and who is in the sum."""
+        return self.set_digest(shared) + self.set_digest(inputs)
+
+
+def check_advert(context: Context, advert: AdvertiseKeys) -> None:
+    """Raise `BadKey` for keys that nobody should have, `ForgedMessage` unless the cohort's member has signed them."""
+    try:
+        require_keys((advert.channel_key, advert.mask_key))
+    except BadKey as error:
+        raise BadKey(f"{name_of(context, advert.index)} advertised a key that is none: {error}") from error
+    check_signature(context, advert.index, Label.ADVERTISE_KEYS, context.digest, advert.payload, advert.signature)
+
+
+def check_signature(
+    context: Context, index: int, label: Label, digest: bytes, payload: bytes, signature: bytes
+) -> None:
+    """Raise `ForgedMessage`, naming the client, unless its identity key has signed this."""
+    name = name_of(context, index)
+    try:
+        verify(base64.b64decode(context.cohort[index][1]), label, digest, payload, signature)
+    except ForgedMessage as error:
+        raise ForgedMessage(f"what {name} is said to have sent is not signed by its key") from error
+
+
+def name_of(context: Context, index: int) -> str:
+    """A client's name, for people. Raises `SecAggError` for an index beyond the cohort."""
+    if not 0 <= index < len(context.cohort):
+        raise SecAggError(f"there is no client {index} in a cohort of {len(context.cohort)}")
+    return context.cohort[index][0]

@@ -1,0 +1,203 @@
+"""What `umbel members` and `umbel fingerprint` do and print. What is wrong is one sentence and exit status 1."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+
+from umbel.aggregation.fingerprint import fingerprint, grouped, sha256_of_groups
+from umbel.aggregation.members import (
+    MemberList,
+    NotAMember,
+    SignedMembers,
+    check_first,
+    check_successor,
+    require_follows,
+)
+from umbel.aggregation.public_keys import public_key_text
+from umbel.client.console import one_sentence_errors
+from umbel.client.members_editing import (
+    Change,
+    Part,
+    edit_file,
+    new_file,
+    with_entry,
+    without_entry,
+    write_members_file,
+)
+from umbel.client.members_store import MembersStore, NotConfirmed, read_members_file
+from umbel.client.members_view import changes_of, shown_list, signers_in_words, table_of
+from umbel.client.officer_key import load_officer_key, make_officer_key
+from umbel.client.output import print_json, screen
+from umbel.client.own_keys import make_own_key, own_keys
+from umbel.client.store import locked
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """`follows`: the epoch before, None if that was not asked. `signed_by`: of the officers whose word counts here."""
+
+    name: str
+    epoch: int
+    sha256: str
+    fingerprint: str
+    signed_by: tuple[str, ...]
+    follows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKey:
+    file: str
+    public_key: str
+    fingerprint: str
+
+
+def new_list(name: str, quorum: int, out: Path, as_json: bool) -> None:
+    with one_sentence_errors():
+        _tell(new_file(out, MemberList(name, 1, {}, {}, quorum)), out, as_json)
+
+
+def officer_key(out: Path, with_passphrase: bool, as_json: bool) -> None:
+    with one_sentence_errors():
+        passphrase = (
+            typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True) if with_passphrase else ""
+        )
+        raw = make_officer_key(out, passphrase).public_key().public_bytes_raw()
+    made = MadeKey(str(out), public_key_text(raw), fingerprint(raw))
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(f"public key   {made.public_key}\nfingerprint  {made.fingerprint}")
+
+
+def add(part: Part, file: Path, name: str, key: str, quorum: int | None, out: Path | None, as_json: bool) -> None:
+    with one_sentence_errors():
+        _edit(file, out, with_entry(part, name, key), quorum, as_json)
+
+
+def remove(part: Part, file: Path, name: str, quorum: int | None, out: Path | None, as_json: bool) -> None:
+    with one_sentence_errors():
+        _edit(file, out, without_entry(part, name), quorum, as_json)
+
+
+def sign_list(file: Path, key_file: Path, previous: Path | None, as_json: bool) -> None:
+    """An officer of the list, or of the one before. Raises `typer.Exit`."""
+    with one_sentence_errors():
+        signed, old = read_members_file(file), _previous(previous)
+        if len(signed.list.officers) < signed.list.quorum:
+            raise ValueError(
+                f"{file} has fewer officers than the {signed.list.quorum} that must sign it: add them first"
+            )
+        if old is not None:
+            require_follows(old, signed.list)
+        key = load_officer_key(key_file, lambda: str(typer.prompt("Passphrase", hide_input=True, err=True)))
+        text = public_key_text(key.public_key().public_bytes_raw())
+        officers = {*signed.list.officers.values(), *(old.officers.values() if old is not None else ())}
+        if text not in officers:
+            raise NotAMember(
+                f"{key_file} is not the key of an officer of {file}; if it is of one of the epoch before, name that "
+                "list with --previous"
+            )
+        after = signed.signed_with(key)
+        after.signers_among(signed.list.officers)  # others' signatures that do not fit are said before this one stands
+        _tell(write_members_file(file, after), file, as_json)
+
+
+def show_list(file: Path, previous: Path | None, as_json: bool) -> None:
+    with one_sentence_errors():
+        signed, old = read_members_file(file), _previous(previous)
+        changes = () if old is None else changes_of(old, signed.list)
+        shown = shown_list(signed, changes)
+    if as_json:
+        print_json(shown)
+        return
+    typer.echo(f"{shown.name}, epoch {shown.epoch}: {signers_in_words(shown)}")
+    typer.echo(f"SHA-256  {shown.sha256}\n         {shown.fingerprint}")
+    screen().print(table_of(shown))
+    for line in changes:
+        typer.echo(line)
+    _warn(shown.concerns)
+
+
+def verify_list(file: Path, previous: Path | None, as_json: bool) -> None:
+    with one_sentence_errors():
+        signed, old = read_members_file(file), _previous(previous)
+        signers = check_first(signed) if old is None else check_successor(old, signed)
+    members, follows = signed.list, None if old is None else old.epoch
+    verified = Verified(members.name, members.epoch, members.sha256, grouped(members.sha256), signers, follows)
+    if as_json:
+        print_json(verified)
+        return
+    whose = "its own officers" if follows is None else f"the officers of epoch {follows}, which it follows"
+    typer.echo(f"{members.name}, epoch {members.epoch}: whole, signed by {', '.join(signers)} of {whose.rstrip(',')}")
+    typer.echo(verified.fingerprint)
+    if members.epoch > 1 and follows is None:
+        typer.echo("whether it follows the list that you trust is checked with --previous", err=True)
+
+
+def trust_lists(files: Sequence[Path], state: Path, sha256: str, yes: bool, as_json: bool) -> None:
+    """Take lists one after another; the first of its name needs its hash, or a person's word."""
+    with one_sentence_errors():
+        trusted = sha256_of_groups(sha256) if sha256 else ""
+        with locked(state.expanduser()):
+            store = MembersStore(state.expanduser())
+            taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
+    if as_json:
+        print_json([shown_list(signed) for signed in taken])
+        return
+    for signed in taken:
+        typer.echo(f"trusted from now on: {signed.list.name}, epoch {signed.list.epoch}")
+
+
+def show_fingerprint(state: Path, server: str | None, as_json: bool) -> None:
+    with one_sentence_errors():
+        if server is not None:
+            make_own_key(state.expanduser(), server)
+        keys = own_keys(state.expanduser())
+    if as_json:
+        print_json(keys)
+        return
+    for key in keys:
+        who = f"{key.client} at {key.server}" if key.client else "not enrolled yet"
+        typer.echo(f"{who} ({key.directory})\npublic key   {key.public_key}\nfingerprint  {key.fingerprint}")
+
+
+def _edit(file: Path, out: Path | None, change: Change, quorum: int | None, as_json: bool) -> None:
+    def both(members: MemberList) -> MemberList:
+        return change(members) if quorum is None else replace(change(members), quorum=quorum)
+
+    _tell(edit_file(file, out, both), out or file, as_json)
+
+
+def _taken(store: MembersStore, shown: SignedMembers, trusted: str, yes: bool) -> SignedMembers:
+    try:
+        return store.take(shown, trusted, is_confirmed=yes)
+    except NotConfirmed:
+        if trusted:
+            raise
+        question = (
+            f"{shown.list.name}: {grouped(shown.list.sha256)}\nHas an officer told you this hash, and not by mail?"
+        )
+        typer.confirm(question, abort=True, err=True)
+        return store.take(shown, is_confirmed=True)
+
+
+def _previous(path: Path | None) -> MemberList | None:
+    return None if path is None else read_members_file(path).list
+
+
+def _tell(signed: SignedMembers, path: Path, as_json: bool) -> None:
+    """What a file holds now, in short."""
+    shown = shown_list(signed)
+    if as_json:
+        print_json(shown)
+        return
+    n_members, n_officers = len(shown.members), len(shown.officers)
+    counts = f"{n_members} member{'s' * (n_members != 1)}, {n_officers} officer{'s' * (n_officers != 1)}"
+    typer.echo(f"{path}: {shown.name}, epoch {shown.epoch}, {counts}, {signers_in_words(shown)}")
+
+
+def _warn(concerns: Iterable[str]) -> None:
+    for concern in concerns:
+        typer.echo(f"careful: {concern}", err=True)

@@ -1,0 +1,225 @@
+"""What a site allows, whatever its coordinator asks: its own policy, a TOML file that no server can change.
+
+The limits here are floors and ceilings of this site. What a coordinator asks is held against them, never the other way
+round; what goes beyond is refused before anything is trained or sent (`policy_file.py` reads the file).
+
+```toml
+secure_aggregation = "required"
+members = "pilot.json"                 # beside this file
+members_sha256 = "7F3A 91C2 ..."       # of the list that officers have confirmed
+minimum_cohort = 5
+```
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+from umbel.aggregation.fingerprint import sha256_of_groups
+from umbel.aggregation.members import COHORT_MIN, MemberList
+from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
+from umbel.aggregation.types import TARGET_MAX, require_slug, require_within
+from umbel.client.errors import WorkRefused
+
+EPOCH_MAX = 1 << 53
+PARAMETERS_MAX = 1 << 53
+EPSILON_MAX = 1e6
+RUNS_MAX = 1000
+_DENOMINATOR_MAX = 1000  # 0.6667 means two thirds
+
+
+@dataclass(frozen=True, slots=True)
+class SecureRound:
+    """What a coordinator asks of a round with secure aggregation, as far as a policy minds it.
+
+    `cohort`: who is invited; `minimum`: the fewest clients whose sum is opened; `threshold`: how many of the
+    `n_holders` of a client's shares open them (all clients of the cohort, in a complete graph); `n_parameters`: values
+    of the model. `epsilon`: what the run has spent of this site's privacy, this round included; None without noise.
+    """
+
+    cohort: Collection[str]
+    minimum: int
+    threshold: int
+    n_holders: int
+    n_parameters: int
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SitePolicy:
+    """A site's own limits. Without a file, these defaults hold. Raises `ValueError` for what makes no sense.
+
+    `secure_aggregation`: "required" refuses every round without it; "allowed" takes both kinds. `members`,
+    `members_sha256`, `members_epoch`: the file with the consortium's member list, the hash of the list that this site
+    trusts to begin with, and the oldest epoch that it takes. `minimum_cohort`: the fewest clients whose sum may be
+    opened. `threshold_share`: more than this share of the holders must be needed to open anything: t >= floor(share *
+    n) + 1; two thirds stand against a coordinator that lies and colludes with fewer than a third of the clients
+    (Bonawitz et al. 2017, section 6.2). `max_parameters`: values of the largest model. `retrain_after_release`: whether
+    a second, freshly trained update may be given for a round in which shares were released already. `epsilon`: how much
+    of its privacy this site spends on one run, at `delta`; a run without noise is then refused. `allowed_runs`: by
+    name; empty for all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are
+    here. `cohort_change`: what to do about two rounds whose clients differ by so few that the difference of the two
+    sums is of fewer than `minimum_cohort`.
+    """
+
+    secure_aggregation: Literal["required", "allowed"] = "allowed"
+    members: Path | None = None
+    members_sha256: str = ""
+    members_epoch: int = 1
+    minimum_cohort: int = COHORT_MIN
+    threshold_share: float = 2 / 3
+    max_parameters: int | None = None
+    retrain_after_release: bool = False
+    epsilon: float | None = None
+    delta: float = 1e-6
+    allowed_runs: tuple[str, ...] = ()
+    share_sample_count: bool = True
+    cohort_change: Literal["warn", "refuse"] = "warn"
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a limit that would not hold
+
+    def __post_init__(self) -> None:
+        require_within(self.members_epoch, "members_epoch", 1, EPOCH_MAX)
+        require_within(self.minimum_cohort, "minimum_cohort", COHORT_MIN, TARGET_MAX)
+        if not 0.5 <= self.threshold_share < 1:  # also refuses a NaN
+            raise ValueError(f"threshold_share must be at least 0.5 and below 1, not {self.threshold_share!r:.40}")
+        if self.max_parameters is not None:
+            require_within(self.max_parameters, "max_parameters", 1, PARAMETERS_MAX)
+        if self.epsilon is not None:
+            require_within(self.epsilon, "epsilon", 1e-6, EPSILON_MAX)
+        require_within(self.delta, "delta", DELTA_MIN, DELTA_MAX)
+        if len(self.allowed_runs) > RUNS_MAX:
+            raise ValueError(f"allowed_runs names {len(self.allowed_runs)} runs, at most {RUNS_MAX} can be named")
+        for run in self.allowed_runs:
+            require_slug(run, "a run of allowed_runs")
+        self._check_members()
+
+    def _check_members(self) -> None:
+        if self.members == Path():
+            raise ValueError('members must name a file, such as members = "pilot.json"')
+        if self.members_sha256:
+            object.__setattr__(self, "members_sha256", _sha256(self.members_sha256))
+        if self.members is None and (self.members_sha256 or self.members_epoch > 1):
+            raise ValueError('members_sha256 and members_epoch are of a list: name its file, members = "FILE"')
+        if self.members is None and self.secure_aggregation == "required":
+            raise ValueError('secure_aggregation = "required" needs the member list: members = "FILE"')
+
+    @property
+    def tells_count(self) -> bool:
+        """Whether the coordinator may be told in clear how much data there is: not where rounds must be secure."""
+        return self.share_sample_count and self.secure_aggregation != "required"
+
+    def threshold_least(self, n_holders: int) -> int:
+        """The least threshold that this site takes part under: floor(share * n) + 1, exact for two thirds of any n."""
+        return math.floor(Fraction(self.threshold_share).limit_denominator(_DENOMINATOR_MAX) * n_holders) + 1
+
+    def announced(self, sample_count: int) -> int:
+        """The sample count to tell in clear: 1 where the policy keeps the true one."""
+        return sample_count if self.share_sample_count else 1
+
+    def check_run(self, run: str) -> None:
+        """Raise `WorkRefused` for a run that is not allowed here."""
+        if self.allowed_runs and run not in self.allowed_runs:
+            raise WorkRefused(f"this site's policy does not allow run {run[:63]!r}; add it to allowed_runs")
+
+    def check_members(self, members: MemberList) -> None:
+        """Raise `WorkRefused` for a list that is older than this site takes."""
+        if members.epoch < self.members_epoch:
+            raise WorkRefused(
+                f"this site's policy takes the member list from epoch {self.members_epoch} on, and "
+                f"{members.name!r} is at epoch {members.epoch}: ask an officer for the newest"
+            )
+
+    def check_plain_round(self, n_parameters: int) -> None:
+        """Raise `WorkRefused` unless a round without secure aggregation, and without noise, is allowed."""
+        if self.secure_aggregation == "required":
+            raise WorkRefused(
+                "this site's policy requires secure aggregation, and this round would show the coordinator the update"
+            )
+        if not self.share_sample_count:
+            raise WorkRefused(
+                "this site's policy keeps its sample count (share_sample_count), and a report of this round says it"
+            )
+        self._check_size(n_parameters)
+        self._check_epsilon(None)
+
+    def check_secure_round(self, asked: SecureRound) -> None:
+        """Raise `WorkRefused`, with the reason to give the coordinator, unless this round is within the limits, and
+        there is a member list to hold its cohort against.
+        """
+        if self.members is None:
+            raise WorkRefused(
+                "without the consortium's member list the coordinator could make up the other clients; "
+                'a round with secure aggregation needs it: members = "FILE" in the policy'
+            )
+        self.check_secure_limits(asked)
+
+    def check_secure_limits(self, asked: SecureRound) -> None:
+        """The same but for the list: for a site that has no policy at all, and so believes its coordinator."""
+        self._check_cohort(asked)
+        self._check_size(asked.n_parameters)
+        self._check_epsilon(asked.epsilon)
+
+    def check_second_update(self, is_released: bool, is_fresh: bool) -> None:
+        """Raise `WorkRefused` for a second update in a round in which this client has released shares.
+
+        With shares of one attempt, and the same update in another, the coordinator could take the difference of two
+        sums, and have one client's update. `is_fresh`: it was trained anew, from other batches.
+        """
+        if is_released and not self.retrain_after_release:
+            raise WorkRefused("shares were released for this round already: this site gives no second update for it")
+        if is_released and not is_fresh:
+            raise WorkRefused("shares were released for this very update already: it can be in no other sum")
+
+    def check_cohort_change(self, before: Collection[str], now: Collection[str]) -> str | None:
+        """What is to be logged of two sums over these clients; None if they may both be opened without a word.
+
+        Raises `WorkRefused` instead, where the policy says so.
+        """
+        changed = sorted(set(before) ^ set(now))
+        if not changed or len(changed) >= self.minimum_cohort:
+            return None
+        found = f"the clients of two rounds differ by {', '.join(changed)} alone, so what differs in the sums is theirs"
+        if self.cohort_change == "refuse":
+            raise WorkRefused(f"this site's policy does not allow it: {found}")
+        return found
+
+    def _check_cohort(self, asked: SecureRound) -> None:
+        n_clients, n_least = len(set(asked.cohort)), self.minimum_cohort
+        if n_clients < n_least or asked.minimum < n_least:
+            raise WorkRefused(
+                f"this site's policy wants a sum of {n_least} clients or more, and this round would open one of "
+                f"{min(n_clients, asked.minimum)}"
+            )
+        least = self.threshold_least(asked.n_holders)
+        if not least <= asked.threshold <= asked.n_holders:
+            raise WorkRefused(
+                f"this site's policy wants {least} or more of {asked.n_holders} clients to be needed to open anything, "
+                f"and this round's threshold is {asked.threshold}"
+            )
+
+    def _check_size(self, n_parameters: int) -> None:
+        if self.max_parameters is not None and n_parameters > self.max_parameters:
+            raise WorkRefused(
+                f"this site's policy allows models of {self.max_parameters} parameters, and this one has {n_parameters}"
+            )
+
+    def _check_epsilon(self, epsilon: float | None) -> None:
+        if self.epsilon is None:
+            return
+        if epsilon is None:
+            raise WorkRefused("this site's policy has a privacy budget (epsilon), and this run adds no noise")
+        if not epsilon <= self.epsilon:  # also refuses a NaN
+            raise WorkRefused(
+                f"this site's privacy budget is epsilon = {self.epsilon:g} for a run, and this round would bring it to "
+                f"{epsilon:g}"
+            )
+
+
+def _sha256(text: str) -> str:
+    try:
+        return sha256_of_groups(text)
+    except ValueError as error:
+        raise ValueError("members_sha256 must be the 64 hex digits that `umbel members show` prints") from error

@@ -1,0 +1,66 @@
+"""Whether an assignment asks for a secure round that can be, checked before a key is made; `offer.py` has the rest."""
+
+import math
+from dataclasses import dataclass
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.public_keys import public_key_bytes, public_key_text
+from umbel.aggregation.secagg.agreement import composition_of, context_of, offer_in
+from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.offer import SecureOffer
+from umbel.aggregation.types import Assignment, ClientId, require_slug
+from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.offer import WINDOW_S_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A secure round as it is asked for: what all its members must agree on, and the numbers that are masked."""
+
+    client: ClientId
+    assignment: Assignment
+    offer: SecureOffer
+    context: Context
+    composition: Composition
+
+
+def read_offer(assignment: Assignment, client: ClientId, layout: Layout) -> Asked:
+    """Raise `CoordinatorMisbehaved` for an assignment that no secure round can have."""
+    try:
+        offer = offer_in(assignment)
+        _check(assignment, offer)
+        composition = composition_of(assignment, layout)
+        _check_noise(composition)
+        return Asked(client, assignment, offer, context_of(assignment), composition)
+    except ValueError as error:
+        raise CoordinatorMisbehaved(f"the assignment asks for what is no secure round: {error}") from error
+
+
+def _check(assignment: Assignment, offer: SecureOffer) -> None:
+    """Raise `ValueError` for names that cannot stand in a log, keys that nobody has, and numbers out of range."""
+    if not assignment.task.makes_model:
+        raise ValueError(f"a round of {assignment.task.value} has no sum to mask")
+    if not (math.isfinite(offer.window_s) and 0 < offer.window_s <= WINDOW_S_MAX):
+        raise ValueError("its window is out of range")
+    if offer.plan.is_proportional or offer.draws != 1:
+        raise ValueError(
+            "it weighs clients by how often they were drawn, which is the coordinator's word for each of them: one "
+            "could be given all the weight, and its update read from the sum"
+        )
+    for name, key in offer.cohort:
+        require_slug(name, "a name in the cohort")
+        if public_key_text(public_key_bytes(key, "a key in the cohort")) != key:
+            raise ValueError("a key in the cohort is not the base64 that its bytes have")
+
+
+def _check_noise(composition: Composition) -> None:
+    """Raise `ValueError` for a private round whose noise is not for this model, or too little."""
+    if (noise := composition.secure.noise) is None:
+        return
+    require_private_model(composition.layout)
+    if noise.n_values != composition.n_levels:
+        raise ValueError(f"its noise is for {noise.n_values} levels, and an update has {composition.n_levels}")
+    if noise.least > composition.secure.minimum:
+        raise ValueError("its noise counts on more clients than must be in the sum")

@@ -1,0 +1,172 @@
+"""One attempt at a secure round in the main thread: from trained weights to the opened sum.
+
+```
+training, beside it the exchange of keys (`exchange.py`)
+      v
+masked update on disk -> upload -> report -- late, surplus --> forget
+                                    v accepted
+            GET consistency-check -> PUT its signature          who is in the sum
+                                    v
+            GET unmasking -> remember -> PUT unmasking          shares
+```
+
+The keys are in memory and nowhere else. So whatever ends the process ends this client's part in the attempt; the
+coordinator being away does not: it is asked again until it answers.
+"""
+
+import base64
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.messages import ReportAnswer
+from umbel.aggregation.secagg.contribution import NOISE_KEY_BYTES, ContributionRefused, LocalWork, contribution
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input
+from umbel.aggregation.secagg.messages import decode_indices
+from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.types import MaskedInput
+from umbel.client.app import Client
+from umbel.client.coordinator import Coordinator
+from umbel.client.errors import AssignmentClosed, OutOfTime, WorkRefused
+from umbel.client.exchange import Exchange
+from umbel.client.refusals import alarm_of
+from umbel.client.secure_offer import Asked
+from umbel.client.site import Admitted, Site
+from umbel.client.store import Store
+from umbel.client.transport import Patience, patiently
+from umbel.client.watch import PAUSE_S, renewal_s
+from umbel.client.work import Trained, finite, unfit_refused, weight_changes
+
+T = TypeVar("T")
+_WINDOWS_MAX = 2.0  # of the round, for which a coordinator that answers may say "not yet"
+log = logging.getLogger("umbel.client")
+
+
+class SecureRound:
+    """This client's part in one attempt. `patience`: with a coordinator that is away."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        site: Site,
+        layout: Layout,
+        asked: Asked,
+        admitted: Admitted,
+        patience: Patience,
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._site = site
+        self._layout = layout
+        self._asked = asked
+        self._admitted = admitted
+        self._patience = patience
+        self._id = asked.assignment.id
+
+    @property
+    def update_bytes(self) -> int:
+        """How long the masked update will be."""
+        return MaskedReader(self._admitted.composition).update_bytes.start
+
+    def exchange(self) -> Exchange:
+        """The thread that talks while the site trains."""
+        return Exchange(
+            self._coordinator,
+            self._id,
+            self._asked.offer.window_s,
+            self._admitted.client,
+            lambda roster: self._site.check_roster(self._asked, roster, self._layout),
+        )
+
+    def mask(self, app: Client, start: Path, done: Trained) -> tuple[str, int]:
+        """Write the masked update to disk: its SHA-256 and length. Raises `WorkRefused` for what must not be sent."""
+        for complaint in self._admitted.client.complaints:
+            log.warning("round %d: a share does not open: %s", self._asked.assignment.round, complaint)
+        asked, admitted = self._asked, self._admitted
+        try:
+            with unfit_refused(asked.assignment):
+                made = contribution(
+                    asked.composition,
+                    lambda: weight_changes(app, self._layout, start),
+                    _local_work(done, asked.offer.draws),
+                    admitted.index,
+                    b"" if asked.offer.plan.noise is None else os.urandom(NOISE_KEY_BYTES),
+                )
+        except ContributionRefused as error:
+            raise WorkRefused(str(error)) from error
+        self._site.charge(asked)
+        return self._store.save_update(masked_input(made, admitted.client))
+
+    def report(self, update_sha256: str) -> ReportAnswer:
+        """Say which update is this client's, and with whom it is masked."""
+        signature = self._admitted.client.sign_input(bytes.fromhex(update_sha256))
+        masked = MaskedInput(update_sha256, base64.b64encode(signature).decode())
+        return patiently(lambda: self._coordinator.report(self._id, masked), self._patience)
+
+    def open(self) -> None:
+        """Help to take the masks off the sum, once everybody has signed whose it is.
+
+        Raises `Alarm`, `WorkRefused` (by the site's policy); `OutOfTime` where the sum is never asked for.
+        """
+        try:
+            self._open()
+        except SecAggError as error:
+            raise alarm_of(error) from error
+        except AssignmentClosed as error:
+            log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
+        else:
+            log.info("%s: the sum is opened", self._id)
+
+    def _open(self) -> None:
+        client, context = self._admitted.client, self._asked.context
+        inputs = self._ask(Phase.CONSISTENCY_CHECK)
+        clients = [context.names[index] for index in decode_indices(inputs, len(context.cohort))]
+        self._site.check_sum(self._asked, clients)
+        agreed = client.agree(inputs)
+        patiently(lambda: self._coordinator.say(self._id, Phase.CONSISTENCY_CHECK, agreed), self._patience)
+        shares = client.reveal(self._ask(Phase.UNMASKING))
+        self._site.reveal(self._asked, clients)
+        self._until_done(lambda hold_s: self._coordinator.say(self._id, Phase.UNMASKING, shares, hold_s) or None)
+
+    def _ask(self, phase: Phase) -> bytes:
+        n_cohort = len(self._asked.context.cohort)
+        return self._until_done(lambda hold_s: self._coordinator.hear(self._id, phase, n_cohort, hold_s))
+
+    def _until_done(self, step: Callable[[float], T | None]) -> T:
+        """Repeat what is held open until there is an answer.
+
+        Only time in which the coordinator has answered counts, for after a failure it puts its own deadlines off.
+        """
+        window_s, waited_s = self._asked.offer.window_s, 0.0
+        hold_s = renewal_s(window_s)
+
+        def timed() -> tuple[T | None, float]:
+            started = time.monotonic()
+            return step(hold_s), time.monotonic() - started
+
+        while waited_s < _WINDOWS_MAX * window_s:
+            found, took_s = patiently(timed, self._patience)
+            if found is not None:
+                return found
+            time.sleep(PAUSE_S)
+            waited_s += took_s + PAUSE_S
+        raise OutOfTime("the coordinator answers, but says nothing more of this round")
+
+
+def _local_work(done: Trained, draws: int) -> LocalWork:
+    result, evaluation = done.result, done.evaluation
+    return LocalWork(
+        sample_count=result.sample_count,
+        steps_done=result.steps_done,
+        steps_planned=result.steps_planned,
+        metrics=finite(result.metrics),
+        evaluation=finite(evaluation.metrics) if evaluation else {},
+        evaluation_sample_count=evaluation.sample_count if evaluation else 0,
+        draws=draws,
+    )

@@ -1,0 +1,206 @@
+"""What a site lets itself be asked: its policy, its consortium's member list, and what it has done already.
+
+Everything here is settled before a word is said in a secure round, and before anything is trained.
+"""
+
+import logging
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.members import MemberList, MembersRefused
+from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.secagg.client import Floor, SecureClient
+from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.messages import Roster
+from umbel.aggregation.secagg.parameters import parameters_for, roster_min
+from umbel.aggregation.types import Assignment, RunId
+from umbel.client.errors import Alarm, NotAgain, WorkRefused
+from umbel.client.identity import Identity
+from umbel.client.members_store import MembersStore, members_in_force
+from umbel.client.policy import SecureRound, SitePolicy
+from umbel.client.refusals import alarm_of
+from umbel.client.secure_offer import Asked
+from umbel.client.secure_store import Begun, Revealed, SecureStore
+
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A secure round that this site takes part in. `index`: its place in the cohort. `seed`: for its training."""
+
+    client: SecureClient
+    composition: Composition
+    index: int
+    seed: int
+
+
+class Site:
+    """One site in one run. `policy` None: there is none, and so it believes its coordinator who the others are.
+
+    Raises, in its constructor and for runs that are not allowed, `WorkRefused`, `MembersRefused`, `OSError`.
+    """
+
+    def __init__(
+        self, run: RunId, identity: Identity, policy: SitePolicy | None, state_dir: Path, kept: SecureStore
+    ) -> None:
+        self.policy = policy or SitePolicy()
+        self._has_policy = policy is not None
+        self._run = run
+        self._identity = identity
+        self._state_dir = state_dir
+        self._kept = kept
+        self._has_warned = False
+        self.policy.check_run(run)
+        self._list = members_in_force(self.policy, state_dir)
+
+    def check_plain(self, layout: Layout) -> None:
+        """Raise `WorkRefused` where this site takes part in secure rounds only, and in a run that had some."""
+        self.policy.check_plain_round(layout.n_values)
+        begun = self._kept.begun()
+        if self._kept.revealed(self._run) or (begun is not None and begun.assignment.startswith(f"{self._run}.")):
+            raise WorkRefused("this run has had secure rounds here; a plain one would show what they are to hide")
+
+    def admit(self, asked: Asked, layout: Layout) -> Admitted:
+        """Take part in a secure round, or raise `WorkRefused`, `NotAgain`, `Alarm`, with the reason to decline it."""
+        offer, context = asked.assignment, asked.context
+        self._check_own_key(asked)
+        self._check_limits(asked, context.names, layout)
+        self._check_members(asked)
+        seed = self._seed_for(offer)
+        begun = Begun(offer.id, context.attempt_id)
+        if self._kept.begun() == begun:
+            raise NotAgain("restarted: its keys are gone")
+        try:
+            client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
+        except SecAggError as error:
+            raise alarm_of(error) from error
+        self._kept.begin(begun)
+        return Admitted(client, asked.composition, client.index, seed)
+
+    def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
+        """Raise `WorkRefused` unless those who have come are within the limits, too."""
+        names = asked.context.names
+        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
+
+    def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
+        """Look whether this sum and the one before would show together what one of them hides, as the policy says."""
+        before = self._kept.revealed(self._run)
+        if before is not None:
+            self._check_change(asked.assignment, before.clients, clients)
+
+    def reveal(self, asked: Asked, clients: Collection[str]) -> None:
+        """Remember, before it happens, that shares are revealed in this round, of a sum of these clients."""
+        revealed = Revealed(asked.assignment.round, tuple(asked.context.names), tuple(clients))
+        self._kept.reveal(self._run, revealed)
+
+    def charge(self, asked: Asked) -> None:
+        """Count what a private round costs, before its update is sent: others can open the sum without this client."""
+        if (noise := asked.offer.plan.noise) is not None:
+            self._kept.spend(self._run, self._kept.spent(self._run, self.policy.delta).after(noise.release))
+
+    # --- the checks ---
+
+    def _check_own_key(self, asked: Asked) -> None:
+        key = dict(asked.context.cohort).get(asked.client)
+        if key != self._identity.public_key:
+            raise Alarm(
+                f"the cohort of round {asked.assignment.round} has another key for this client, or none: somebody "
+                "would speak in its place. Nothing is said in this attempt",
+                "this client is not in the cohort with its own key",
+            )
+
+    def _check_limits(self, asked: Asked, names: Collection[str], layout: Layout) -> None:
+        if len(names) < 2:
+            raise WorkRefused("a sum of one client is that client's update")
+        n_invited = len(asked.context.cohort)
+        if len(names) < roster_min(n_invited):
+            raise WorkRefused(f"{len(names)} of {n_invited} clients are too few to keep a secret")
+        plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
+        cost = self._cost_with(asked)
+        round_ = SecureRound(names, plan.minimum, parameters.t, parameters.k + 1, layout.n_values, cost)
+        if self._has_policy:
+            self.policy.check_secure_round(round_)
+        else:
+            self.policy.check_secure_limits(round_)
+
+    def _cost_with(self, asked: Asked) -> float | None:
+        """What the run would have cost this site with this round; None where nobody has asked, or without noise."""
+        noise = asked.offer.plan.noise
+        if noise is None or self.policy.epsilon is None:
+            return None
+        try:
+            return self._kept.spent(self._run, self.policy.delta).after(noise.release).epsilon
+        except AccountantMissing as error:
+            raise WorkRefused(f"this site's policy has a privacy budget, which cannot be reckoned: {error}") from error
+
+    def _check_members(self, asked: Asked) -> None:
+        lists = self._lists()
+        if not lists:
+            self._warn_of_no_list()
+            return
+        told = asked.context.members_sha256
+        members = next((one for one in lists if one.sha256 == told), None)
+        if members is None:
+            raise WorkRefused(
+                "this round is bound to another member list than the one that this site trusts; ask an officer which "
+                "is the newest"
+            )
+        wrong = [name for name, key in asked.context.cohort if members.members.get(name) != key]
+        if wrong:
+            raise Alarm(
+                f"the cohort of round {asked.assignment.round} is not of the member list {members.name!r}: there is "
+                f"no {wrong[0]!r} in it with this key (and {len(wrong) - 1} others). Nothing is said in this attempt",
+                "the cohort is not of the member list",
+            )
+
+    def _seed_for(self, offer: Assignment) -> int:
+        """The round's; another, that nobody can guess, for a second update that the policy allows.
+
+        Trained from the same batches, the update would be the same, and the difference of two sums another client's.
+        """
+        before = self._kept.revealed(self._run)
+        if before is None:
+            return offer.seed
+        if offer.round > before.round:
+            self._check_change(offer, before.cohort, [name for name, _ in offer.secure.cohort] if offer.secure else [])
+            return offer.seed
+        is_private = offer.secure is not None and offer.secure.plan.noise is not None
+        if is_private and self.policy.epsilon is not None:
+            return secrets.randbits(62)  # with noise of its own, and charged to the budget
+        if not self.policy.retrain_after_release:
+            raise NotAgain(
+                f"this client has already revealed shares for round {before.round}; another update for it could be "
+                "told from the first by subtraction"
+            )
+        self.policy.check_second_update(is_released=True, is_fresh=True)
+        return secrets.randbits(62)
+
+    def _check_change(self, offer: Assignment, before: Collection[str], now: Collection[str]) -> None:
+        found = self.policy.check_cohort_change(before, now)
+        if found is not None:
+            log.warning("round %d: %s", offer.round, found)
+
+    # --- the member list ---
+
+    def _lists(self) -> list[MemberList]:
+        """What is trusted: the policy's list in its newest state, or without a policy whatever is pinned."""
+        if self.policy.members is None:
+            return MembersStore(self._state_dir).every()
+        try:
+            self._list = members_in_force(self.policy, self._state_dir)
+        except (OSError, MembersRefused) as error:
+            log.warning("%s; the list that was taken before still holds", error)
+        return [] if self._list is None else [self._list]
+
+    def _warn_of_no_list(self) -> None:
+        if not self._has_warned:
+            log.warning(
+                "no member list is pinned here, so a coordinator that lies could make up the other clients of a secure "
+                "round; name the consortium's list in a policy (--policy)"
+            )
+        self._has_warned = True

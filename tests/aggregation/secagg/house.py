@@ -1,0 +1,117 @@
+"""What the tests of a secure round's numbers share: rounds in small, their clients' work, and the sums of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from umbel.aggregation.codec.modular import lift
+from umbel.aggregation.codec.plan import CodecPlan, as_float32
+from umbel.aggregation.grid import Grid
+from umbel.aggregation.layout import Layout, TensorSpec
+from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.secagg.contribution import Contribution, LocalWork, contribution
+from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.secagg.totals import Totals, totals
+from umbel.aggregation.wire import Codec
+
+N_VALUES = 3000
+
+
+def vector_layout(n_values: int = N_VALUES) -> Layout:
+    return Layout((TensorSpec("weight", (n_values,), "float32", 0),))
+
+
+def gaussian(n_values: int, seed: int) -> Tensor:
+    return torch.randn(n_values, generator=torch.Generator().manual_seed(seed))
+
+
+def composed(
+    secure: SecurePlan,
+    layout: Layout | None = None,
+    *,
+    step: float = 0.25,
+    key: int = 29,
+    clip_norm: float | None = None,
+    sample_count_max: int = 1 << 20,
+    max_abs: float = 2.0**40,
+) -> Composition:
+    total = secure.clients_max * (1 if secure.is_proportional else sample_count_max)
+    return Composition(
+        CodecPlan(Codec.INTEGER, as_float32(1 / step), key, clip_norm),
+        secure,
+        Grid.finest(max_abs=max_abs, total_weight_max=total),
+        sample_count_max,
+        layout or vector_layout(),
+    )
+
+
+def secure_plan(n_clients: int, weight_unit: int = 1, **others: object) -> SecurePlan:
+    """For so many clients, with bits that nothing can exceed."""
+    return replace(SecurePlan(1, weight_unit, max(n_clients, 3)), **others).unwrapping()  # type: ignore[arg-type]
+
+
+def pieces_of(values: Tensor, size: int = 1000) -> Iterator[Tensor]:
+    return (part.clone() for part in torch.split(values, size))
+
+
+def sent(composition: Composition, values: Tensor, work: LocalWork, rank: int) -> Contribution:
+    return contribution(composition, lambda: pieces_of(values), work, rank)
+
+
+def work_of(sample_count: int, draws: int = 1) -> LocalWork:
+    return LocalWork(sample_count, 3, 3, draws=draws)
+
+
+@dataclass
+class Cohort:
+    """Clients by rank, and what they send."""
+
+    composition: Composition
+    contributions: Sequence[Contribution]
+
+    @property
+    def ranks(self) -> list[int]:
+        return [one.rank for one in self.contributions]
+
+    def levels(self) -> Tensor:
+        """Their sum, modulo 2^32: the lowest bits are right."""
+        total = torch.zeros(self.composition.n_levels, dtype=torch.int32)
+        for one in self.contributions:
+            total += torch.cat(list(one.levels()))
+        return total
+
+    def plain_levels(self) -> Tensor:
+        """The same in 64 bits."""
+        return torch.stack([torch.cat(list(one.levels())) for one in self.contributions]).to(torch.int64).sum(0)
+
+    def words(self) -> Tensor:
+        return torch.stack([one.words for one in self.contributions]).sum(0)
+
+    def totals(self, total_draws: int | None = None) -> Totals:
+        return totals(self.composition, self.levels(), self.words(), self.ranks, total_draws)
+
+    @property
+    def has_wrapped(self) -> bool:
+        lifted = lift(self.levels(), self.composition.secure.bits)
+        return not torch.equal(lifted.to(torch.int64), self.plain_levels())
+
+
+def cohort(composition: Composition, changes: Sequence[Tensor], works: Sequence[LocalWork]) -> Cohort:
+    pairs = zip(changes, works, strict=True)
+    return Cohort(composition, [sent(composition, change, work, rank) for rank, (change, work) in enumerate(pairs)])
+
+
+def mean_of(made: Totals, n_values: int) -> Tensor:
+    return made.mean.mean_slice(0, n_values)
+
+
+def weighted_mean(changes: Sequence[Tensor], weights: Sequence[int]) -> Tensor:
+    weighed = sum((change.double() * weight for change, weight in zip(changes, weights, strict=True)), torch.zeros(1))
+    return weighed / sum(weights)
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Of the energy."""
+    return float((found.double() - wanted.double()).square().sum() / wanted.double().square().sum())

@@ -1,0 +1,254 @@
+"""A client's side: what it masks is what it would have sent, and what must not be sent is refused."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.aggregation.secagg.house import (
+    N_VALUES,
+    cohort,
+    composed,
+    gaussian,
+    mean_of,
+    pieces_of,
+    secure_plan,
+    sent,
+    vector_layout,
+    work_of,
+)
+from umbel.aggregation.codec.packing import pack
+from umbel.aggregation.codec.quantize import LEVEL_MAX
+from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.layout import Layout, TensorSpec
+from umbel.aggregation.secagg.contribution import Contribution, ContributionRefused, LocalWork, contribution
+from umbel.aggregation.secagg.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, Measured
+from umbel.aggregation.wire import Codec
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+
+
+def counts_of(made: Contribution) -> list[int]:
+    return made.words[:N_COUNTS].tolist()
+
+
+def measured_of(made: Contribution) -> list[Measured]:
+    return made.composition.words.split(made.words)[1]
+
+
+def test_the_levels_are_those_that_would_go_without_a_mask() -> None:
+    """The same bytes as `Modular.encode` writes of the weighted change, and the same ones whenever asked."""
+    composition = composed(replace(secure_plan(5, weight_unit=10), bits=9))
+    values = gaussian(N_VALUES, 1)
+    made = sent(composition, values, work_of(25), rank=3)
+    levels = torch.cat(list(made.levels()))
+    assert torch.equal(levels, torch.cat(list(made.levels())))
+    plain = torch.cat(list(composition.modular.encode(values * 2.5, 3)))
+    assert torch.equal(pack(levels, 9), plain)
+    assert levels.dtype == torch.int32
+    assert levels.numel() == composition.n_levels
+
+
+def test_the_counts_say_what_was_done() -> None:
+    composition = composed(secure_plan(5, weight_unit=10))
+    values = gaussian(N_VALUES, 1)
+    made = sent(composition, values, LocalWork(20, 4, 9), rank=0)
+    rms = round(2 * float(values.double().square().mean().sqrt()) / 0.25 * RMS_UNIT)
+    assert counts_of(made)[:6] == [1, 20, 20, 1, 4, 9]
+    assert counts_of(made)[6] == pytest.approx(rms, rel=1e-6)
+    assert counts_of(made)[7] == 0
+    assert made.words.dtype == torch.int64
+    assert made.words.shape == (composition.n_words,)
+
+
+def test_draws_weigh_where_clients_are_drawn_in_proportion() -> None:
+    composition = composed(secure_plan(5, is_proportional=True))
+    made = sent(composition, torch.ones(N_VALUES), work_of(700, draws=3), rank=0)
+    assert counts_of(made)[:3] == [1, 3, 700]
+    assert torch.equal(made.values, torch.full((N_VALUES,), 3.0))
+
+
+def test_a_change_is_clipped_before_it_is_weighed() -> None:
+    composition = composed(secure_plan(5, weight_unit=2), clip_norm=0.5)
+    made = sent(composition, gaussian(N_VALUES, 1), work_of(8), rank=0)
+    assert float(made.values.norm()) == pytest.approx(0.5 * 4)
+    short = sent(composition, gaussian(N_VALUES, 1) * 1e-3, work_of(8), rank=0)
+    assert torch.equal(short.values, gaussian(N_VALUES, 1) * 1e-3 * 4)
+
+
+def test_metrics_of_other_names_stay_at_the_client_and_missing_ones_count_nothing() -> None:
+    composition = composed(secure_plan(5, metrics=("loss", "auc"), evaluation=("loss",)))
+    work = LocalWork(10, 1, 1, {"loss": 0.25, "secret": 3.0}, {"loss": 2.0}, 4)
+    loss, auc, evaluation = measured_of(sent(composition, torch.zeros(N_VALUES), work, 0))
+    unit = 1 << composition.words.fraction_bits
+    assert loss == Measured(1, 10, 10 * unit // 4)
+    assert auc == Measured()
+    assert evaluation == Measured(1, 4, 8 * unit)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e30, -METRIC_LIMIT - 1])
+def test_a_metric_out_of_range_is_cut_and_counted(value: float) -> None:
+    composition = composed(secure_plan(5, metrics=("loss",), evaluation=("loss",)))
+    made = sent(composition, torch.zeros(N_VALUES), LocalWork(10, 1, 1, {"loss": value}), 0)
+    assert composition.words.mean_of(measured_of(made)[0]) == math.copysign(METRIC_LIMIT, value)
+    assert counts_of(made)[7] == 1
+
+
+def test_a_metric_that_is_not_a_number_was_not_measured() -> None:
+    composition = composed(secure_plan(5, metrics=("loss",)))
+    made = sent(composition, torch.zeros(N_VALUES), LocalWork(10, 1, 1, {"loss": math.nan}), 0)
+    assert measured_of(made) == [Measured()]
+    assert counts_of(made)[7] == 0
+
+
+def test_the_steps_of_the_vastest_change_are_cut() -> None:
+    composition = composed(secure_plan(5), step=2.0**-20)
+    made = sent(composition, gaussian(N_VALUES, 1) * 1e6, work_of(1), 0)
+    assert counts_of(made)[6] == LEVEL_MAX * RMS_UNIT
+    assert int(torch.cat(list(made.levels())).abs().max()) == LEVEL_MAX
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        (LocalWork(4711, 3, 3), "more than the 1000 that the run accepts"),
+        (LocalWork(0, 3, 3), "trained on no samples"),
+        (LocalWork(500, 0, 4711), "steps_done"),
+        (LocalWork(500, 4711, 3), "steps_done"),
+        (LocalWork(500, 3, 3, draws=6), "draws no client so often"),
+    ],
+)
+def test_work_that_must_not_be_sent_is_refused_without_a_number_of_it(work: LocalWork, says: str) -> None:
+    plan = secure_plan(5, is_proportional=work.draws > 1)
+    with pytest.raises(ContributionRefused, match=says) as refusal:
+        sent(composed(plan, sample_count_max=1000), torch.zeros(N_VALUES), work, 0)
+    assert "4711" not in str(refusal.value)
+
+
+def test_the_greatest_weight_is_accepted() -> None:
+    made = sent(composed(secure_plan(5), sample_count_max=1000), torch.zeros(N_VALUES), work_of(1000), 0)
+    assert counts_of(made)[1] == 1000
+
+
+def test_values_that_cannot_stand_on_the_grid_are_refused() -> None:
+    composition = composed(secure_plan(5), max_abs=1.0)
+    with pytest.raises(NonFiniteUpdate):
+        sent(composition, torch.full((N_VALUES,), math.nan), work_of(1), 0)
+    with pytest.raises(UpdateOutOfRange):
+        sent(composition, torch.full((N_VALUES,), 1.5), work_of(1), 0)
+
+
+def test_a_change_beyond_all_numbers_is_refused_without_its_norm() -> None:
+    composition = composed(secure_plan(5), max_abs=2.0**60)
+    with pytest.raises(ContributionRefused, match="far too long; train with a lower learning rate"):
+        sent(composition, torch.full((N_VALUES,), 2.0**50), work_of(1 << 20), 0)
+
+
+@pytest.mark.parametrize("n_values", [N_VALUES - 1, N_VALUES + 1])
+def test_a_change_of_another_length_is_refused(n_values: int) -> None:
+    with pytest.raises(ValueError, match="values"):
+        sent(composed(secure_plan(5)), torch.zeros(n_values), work_of(1), 0)
+
+
+def test_plans_that_do_not_fit_each_other_are_refused() -> None:
+    good = composed(secure_plan(5))
+    with pytest.raises(ValueError, match="float32 has none"):
+        replace(good, codec=replace(good.codec, codec=Codec.FLOAT32))
+    with pytest.raises(ValueError, match="exceed the grid's total_weight_max"):
+        replace(good, secure=secure_plan(6))
+    with pytest.raises(ValueError, match="more than 2\\^38"):
+        composed(secure_plan(5, is_proportional=True), sample_count_max=1 << 37)
+
+
+def test_nothing_of_a_client_is_in_a_repr() -> None:
+    work = LocalWork(31337, 31338, 31339, {"loss": 31340.0}, {"loss": 31341.0}, 31342)
+    made = sent(composed(secure_plan(5)), torch.full((N_VALUES,), 31343.0), work, 0)
+    assert "3134" not in repr(work) + repr(made)
+    assert "3133" not in repr(work) + repr(made)
+
+
+# --- exact tensors ----------------------------------------------------------------------------------------------------
+
+MIXED = Layout(
+    (
+        TensorSpec("a.weight", (700,), "float32", 0),
+        TensorSpec("b.running_mean", (5,), "float32", 700),
+        TensorSpec("c.steps", (), "int64", 705),
+        TensorSpec("d.weight", (300,), "bfloat16", 706),
+        TensorSpec("e.is_on", (2,), "bool", 1006),
+    )
+)
+
+
+def test_what_may_not_be_rounded_travels_among_the_words() -> None:
+    composition = composed(secure_plan(5), MIXED, max_abs=64.0)
+    values = gaussian(MIXED.n_values, 2)
+    made = sent(composition, values, work_of(7), 1)
+    places = [*range(700, 706), 1006, 1007]
+    assert made.words[-8:].tolist() == [round(float(values[i]) / composition.grid.step) * 7 for i in places]
+    assert not made.values[places].any()
+    others = [i for i in range(MIXED.n_values) if i not in places]
+    assert torch.equal(made.values[others], values[others] * 7)
+
+
+@pytest.mark.parametrize("size", [1, 3, 699, 703, 5000])
+def test_the_pieces_of_a_change_may_have_any_length(size: int) -> None:
+    composition, values = composed(secure_plan(5), MIXED, max_abs=64.0), gaussian(MIXED.n_values, 2)
+
+    def change() -> Iterator[Tensor]:
+        return pieces_of(values, size)
+
+    made, whole = contribution(composition, change, work_of(7), 1), sent(composition, values, work_of(7), 1)
+    assert torch.equal(made.words, whole.words)
+    assert torch.equal(made.values, whole.values)
+
+
+# --- frozen -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_integers_of_two_clients_are_those_that_are_published() -> None:
+    """`tests/vectors/contribution.json`: for other languages."""
+    vector: dict[str, Any] = json.loads((VECTORS / "contribution.json").read_text())
+    layout = Layout.from_json(vector["layout_json"])
+    plan = secure_plan(
+        vector["clients_max"],
+        vector["weight_unit"],
+        metrics=tuple(vector["metrics"]),
+        evaluation=tuple(vector["evaluation"]),
+    )
+    composition = composed(
+        replace(plan, bits=vector["bits"]),
+        layout,
+        step=vector["step"],
+        key=vector["key"],
+        sample_count_max=vector["sample_count_max"],
+        max_abs=vector["max_abs"],
+    )
+    changes, works = list[Tensor](), list[LocalWork]()
+    for rank, client in enumerate(vector["clients"]):
+        changes.append(torch.tensor(client["change"], dtype=torch.float32))
+        works.append(LocalWork(**client["work"]))
+        made = sent(composition, changes[-1], works[-1], rank)
+        assert made.words.tolist() == client["words"]
+        assert pack(torch.cat(list(made.levels())), vector["bits"]).numpy().tobytes().hex() == client["levels_hex"]
+    total = cohort(composition, changes, works).totals()
+    assert total.sum_sha256 == vector["sum_sha256"]
+    assert [value.hex() for value in mean_of(total, layout.n_values).tolist()] == vector["mean"]
+
+
+def test_what_a_round_costs_beyond_the_levels() -> None:
+    """Words of eight bytes: eight, and three for each metric."""
+    composition = composed(
+        secure_plan(100, metrics=("loss", "accuracy"), evaluation=("loss", "accuracy")), vector_layout(199_210)
+    )
+    assert 8 * composition.n_words == 160
+    assert composition.n_levels / 199_210 < 1.01

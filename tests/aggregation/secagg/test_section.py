@@ -1,0 +1,124 @@
+"""[secure_aggregation] of a run file, and what else there cannot go with it: each refusal says why and what to do."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import (
+    AggregationSection,
+    CanarySection,
+    DownlinkSection,
+    EvaluationSection,
+    Override,
+    RetentionSection,
+    RoundsSection,
+)
+from umbel.aggregation.secagg.parameters import survivors_min
+from umbel.aggregation.secagg.section import SecureAggregationSection, require_compatible, survivors_needed
+from umbel.aggregation.stopping import StopRule
+from umbel.aggregation.types import ClientId, CoverageFloor, TrainingPlan, Weighting
+
+SECTION = SecureAggregationSection()
+ROUNDS = RoundsSection(10, target=9, minimum=5, over_selection=1.4)
+FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingPlan(evaluate=True))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        FILE,
+        replace(FILE, codec=CodecSection("integer", step=4.0, clip_norm=1.0)),
+        replace(FILE, coverage=CoverageFloor(sites=(ClientId("north"),), tiers=("hospital",), strict=True)),
+        replace(FILE, stop=StopRule("evaluation.loss", patience=3, minimum=1)),
+        replace(FILE, stop=StopRule("training.accuracy", target=0.9, minimum=2)),
+        replace(FILE, downlink=DownlinkSection("change"), retention=RetentionSection(versions=3)),
+        replace(FILE, rounds=replace(ROUNDS, target=3, minimum=3, over_selection=1.3)),
+    ],
+)
+def test_what_goes_with_it_passes(file: RunFile) -> None:
+    require_compatible(SECTION, file)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (replace(FILE, codec=CodecSection()), r'float32 does not work with secure aggregation.*name = "integer"'),
+        (replace(FILE, codec=CodecSection("topk")), r'topk does not work.*own choosing.*name = "integer"'),
+        (replace(FILE, codec=CodecSection("mask")), r'mask could be added up under masks.*name = "integer"'),
+        (replace(FILE, codec=CodecSection("lowrank")), r'lowrank could be added up.*name = "integer"'),
+        (replace(FILE, codec=CodecSection("auto")), r'"auto" finds its step.*name = "integer" and a step'),
+        (replace(FILE, canary=CanarySection()), r"looks at single updates.*leave \[canary\] out"),
+        (replace(FILE, evaluation=EvaluationSection(1, 3)), r"in the clear.*set evaluate = true in \[training\]"),
+        (replace(FILE, retention=RetentionSection(updates="all")), r'masked update says nothing.*updates = "none"'),
+        (replace(FILE, coverage=CoverageFloor(samples=0.5)), r"knows each client's count.*name sites or tiers"),
+        (replace(FILE, rounds=replace(ROUNDS, self_tuning=True)), r"three times the target.*self_tuning = false"),
+        (
+            replace(FILE, stop=StopRule("evaluation.loss", patience=3)),
+            r"a look at each client's value.*set minimum = 1",
+        ),
+        (
+            replace(FILE, stop=StopRule("evaluation.auc", patience=3, minimum=1)),
+            r"name 'auc' in evaluation of \[secure_aggregation\]",
+        ),
+        (replace(FILE, stop=StopRule("training.auc", patience=3, minimum=1)), r"name 'auc' in metrics"),
+        (replace(FILE, rounds=replace(ROUNDS, minimum=1)), r"^a sum of 1 client hides nobody: set minimum = 3"),
+        (replace(FILE, rounds=replace(ROUNDS, minimum=2)), r"^a sum of 2 clients hides nobody"),
+        (
+            replace(FILE, rounds=replace(ROUNDS, over_selection=1.5)),
+            r"of 14 clients that are asked secure aggregation needs 10, more than the target of 9: "
+            r"set over_selection = 1.44 or less",
+        ),
+        (
+            replace(FILE, rounds=replace(ROUNDS, target=60_000, over_selection=1.1)),
+            r"65536 clients at most, and 66000 are asked; lower target",
+        ),
+        (
+            replace(FILE, rounds=replace(ROUNDS, weighting=Weighting.PROPORTIONAL)),
+            r"one client could be given all the weight: set weighting = \"samples\"",
+        ),
+        (
+            replace(FILE, aggregation=AggregationSection(sample_count_max=100)),
+            r"no client may have expected_sample_count = 128 samples: sample_count_max is 100",
+        ),
+        (
+            replace(FILE, override=(Override(3, 4, minimum=2),)),
+            r"^with its overrides, round 3: a sum of 2 clients hides nobody",
+        ),
+    ],
+)
+def test_what_cannot_go_with_it_is_refused_with_why_and_what_to_do(file: RunFile, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        require_compatible(SECTION, file)
+    require_compatible(replace(SECTION, enabled=False), file)
+
+
+@pytest.mark.parametrize("target", [3, 4, 5, 7, 10, 33, 100, 250, 1000])
+def test_the_over_selection_that_is_advised_passes(target: int) -> None:
+    file = replace(FILE, rounds=replace(ROUNDS, target=target, minimum=3, over_selection=3.0))
+    with pytest.raises(ValueError, match="set over_selection") as refusal:
+        require_compatible(SECTION, file)
+    advised = float(str(refusal.value).split()[-3])
+    require_compatible(SECTION, replace(file, rounds=replace(file.rounds, over_selection=advised)))
+    n_asked = math.ceil(round(advised * target, 9))
+    assert survivors_needed(n_asked + 2) > target
+
+
+@pytest.mark.parametrize(("n_clients", "needed"), [(3, 3), (10, 7), (300, 201), (1000, 900)])
+def test_how_many_must_come_in_is_what_the_graph_asks(n_clients: int, needed: int) -> None:
+    assert survivors_needed(n_clients) == needed == survivors_min(n_clients)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"metrics": ("loss", "loss")}, "each of them once"),
+        ({"evaluation": ("",)}, "metric name ''"),
+        ({"expected_sample_count": 0}, "expected_sample_count must lie between 1"),
+    ],
+)
+def test_a_section_that_makes_no_sense_is_refused(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        replace(SECTION, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""A site's own limits hold whatever its coordinator asks."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.consortium import SITES, after, first_list
+from umbel.client.errors import WorkRefused
+from umbel.client.policy import SecureRound, SitePolicy
+from umbel.client.policy_file import read_policy
+
+LISTED = SitePolicy(members=Path("pilot.json"))
+ROUND = SecureRound(cohort=SITES, minimum=3, threshold=3, n_holders=3, n_parameters=1000, epsilon=None)
+HASH = "0123456789abcdef" * 4
+
+
+def test_without_a_file_both_kinds_of_rounds_are_allowed_and_three_clients_the_least() -> None:
+    policy = SitePolicy()
+    policy.check_run("any")
+    policy.check_plain_round(10**9)
+    assert (policy.secure_aggregation, policy.minimum_cohort, policy.retrain_after_release) == ("allowed", 3, False)
+
+
+def test_a_secure_round_needs_the_member_list() -> None:
+    with pytest.raises(WorkRefused, match="could make up the other clients"):
+        SitePolicy().check_secure_round(ROUND)
+    LISTED.check_secure_round(ROUND)
+
+
+def test_a_site_that_requires_secure_aggregation_takes_part_in_nothing_else() -> None:
+    with pytest.raises(WorkRefused, match="requires secure aggregation"):
+        replace(LISTED, secure_aggregation="required").check_plain_round(1)
+
+
+REFUSED: Mapping[str, tuple[SitePolicy, SecureRound, str]] = {
+    "a sum of two": (
+        LISTED,
+        replace(ROUND, minimum=2),
+        "a sum of 3 clients or more, and this round would open one of 2",
+    ),
+    "a cohort of two": (LISTED, replace(ROUND, cohort=SITES[:2]), "one of 2"),
+    "a cohort of one that is said thrice": (LISTED, replace(ROUND, cohort=SITES[:1] * 3), "one of 1"),
+    "fewer than the policy's five": (replace(LISTED, minimum_cohort=5), ROUND, "a sum of 5 clients or more"),
+    "threshold 1": (LISTED, replace(ROUND, threshold=1), "wants 3 or more of 3 clients"),
+    "threshold 2 of 3": (LISTED, replace(ROUND, threshold=2), "this round's threshold is 2"),
+    "threshold 6 of 10": (LISTED, replace(ROUND, threshold=6, n_holders=10), "wants 7 or more of 10"),
+    "threshold 4 of 3": (LISTED, replace(ROUND, threshold=4), "this round's threshold is 4"),
+    "a larger model": (replace(LISTED, max_parameters=999), ROUND, "models of 999 parameters, and this one has 1000"),
+    "no noise": (replace(LISTED, epsilon=2.0), ROUND, "adds no noise"),
+    "beyond the budget": (replace(LISTED, epsilon=2.0), replace(ROUND, epsilon=2.1), "would bring it to 2.1"),
+    "a budget that is no number": (replace(LISTED, epsilon=2.0), replace(ROUND, epsilon=math.nan), "bring it to nan"),
+}
+
+
+@pytest.mark.parametrize(("policy", "asked", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_round_beyond_the_limits_is_refused(policy: SitePolicy, asked: SecureRound, sentence: str) -> None:
+    with pytest.raises(WorkRefused, match=sentence):
+        policy.check_secure_round(asked)
+
+
+def test_a_round_within_the_limits_is_taken() -> None:
+    cohort = [f"site-{number}" for number in range(10)]
+    asked = SecureRound(cohort, minimum=5, threshold=7, n_holders=10, n_parameters=10, epsilon=2.0)
+    replace(LISTED, minimum_cohort=5, max_parameters=10, epsilon=2.0).check_secure_round(asked)
+
+
+def test_a_plain_round_minds_size_and_budget_too() -> None:
+    with pytest.raises(WorkRefused, match="999 parameters"):
+        SitePolicy(max_parameters=999).check_plain_round(1000)
+    with pytest.raises(WorkRefused, match="adds no noise"):
+        SitePolicy(epsilon=1.0).check_plain_round(1)
+
+
+@given(st.integers(1, 100_000))
+def test_the_least_threshold_is_two_thirds_and_one_exactly(n: int) -> None:
+    assert SitePolicy().threshold_least(n) == 2 * n // 3 + 1
+    assert SitePolicy(threshold_share=0.6667).threshold_least(n) == 2 * n // 3 + 1, "as a person writes it"
+
+
+@given(st.integers(1, 1000), st.floats(0.5, 1, exclude_max=True))
+def test_a_threshold_that_is_asked_for_can_be_met_and_is_more_than_half(n: int, share: float) -> None:
+    least = SitePolicy(threshold_share=share).threshold_least(n)
+    assert n < 2 * least <= 2 * (n + 1)
+
+
+def test_only_runs_that_are_named_are_allowed() -> None:
+    policy = SitePolicy(allowed_runs=("pilot", "second"))
+    policy.check_run("pilot")
+    with pytest.raises(WorkRefused, match="does not allow run 'third'"):
+        policy.check_run("third")
+
+
+def test_a_list_older_than_the_policy_takes_is_refused() -> None:
+    second = after(first_list())
+    policy = replace(LISTED, members_epoch=2)
+    policy.check_members(second)
+    with pytest.raises(WorkRefused, match="from epoch 2 on, and 'pilot' is at epoch 1"):
+        policy.check_members(first_list())
+
+
+def test_after_shares_were_released_there_is_no_second_update() -> None:
+    retrains = replace(LISTED, retrain_after_release=True)
+    for policy in (LISTED, retrains):
+        policy.check_second_update(is_released=False, is_fresh=False)
+        with pytest.raises(WorkRefused, match="released"):
+            policy.check_second_update(is_released=True, is_fresh=False)
+    with pytest.raises(WorkRefused, match="no second update"):
+        LISTED.check_second_update(is_released=True, is_fresh=True)
+    retrains.check_second_update(is_released=True, is_fresh=True)
+
+
+def test_two_rounds_that_differ_by_one_client_raise_an_alarm() -> None:
+    ten = {f"site-{number}" for number in range(10)}
+    for now in (ten - {"site-3"}, ten | {"site-3a"}):
+        alarm = LISTED.check_cohort_change(ten, now)
+        assert alarm is not None
+        assert "differ by site-3" in alarm
+        with pytest.raises(WorkRefused, match="differ by site-3"):
+            replace(LISTED, cohort_change="refuse").check_cohort_change(ten, now)
+
+
+def test_two_rounds_that_differ_by_none_or_by_many_do_not() -> None:
+    strict = replace(LISTED, cohort_change="refuse")
+    ten = [f"site-{number}" for number in range(10)]
+    assert strict.check_cohort_change(ten, list(reversed(ten))) is None
+    assert strict.check_cohort_change(ten, ten[3:]) is None
+
+
+def test_a_count_that_is_not_shared_is_one() -> None:
+    assert SitePolicy().announced(812) == 812
+    assert SitePolicy(share_sample_count=False).announced(812) == 1
+
+
+# --- the file ---
+
+
+def policy_of(tmp_path: Path, text: str) -> SitePolicy:
+    (tmp_path / "policy.toml").write_text(text)
+    return read_policy(tmp_path / "policy.toml")
+
+
+def test_a_file_says_what_holds(tmp_path: Path) -> None:
+    policy = policy_of(
+        tmp_path,
+        f"""
+        secure_aggregation = "required"
+        members = "lists/pilot.json"
+        members_sha256 = "{" ".join(HASH[first : first + 4] for first in range(0, 64, 4)).upper()}"
+        members_epoch = 2
+        minimum_cohort = 5
+        threshold_share = 0.75
+        max_parameters = 1_000_000
+        retrain_after_release = true
+        epsilon = 8
+        delta = 1e-5
+        allowed_runs = ["pilot"]
+        share_sample_count = false
+        cohort_change = "refuse"
+        """,
+    )
+    members = tmp_path / "lists" / "pilot.json"
+    assert policy == SitePolicy(
+        "required", members, HASH, 2, 5, 0.75, 1_000_000, True, 8.0, 1e-5, ("pilot",), False, "refuse"
+    )
+    assert len(fields(policy)) == 13, "the file above says every key"
+
+
+def test_an_empty_file_says_the_defaults(tmp_path: Path) -> None:
+    assert policy_of(tmp_path, "") == SitePolicy()
+
+
+def test_an_absolute_path_stays(tmp_path: Path) -> None:
+    assert policy_of(tmp_path, 'members = "/srv/pilot.json"').members == Path("/srv/pilot.json")
+
+
+UNUSABLE = {
+    'secure_agregation = "required"': "unknown key 'secure_agregation' \\(did you mean 'secure_aggregation'\\?\\)",
+    "[limits]\nminimum_cohort = 5": "unknown key 'limits'",
+    'secure_aggregation = "always"': "secure_aggregation: Input should be 'required' or 'allowed'",
+    'secure_aggregation = "required"': 'needs the member list: members = "FILE"',
+    f'members_sha256 = "{HASH}"': "name its file",
+    "members_epoch = 2": "name its file",
+    'members = ""': "members must name a file",
+    'members = "a"\nmembers_sha256 = "7F3A"': "64 hex digits that `umbel members show` prints",
+    'members = "a"\nmembers_epoch = 0': "members_epoch must lie between 1",
+    "minimum_cohort = 2": "minimum_cohort must lie between 3 and",
+    "minimum_cohort = true": "minimum_cohort: Input should be a valid integer",
+    'minimum_cohort = "5"': "minimum_cohort: Input should be a valid integer",
+    "minimum_cohort = 5.0": "minimum_cohort: Input should be a valid integer",
+    "threshold_share = 0.4": "threshold_share must be at least 0.5",
+    "threshold_share = 1.0": "threshold_share must be at least 0.5 and below 1",
+    "threshold_share = nan": "threshold_share must be at least 0.5",
+    "max_parameters = 0": "max_parameters must lie between",
+    "epsilon = 0": "epsilon must lie between",
+    "epsilon = inf": "epsilon must lie between",
+    'allowed_runs = ["A run"]': "a run of allowed_runs must be",
+    'allowed_runs = "pilot"': "allowed_runs: Input should be a valid",
+    'cohort_change = "ignore"': "cohort_change: Input should be 'warn' or 'refuse'",
+    "minimum_cohort = 3\nminimum_cohort = 5": "is not valid TOML",
+    "minimum_cohort = 2026-01-01": "does not parse",
+    "# " + "x" * (1 << 16): "more than 65536 bytes",
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), UNUSABLE.items(), ids=[text[:40] for text in UNUSABLE])
+def test_an_unusable_file_is_named_with_what_to_write(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as refused:
+        policy_of(tmp_path, text)
+    assert str(tmp_path / "policy.toml") in str(refused.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="does not parse"):
+        read_policy(tmp_path / "policy.toml")

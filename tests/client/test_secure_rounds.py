@@ -1,0 +1,674 @@
+"""A whole client in secure rounds, against a coordinator in memory that may fail or lie at each step."""
+
+import base64
+import json
+import logging
+import os
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from torch import nn
+
+from tests.client.double import TOKEN, URL, Double, Handler
+from tests.client.secure_double import PEERS, SAMPLE_COUNT_MAX, WARD, SecureDouble, peer_key
+from tests.consortium import OFFICERS, public_key, signed
+from umbel.aggregation.member_files import members_bytes
+from umbel.aggregation.members import MemberList
+from umbel.aggregation.privacy.accounting import Ledger
+from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster, encode_agreements, encode_indices
+from umbel.aggregation.secagg.offer import SecureOffer
+from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
+from umbel.client.errors import Alarm, CoordinatorMisbehaved, TrainingFailed, WorkRefused
+from umbel.client.shutdown import Shutdown
+from umbel.client.store import Store
+
+SAMPLES, LOSS = 613, 0.7853981633974483  # no other number of the test looks like these
+
+
+class Ward(Client):
+    """Adds three quarters to every weight."""
+
+    def __init__(self) -> None:
+        self.model, self.sample_count = nn.Linear(30, 10), SAMPLES
+        self.seeds: list[int] = []
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self.seeds.append(plan.seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.75)
+        return TrainResult(self.sample_count, 2, 4, {"loss": LOSS, "odd": float("nan")})
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        return Evaluation(3, {"accuracy": 0.5})
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing in the client may catch it."""
+
+
+def take_part(
+    tmp_path: Path,
+    double: SecureDouble,
+    app: Client | None = None,
+    policy: SitePolicy | None = None,
+    wrap: Callable[[Handler], Handler] = lambda handler: handler,
+    shutdown: Shutdown | None = None,
+) -> RunEnd:
+    transport = double.transport(wrap)
+    state = tmp_path / "state"
+    return run_client(
+        app or Ward(), URL, state, "demo", TOKEN, WARD, policy=policy, transport=transport, shutdown=shutdown
+    )
+
+
+def listed(tmp_path: Path, double: SecureDouble, **changes: object) -> SitePolicy:
+    """A policy that names a member list with everyone in it; the coordinator has it, too."""
+    own = Store(tmp_path / "state", URL).identity(WARD).public_key
+    keys = {WARD: own, **{name: peer_key(name) for name in double.peers}}
+    double.members = MemberList("pilot", 1, keys, {name: public_key(name) for name in OFFICERS}, 2)
+    (tmp_path / "pilot.json").write_bytes(members_bytes(signed(double.members, *OFFICERS)))
+    policy = SitePolicy("required", tmp_path / "pilot.json", double.members.sha256)
+    return replace(policy, **changes)  # type: ignore[arg-type]  # what replace takes is known to the tests alone
+
+
+# --- what goes as it should ---
+
+
+def test_rounds_are_summed_and_nothing_else_is_told(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model, rounds=3)
+    end = take_part(tmp_path, double, policy=listed(tmp_path, double))
+    assert (end.status, end.reports, end.accepted) == ("finished", 3, 3)
+    assert set(double.counts) == {0}, "nobody has asked for the sample count"
+    for one in double.totals:
+        assert (one.n_clients, one.sample_count, one.n_partial) == (5, SAMPLES + 40, 1)
+        assert one.metrics["loss"] == pytest.approx((SAMPLES * LOSS + 40 * 0.5) / (SAMPLES + 40), abs=1e-6)
+        mean = (SAMPLES * 0.75 + 40 * 0.25) / (SAMPLES + 40)
+        assert torch.allclose(one.mean.mean_slice(0, 310), torch.full((310,), mean, dtype=torch.float64), atol=0.02)
+
+
+def test_what_goes_up_holds_no_count_and_no_loss(tmp_path: Path) -> None:
+    double, up = SecureDouble(Ward().model), list[bytes]()
+
+    def listen(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            up.append(str(request.url).encode() + request.read())
+            return handler(request)
+
+        return handle
+
+    take_part(tmp_path, double, policy=listed(tmp_path, double), wrap=listen)
+    said = b"\n".join(up)
+    assert len(said) > 1000
+    for canary in canaries():
+        assert canary not in said
+    (upload,) = double.uploads.values()
+    counts = torch.bincount(torch.frombuffer(upload.data[64:], dtype=torch.uint8).to(torch.int64), minlength=256)
+    assert int((counts > 0).sum()) > 200, "the bytes look like any"
+
+
+def canaries() -> list[bytes]:
+    """The count and the loss, in the spellings in which they could be somewhere."""
+    return [
+        struct.pack("<q", SAMPLES),
+        struct.pack("<d", LOSS),
+        str(LOSS)[:8].encode(),
+        f": {SAMPLES}".encode(),
+        f":{SAMPLES}".encode(),
+    ]
+
+
+def test_nothing_secret_is_on_disk_at_any_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    double, secrets = SecureDouble(Ward().model, rounds=2), list[bytes]()
+    draw = os.urandom
+
+    def drawn(n_bytes: int) -> bytes:
+        secrets.append(draw(n_bytes))
+        return secrets[-1]
+
+    monkeypatch.setattr(os, "urandom", drawn)
+    policy, n_files = listed(tmp_path, double), Counter[str]()
+
+    def look(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            answer = handler(request)
+            for path in (tmp_path / "state").rglob("*"):
+                if path.is_file():
+                    data = path.read_bytes() if path.exists() else b""
+                    n_files[path.name] += 1
+                    keys = [secret for secret in secrets if len(secret) == 32]
+                    written = [form for key in keys for form in (key, key.hex().encode(), base64.b64encode(key))]
+                    assert not any(one in data for one in [*written, *canaries()]), path
+            return answer
+
+        return handle
+
+    take_part(tmp_path, double, policy=policy, wrap=look)
+    assert sum(len(secret) == 32 for secret in secrets) >= 6
+    assert n_files["update.bin"]
+    assert not n_files["report.json"] + n_files["checkpoint.safetensors"]
+    assert not list(tmp_path.rglob("pending/*"))
+
+
+def test_a_sum_that_is_still_under_way_is_given_its_shares_again(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    double.open_again = 2
+    end = take_part(tmp_path, double)
+    assert (end.status, end.accepted) == ("finished", 1)
+    (said,) = [said for (_, phase), said in double.said.items() if phase == "unmasking"]
+    assert len(said) == 3
+    assert len(set(said)) == 1
+
+
+def test_a_line_that_loses_the_first_answer_of_every_request(tmp_path: Path) -> None:
+    double, lost = SecureDouble(Ward().model, rounds=2), Counter[str]()
+
+    def lose(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            answer, kind = handler(request), f"{request.method} {request.url.path}"
+            lost[kind] += 1
+            if lost[kind] == 1 and "secure" in kind:
+                raise httpx.ReadError("cut")
+            return answer
+
+        return handle
+
+    end = take_part(tmp_path, double, wrap=lose)
+    assert (end.status, end.accepted) == ("finished", 2)
+    assert len(double.said) == 2 * 4
+    assert all(len(said) == 2 and said[0] == said[1] for said in double.said.values()), "the same bytes again"
+
+
+def test_a_coordinator_that_needs_the_count_is_told_it(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    double.needs_count = True
+    take_part(tmp_path, double)
+    assert double.counts == [0, SAMPLES, SAMPLES, SAMPLES]
+
+
+def test_not_where_the_policy_keeps_it(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    double.needs_count = True
+    with pytest.raises(WorkRefused, match="share_sample_count"):
+        take_part(tmp_path, double, policy=SitePolicy(share_sample_count=False))
+    assert double.counts == [0]
+
+
+@pytest.mark.parametrize("outcome", ["late", "surplus"])
+def test_a_report_that_does_not_count_is_forgotten(tmp_path: Path, outcome: str) -> None:
+    double = SecureDouble(Ward().model)
+    double.outcome = outcome
+    end = take_part(tmp_path, double)
+    assert (end.status, end.reports, end.accepted) == ("finished", 1, 0)
+    assert "PUT consistency-check" not in double.log
+    assert not list(tmp_path.rglob("pending/*"))
+
+
+@pytest.mark.parametrize("phase", ["advertise-keys", "share-keys", "masked-input", "consistency-check", "unmasking"])
+def test_a_round_that_goes_on_without_this_client(tmp_path: Path, phase: str) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    double.over_in = phase
+
+    def go_on(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            answer = handler(request)
+            if answer.status_code == 409 and double.over_in:
+                double.over_in, double.round = "", 2
+            return answer
+
+        return handle
+
+    end = take_part(tmp_path, double, wrap=go_on)
+    assert end.status == "finished"
+    assert len(double.totals) == 1
+    assert double.declined == {}
+
+
+# --- what goes wrong ---
+
+
+def another_roster(told: bytes) -> bytes:
+    roster = Roster.decode(told, 9)
+    return Roster(roster.opening, roster.adverts[:-1]).encode()
+
+
+def forged_roster(told: bytes) -> bytes:
+    roster = Roster.decode(told, 9)
+    first = roster.adverts[0]
+    forged = AdvertiseKeys(first.index, first.mask_key, first.channel_key, first.signature)
+    return Roster(roster.opening, (forged, *roster.adverts[1:])).encode()
+
+
+LIES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "a roster without this client": ("share-keys", another_roster, "says different things"),
+    "a key that is not its owner's": ("share-keys", forged_roster, "not signed by whom"),
+    "a roster that is cut": ("share-keys", lambda told: told[:-1], "not as the protocol has it"),
+    "an opening of another graph": ("share-keys", lambda told: told[:4] + bytes(32) + told[36:], "different things"),
+    "an inbox that is cut": ("masked-input", lambda told: told[:-1], "not as the protocol has it"),
+    "this client is not in the sum": ("consistency-check", lambda _: encode_indices(range(4)), "different things"),
+    "a sum of one": ("consistency-check", lambda _: encode_indices([4]), "fewer clients"),
+    "a sum with a stranger": ("consistency-check", lambda _: encode_indices(range(9)), "not as the protocol has it"),
+    "nobody has agreed": ("unmasking", lambda _: encode_agreements({}), "fewer clients"),
+    "nobody's agreement": ("unmasking", lambda told: told[:-1] + bytes([told[-1] ^ 1]), "not signed by whom"),
+}
+
+
+@pytest.mark.parametrize(("phase", "lie", "sentence"), LIES.values(), ids=LIES.keys())
+def test_a_lie_ends_the_attempt_with_an_alarm(
+    tmp_path: Path,
+    phase: str,
+    lie: Callable[[bytes], bytes],
+    sentence: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    double = SecureDouble(Ward().model)
+    double.told[phase] = lie
+    with pytest.raises(Alarm, match=sentence):
+        take_part(tmp_path, double)
+    assert len(double.declined) == 3, "each attempt is declined, and then a person should look"
+    for reason in double.declined.values():
+        assert sentence in reason
+        assert not any(character.isdigit() for character in reason)
+    assert [record.levelno for record in caplog.records if sentence in record.message] == [logging.ERROR] * 3
+    after = {
+        "share-keys": {"advertise-keys"},
+        "masked-input": {"advertise-keys", "share-keys"},
+        "consistency-check": {"advertise-keys", "share-keys"},
+        "unmasking": {"advertise-keys", "share-keys", "consistency-check"},
+    }
+    assert {said for _, said in double.said} == after[phase], "nothing is said after it"
+    assert not list(tmp_path.rglob("revealed/*"))
+
+
+def test_two_different_sums_are_an_alarm(tmp_path: Path) -> None:
+    """The first is taken; what it is unmasked with is signed over another."""
+    double = SecureDouble(Ward().model)
+    double.told["consistency-check"] = lambda _: encode_indices(range(1, 5))
+    with pytest.raises(Alarm, match="not signed by whom"):
+        take_part(tmp_path, double)
+
+
+OFFERS: dict[str, Callable[[SecureOffer], SecureOffer]] = {
+    "an unknown client": lambda offer: replace(offer, cohort=(*offer.cohort, ("zoe", peer_key("zoe")))),
+    "another key": lambda offer: replace(offer, cohort=(("peer-1", peer_key("zoe")), *offer.cohort[1:])),
+}
+
+
+@pytest.mark.parametrize("change", OFFERS.values(), ids=OFFERS.keys())
+def test_a_cohort_that_is_not_of_the_list_is_an_alarm(
+    tmp_path: Path, change: Callable[[SecureOffer], SecureOffer]
+) -> None:
+    double = SecureDouble(Ward().model)
+    policy = listed(tmp_path, double)
+    double.change_offer = lambda offer: change(replace(offer, plan=replace(offer.plan, clients_max=6)))
+    with pytest.raises(Alarm, match="not of the member list"):
+        take_part(tmp_path, double, policy=policy)
+    assert not double.said
+    assert set(double.declined.values()) == {"the cohort is not of the member list"}
+
+
+def test_another_key_for_this_very_client_is_an_alarm(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    double.change_offer = lambda offer: replace(offer, cohort=(*offer.cohort[:-1], (WARD, peer_key("zoe"))))
+    with pytest.raises(Alarm, match="another key for this client"):
+        take_part(tmp_path, double)
+    assert not double.said
+
+
+def test_a_round_of_another_member_list_is_refused(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    policy = listed(tmp_path, double)
+    double.change_offer = lambda offer: replace(offer, members_sha256="ab" * 32)
+    with pytest.raises(WorkRefused, match="another member list"):
+        take_part(tmp_path, double, policy=policy)
+    assert not double.said
+
+
+def test_a_list_that_is_pinned_holds_without_a_policy_too(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    take_part(tmp_path, double, policy=listed(tmp_path, double))
+    again = SecureDouble(Ward().model, rounds=2)
+    again.keys, again.tokens, again.round = double.keys, double.tokens, 2
+    with pytest.raises(WorkRefused, match="another member list"):
+        take_part(tmp_path, again)
+
+
+UNUSABLE: dict[str, Callable[[SecureOffer], SecureOffer]] = {
+    "a name that is none": lambda offer: replace(offer, cohort=(("Peer\x1b[2J", peer_key("zoe")), *offer.cohort[1:])),
+    "a key that is none": lambda offer: replace(offer, cohort=(("peer-1", "AAAA"), *offer.cohort[1:])),
+    "the same client twice": lambda offer: replace(offer, cohort=(offer.cohort[0], *offer.cohort)),
+    "a window without end": lambda offer: replace(offer, window_s=1e300),
+    "more draws than anybody has": lambda offer: replace(offer, draws=99),
+    "no attempt": lambda offer: replace(offer, attempt_id="x"),
+    "a minimum above the cohort": lambda offer: replace(offer, plan=replace(offer.plan, clients_max=9, minimum=9)),
+}
+
+
+@pytest.mark.parametrize("change", UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_an_offer_that_no_secure_round_has_is_refused(
+    tmp_path: Path, change: Callable[[SecureOffer], SecureOffer]
+) -> None:
+    double = SecureDouble(Ward().model)
+    double.change_offer = change
+    with pytest.raises(CoordinatorMisbehaved, match="no secure round"):
+        take_part(tmp_path, double)
+    assert not double.said
+
+
+def private_plan(plan: SecurePlan, **changes: object) -> SecurePlan:
+    noise = NoisePlan.of(4.0, 10**9, 320, least=3, colluders=0)
+    noise = replace(noise, **changes)  # type: ignore[arg-type]
+    return replace(plan, metrics=(), evaluation=(), weight_unit=1, noise=noise)
+
+
+def test_a_private_round_has_noise_and_no_count(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    double.plan = private_plan(double.plan)
+    assert take_part(tmp_path, double).accepted == 1
+    (one,) = double.totals
+    assert (one.n_clients, one.sample_count, one.metrics) == (5, 5, {})
+
+
+@pytest.mark.parametrize("changes", [{"n_values": 321}, {"least": 4}], ids=["length", "clients"])
+def test_noise_that_is_not_for_this_round_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    double = SecureDouble(Ward().model)
+    double.plan = private_plan(double.plan, **changes)
+    with pytest.raises(CoordinatorMisbehaved, match="no secure round: its noise"):
+        take_part(tmp_path, double)
+
+
+def test_a_budget_of_privacy_is_counted_by_the_site_itself_and_kept(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    double.plan = replace(private_plan(double.plan, variance_per_client=1e9), bits=24)
+    assert double.plan.noise is not None
+    cost = Ledger(1e-6).after(double.plan.noise.release).epsilon
+    with pytest.raises(WorkRefused, match="this round would bring it to"):
+        take_part(tmp_path, double, policy=listed(tmp_path, double, epsilon=1.01 * cost))
+    assert len(double.totals) == 1
+    spent = json.loads(next(tmp_path.rglob("spent/*.json")).read_bytes())
+    assert spent["n_rounds"] == 1
+
+
+POLICIES: dict[str, tuple[dict[str, object], str]] = {
+    "a cohort that is too small": ({"minimum_cohort": 6}, "a sum of 6 clients or more"),
+    "a minimum that is too low": ({"minimum_cohort": 4}, "would open one of 3"),
+    "a threshold that is too low": ({"threshold_share": 0.9}, "wants 5 or more of 5"),
+    "a model that is too large": ({"max_parameters": 300}, "this one has 310"),
+    "a budget of privacy": ({"epsilon": 1.0}, "adds no noise"),
+}
+
+
+@pytest.mark.parametrize(("limits", "sentence"), POLICIES.values(), ids=POLICIES.keys())
+def test_a_policy_is_kept_before_a_word_is_said(tmp_path: Path, limits: dict[str, object], sentence: str) -> None:
+    double, app = SecureDouble(Ward().model), Ward()
+    with pytest.raises(WorkRefused, match=sentence):
+        take_part(tmp_path, double, app, listed(tmp_path, double, **limits))
+    assert not double.said
+    assert not app.seeds
+    assert all(sentence in reason for reason in double.declined.values())
+
+
+def test_a_policy_without_a_list_takes_no_secure_round(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    with pytest.raises(WorkRefused, match="could make up the other clients"):
+        take_part(tmp_path, double, policy=SitePolicy())
+
+
+def test_without_a_policy_the_coordinator_is_believed_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    assert take_part(tmp_path, double).accepted == 2
+    assert sum("no member list is pinned" in record.message for record in caplog.records) == 1
+
+
+def test_a_run_that_is_not_allowed_is_not_asked_for(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    with pytest.raises(WorkRefused, match="does not allow run 'demo'"):
+        take_part(tmp_path, double, policy=SitePolicy(allowed_runs=("other",)))
+    assert not double.log
+
+
+def test_too_few_in_the_roster_for_the_policy(tmp_path: Path) -> None:
+    """The cohort was large enough, and then not all of it came."""
+    double = SecureDouble(Ward().model, peers=(*PEERS, "peer-5"))
+    policy = listed(tmp_path, double, minimum_cohort=6)
+    double.plan = replace(double.plan, minimum=6)
+    double.told["share-keys"] = lambda told: Roster(told[4:36], Roster.decode(told, 9).adverts[1:]).encode()
+    with pytest.raises(WorkRefused, match="a sum of 6 clients or more"):
+        take_part(tmp_path, double, policy=policy)
+    assert {phase for _, phase in double.said} == {"advertise-keys"}
+
+
+# --- killed, and once only ---
+
+
+class Mortal(Ward):
+    """A site that is killed while it trains, if its time has come; else it trains on once the keys are exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_dead = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        while not self.may_go_on.wait(0.01):
+            if self.is_dead.is_set():
+                raise Crash
+        return super().train(model, plan)
+
+    def dying_at(self, at: str) -> Callable[[Handler], Handler]:
+        """The request never arrives, nor does any other. The thread beside the training hears nothing any more."""
+        method, _, word = at.partition(" ")
+
+        def wrap(handler: Handler) -> Handler:
+            def handle(request: httpx.Request) -> httpx.Response:
+                if request.method == method and request.url.path.endswith(f"/{word}"):
+                    self.is_dead.set()
+                if self.is_dead.is_set():
+                    raise Crash if threading.current_thread() is threading.main_thread() else httpx.ReadError("dead")
+                if request.url.path.endswith("/masked-input"):
+                    self.may_go_on.set()
+                return handler(request)
+
+            return handle
+
+        return wrap
+
+
+@pytest.mark.parametrize(
+    "at", ["GET share-keys", "PUT share-keys", "GET masked-input", "POST update", "PUT report", "GET unmasking"]
+)
+def test_a_client_that_is_killed_goes_on_with_the_next_attempt(tmp_path: Path, at: str) -> None:
+    double, mortal = SecureDouble(Ward().model), Mortal()
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, mortal, wrap=mortal.dying_at(at))
+    assert not list(tmp_path.rglob("report.json"))
+
+    end = take_part(tmp_path, double)
+
+    assert (end.status, end.accepted) == ("finished", 1)
+    assert double.declined == {"demo.1.1.ward-7": "restarted: its keys are gone"}
+    assert not list(tmp_path.rglob("pending/*"))
+    first, second = (double.said[f"demo.1.{attempt}.ward-7", "advertise-keys"] for attempt in (1, 2))
+    assert first[0][4:68] != second[0][4:68], "other keys"
+
+
+def until_declined(double: SecureDouble, n_times: int, then: int) -> Callable[[Handler], Handler]:
+    """The round is offered until it was declined so often; then the run goes on with another."""
+
+    def wrap(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            answer = handler(request)
+            if request.url.path.endswith("/decline") and len(double.declined) == n_times:
+                double.round, double.attempt = then, 1
+            return answer
+
+        return handle
+
+    return wrap
+
+
+def test_who_has_revealed_shares_gives_no_second_update_for_the_round(tmp_path: Path) -> None:
+    double, mortal = SecureDouble(Ward().model, rounds=2), Mortal()
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, mortal, wrap=mortal.dying_at("PUT unmasking"))
+
+    app = Ward()
+    end = take_part(tmp_path, double, app, wrap=until_declined(double, 2, then=2))
+
+    assert (end.status, end.accepted) == ("finished", 1)
+    assert double.declined.keys() == {"demo.1.1.ward-7", "demo.1.2.ward-7"}
+    for reason in double.declined.values():
+        assert "already revealed shares for round 1" in reason
+    assert len(app.seeds) == 1
+    assert [one.n_clients for one in double.totals] == [5]
+
+
+@pytest.mark.parametrize("repeated", [1, 2])
+def test_nor_for_a_round_before_it(tmp_path: Path, repeated: int) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    take_part(tmp_path, double)
+    double.repeats_round(repeated)
+    end = take_part(tmp_path, double, wrap=until_declined(double, 1, then=3))
+    assert (end.status, end.reports) == ("finished", 0)
+    (reason,) = double.declined.values()
+    assert "already revealed shares for round 2" in reason
+
+
+def test_a_policy_may_allow_it_and_then_training_is_another(tmp_path: Path) -> None:
+    double, app = SecureDouble(Ward().model, rounds=2), Ward()
+    policy = listed(tmp_path, double, retrain_after_release=True)
+    take_part(tmp_path, double, app, policy)
+    double.repeats_round(2)
+    end = take_part(tmp_path, double, app, policy)
+    assert (end.status, end.accepted) == ("finished", 1)
+    assert app.seeds[:2] == [1001, 1002], "as the coordinator has it"
+    assert app.seeds[2] not in (1001, 1002)
+
+
+# --- who is in the sum, from round to round ---
+
+
+def shrink(double: SecureDouble) -> Callable[[Handler], Handler]:
+    """After the first round a client is asked no more."""
+
+    def wrap(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            answer = handler(request)
+            if double.totals:
+                double.peers = PEERS[1:]
+            return answer
+
+        return handle
+
+    return wrap
+
+
+def test_a_cohort_that_has_lost_one_client_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    assert take_part(tmp_path, double, policy=listed(tmp_path, double), wrap=shrink(double)).accepted == 2
+    found = [record.message for record in caplog.records if "differ by peer-1 alone" in record.message]
+    assert len(found) == 2, "when it is asked, and when the sum is opened"
+
+
+def test_or_refused_if_the_policy_says_so(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    with pytest.raises(WorkRefused, match="differ by peer-1 alone"):
+        take_part(tmp_path, double, policy=listed(tmp_path, double, cohort_change="refuse"), wrap=shrink(double))
+    assert {assignment for assignment, _ in double.said} == {"demo.1.1.ward-7"}
+
+
+def test_a_sum_that_has_lost_one_client_is_not_signed(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+    double.told["consistency-check"] = lambda told: encode_indices(range(1, 5)) if double.totals else told
+    with pytest.raises(WorkRefused, match="differ by peer-1 alone"):
+        take_part(tmp_path, double, policy=listed(tmp_path, double, cohort_change="refuse"))
+    assert not [phase for assignment, phase in double.said if assignment.startswith("demo.2") and phase in AFTER_INPUT]
+
+
+AFTER_INPUT = ("consistency-check", "unmasking")
+
+
+# --- leaving, and failing ---
+
+
+def test_who_is_told_to_leave_stays_until_the_sum_is_opened(tmp_path: Path) -> None:
+    double, shutdown = SecureDouble(Ward().model, rounds=3), Shutdown()
+
+    class Leaving(Ward):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            shutdown.request("the night is over")
+            return super().train(model, plan)
+
+    end = take_part(tmp_path, double, Leaving(), shutdown=shutdown)
+    assert (end.status, end.accepted) == ("interrupted", 1)
+    assert len(double.totals) == 1
+
+
+def test_training_that_fails_says_no_number(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+
+    class Failing(Ward):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            raise ValueError(f"{SAMPLES} samples, loss {LOSS}")
+
+    with pytest.raises(TrainingFailed):
+        take_part(tmp_path, double, Failing())
+    assert set(double.declined.values()) == {"the client's own code failed with ValueError; see its log"}
+    assert not {phase for _, phase in double.said} & {"consistency-check", "unmasking"}
+
+
+UNFIT: dict[str, tuple[TrainResult, float, str]] = {
+    "more samples than the run takes": (TrainResult(SAMPLE_COUNT_MAX + 7, 1, 1), 0.5, "more than the 1000"),
+    "no step": (TrainResult(3, 0, 4), 0.5, "steps_done must lie between 1 and steps_planned"),
+    "not finite": (TrainResult(3, 1, 1), float("nan"), "the update is not finite"),
+    "too far": (TrainResult(3, 1, 1), 99.0, "the update exceeds the run's max_abs 8"),
+}
+
+
+@pytest.mark.parametrize(("result", "shift", "sentence"), UNFIT.values(), ids=UNFIT.keys())
+def test_work_that_must_not_be_sent_is_declined(
+    tmp_path: Path, result: TrainResult, shift: float, sentence: str
+) -> None:
+    class Unfit(Ward):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            with torch.no_grad():
+                model.get_parameter("bias")[0] += shift
+            return result
+
+    double = SecureDouble(Ward().model)
+    with pytest.raises(WorkRefused, match=sentence):
+        take_part(tmp_path, double, Unfit())
+    assert not double.uploads
+    assert all(sentence in reason for reason in double.declined.values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (SitePolicy("required", Path("pilot.json")), "requires secure aggregation"),
+        (SitePolicy(share_sample_count=False), "keeps its sample count"),
+        (SitePolicy(max_parameters=300), "this one has 310"),
+    ],
+    ids=["required", "count", "size"],
+)
+def test_a_plain_round_is_held_against_the_policy_too(
+    tmp_path: Path, policy: SitePolicy, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if policy.members is not None:
+        policy = listed(tmp_path, SecureDouble(Ward().model))
+    double, app = Double(Ward().model), Ward()
+    with pytest.raises(WorkRefused, match=sentence):
+        run_client(app, URL, tmp_path / "state", "demo", TOKEN, WARD, policy=policy, transport=double.transport())
+    assert not app.seeds
+    assert all(sentence in reason for reason in double.declined.values())

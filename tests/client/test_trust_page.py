@@ -1,0 +1,95 @@
+"""docs/trust.md tells the truth: its example runs as it stands, its policy is accepted, its table names every key."""
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import umbel.__main__ as command_line
+from umbel.aggregation.fingerprint import fingerprint
+from umbel.aggregation.member_files import read_members
+from umbel.aggregation.public_keys import public_key_bytes
+from umbel.client.members_store import MembersStore
+from umbel.client.policy import SitePolicy
+from umbel.client.policy_file import read_policy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
+
+
+def commands() -> Iterator[list[str]]:
+    """What the page's shell blocks say after `umbel`, line by line."""
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL):
+        for line in block.splitlines():
+            umbel, *words = shlex.split(line, comments=True)
+            assert umbel == "umbel"
+            yield words
+
+
+def umbel(*words: str) -> Result:
+    if not command_line.app.registered_commands:
+        command_line.mount()
+    result = CliRunner().invoke(command_line.app, list(words), input="y\n")
+    assert result.exit_code == 0, f"umbel {' '.join(words)}: {result.output}"
+    return result
+
+
+def test_the_worked_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keys that are made as the page says, for its own are somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    keys = dict[str, str]()
+    for words in commands():
+        match words:
+            case ["members", "officer-key", "--out", file]:
+                keys[file.removesuffix(".pem")] = json.loads(umbel(*words, "--json").stdout)["public_key"]
+            case ["members", "add" | "add-officer", file, name, _]:
+                if name not in keys:
+                    umbel("fingerprint", "--state", name, "--server", "https://fl.example.org")
+                    (own,) = json.loads(umbel("fingerprint", "--state", name, "--json").stdout)
+                    keys[name] = own["public_key"]
+                umbel(*words[:-1], keys[name])
+            case _:
+                umbel(*words)
+    second = read_members(Path("pilot-2.json").read_bytes())
+    assert MembersStore(Path("north")).pinned("pilot") == second
+    assert sorted(second.list.members) == ["east", "north", "west"]
+
+
+def test_the_fingerprints_of_the_page_are_those_of_its_keys() -> None:
+    named = {words[3]: words[4] for words in commands() if words[1] in ("add", "add-officer")}
+    said = dict(re.findall(r"^ (?:member|officer) +([a-z]+) +((?:[0-9A-F]{4} ?){8})$", PAGE, re.MULTILINE))
+    assert sorted(said) == ["anna", "bert", "east", "north", "west"]
+    for name, groups in said.items():
+        assert fingerprint(public_key_bytes(named[name])) == groups
+
+
+def test_the_policy_of_the_page_is_accepted(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "policy.toml").write_text(example)
+    policy = read_policy(tmp_path / "policy.toml")
+    assert policy.members == tmp_path / "pilot-2.json"
+    assert policy.members_sha256 in PAGE, "it is the hash of the page's second list"
+    assert tomllib.loads(example).keys() <= {field.name for field in fields(SitePolicy)}
+
+
+def test_the_table_of_the_policy_names_every_key_and_its_default() -> None:
+    rows = dict(re.findall(r"^\| `([a-z_0-9]+)` \|(.*?)\|", PAGE, re.MULTILINE))
+    assert {key: default.strip() for key, default in rows.items()} == {
+        field.name: _written(field.name, field.default) for field in fields(SitePolicy)
+    }
+
+
+def _written(name: str, default: object) -> str:
+    assert default is not MISSING
+    if name == "threshold_share":
+        return "two thirds"
+    if default is None:
+        return ""
+    if default == ():
+        return "`[]`"
+    return f'`"{default}"`' if isinstance(default, str) else str(default).lower()

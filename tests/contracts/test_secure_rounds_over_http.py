@@ -1,0 +1,154 @@
+"""Secure rounds with real clients and a real coordinator: the model is the weighted mean, and nothing else is told."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from torch import nn
+
+from tests.consortium import first_list, signed
+from tests.contracts.test_client_and_coordinator import DEADLINE_S
+from tests.contracts.test_life_of_a_run import House
+from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.member_files import members_bytes
+from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
+from umbel.client.store import Store
+
+pytestmark = pytest.mark.slow
+NAMES: tuple[str, ...] = ("east", "north", "south", "west")
+SAMPLES: dict[str, int] = {"east": 2, "north": 3, "south": 5, "west": 7}
+RUN = """
+name = "masked"
+rounds = {{ count = {count}, target = 4, minimum = 3, over_selection = 1.0, window_s = {window_s} }}
+aggregation = {{ sample_count_max = 1000 }}
+codec = {{ name = "integer", step = 0.01, first_norm = 3.0 }}
+secure_aggregation = {{ members_sha256 = "{members_sha256}", expected_sample_count = 4 }}
+"""
+
+
+class Ward(Client):
+    """Adds its own number to every weight."""
+
+    def __init__(self, samples: int) -> None:
+        self.model, self.sample_count = nn.Linear(30, 10), samples
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(self.sample_count / 50)
+        return TrainResult(self.sample_count, 1, 1, {"loss": float(self.sample_count)})
+
+
+class Line(httpx.BaseTransport):
+    """A way to the coordinator that sees all that goes up."""
+
+    def __init__(self) -> None:
+        self._inner = httpx.HTTPTransport()
+        self.up: list[bytes] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.up.append(request.read())
+        return self._inner.handle_request(request)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path / "coordinator")
+    yield house
+    house.kill()
+
+
+class Sites:
+    """Four sites whose keys are in a member list, each in a thread."""
+
+    def __init__(self, house: House, directory: Path, count: int = 2, window_s: float = 20.0) -> None:
+        self.house, self.directory = house, directory
+        self.ends: dict[str, RunEnd] = {}
+        self.lines: dict[str, Line] = {}
+        keys = {name: Store(directory / name, house.url).identity(name).public_key for name in NAMES}
+        self.members = signed(replace(first_list(), members=keys), "anna", "bert")
+        (directory / "pilot.json").write_bytes(members_bytes(self.members))
+        text = RUN.format(count=count, window_s=window_s, members_sha256=self.members.list.sha256)
+        start = {name: torch.zeros_like(value) for name, value in nn.Linear(30, 10).state_dict().items()}
+        with house.operator() as operator:
+            operator.create_run("masked", text, operator.upload_model(encode_model(start)))
+            self.tokens = dict(zip(NAMES, operator.create_tokens(len(NAMES)), strict=True))
+
+    def _policy(self) -> SitePolicy:
+        return SitePolicy(
+            "required",
+            self.directory / "pilot.json",
+            self.members.list.sha256,
+            share_sample_count=False,
+            max_parameters=1000,
+        )
+
+    def start(self) -> list[threading.Thread]:
+        threads = [threading.Thread(target=self._run, args=(name,), daemon=True) for name in NAMES]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _run(self, name: str) -> None:
+        self.lines[name] = Line()
+        self.ends[name] = run_client(
+            Ward(SAMPLES[name]),
+            self.house.url,
+            self.directory / name,
+            "masked",
+            self.tokens[name],
+            name,
+            policy=self._policy(),
+            transport=self.lines[name],
+        )
+
+
+def mean_of(names: tuple[str, ...]) -> float:
+    weights = [SAMPLES[name] for name in names]
+    return sum(weight * weight / 50 for weight in weights) / sum(weights)
+
+
+def test_four_sites_make_two_secure_rounds(house: House, tmp_path: Path) -> None:
+    sites = Sites(house, tmp_path)
+    for thread in sites.start():
+        thread.join(DEADLINE_S)
+
+    assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
+        NAMES, ("finished", 2)
+    )
+    model = tmp_path / "model.safetensors"
+    house.told("export", "masked", "--out", str(model))
+    _, state = decode_model(model.read_bytes())
+    assert torch.allclose(state["weight"].double(), torch.tensor(2 * mean_of(NAMES), dtype=torch.float64), atol=0.02)
+    for name, line in sites.lines.items():
+        said = b"".join(line.up).replace(b" ", b"")
+        assert b'"sample_count":0' in said
+        assert f'"sample_count":{SAMPLES[name]}'.encode() not in said
+        assert b"loss" not in said
+
+
+def test_a_coordinator_that_is_killed_asks_again_and_is_told_the_same(house: House, tmp_path: Path) -> None:
+    """Who is back too late is left out of a round; nobody who is in one is told to make it twice."""
+    sites = Sites(house, tmp_path)
+    threads = sites.start()
+    for _ in range(3):
+        time.sleep(0.4)
+        house.restart()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+    assert {name: end.status for name, end in sites.ends.items()} == dict.fromkeys(NAMES, "finished")
+    with house.operator() as operator:
+        ended = operator.progress("masked").ended
+    committed = [record for record in ended if record.committed]
+    assert [record.round for record in committed] == [1, 2]
+    assert all(record.reported >= 3 for record in committed)
+    assert sum(end.accepted for end in sites.ends.values()) == sum(record.reported for record in committed)

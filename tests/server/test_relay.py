@@ -1,0 +1,321 @@
+"""Three coordinators over one PostgreSQL, in one process: what is revealed at any reaches the one that unmasks."""
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from sqlalchemy import select
+
+from tests.postgres import Cluster
+from tests.secure_device import SecureDevice, change_of
+from tests.secure_federation import secure_run
+from tests.server_device import House, Json, house, problem
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.round import Closing
+from umbel.aggregation.secagg.messages import Unmasking
+from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.types import RunId
+from umbel.server import tables
+from umbel.server.coordinator import Coordinator
+from umbel.server.relay_store import RelayStore
+from umbel.server.replicas import closing_job
+
+T = TypeVar("T")
+STATE = {"w": torch.zeros(200)}
+LAYOUT = Layout.of_state(STATE)
+SOON_S = 10.0  # within one look of 0.25 s, where the machine is not busy
+
+
+@asynccontextmanager
+async def replicas(
+    tmp_path: Path, postgresql: Cluster, count: int
+) -> AsyncGenerator[tuple[list[House], list[AsyncExitStack]]]:
+    """Coordinators, and what each of them can be closed by before the end."""
+    shared: dict[str, Any] = {
+        "database_url": postgresql.new_database(),
+        "blobs": str(tmp_path / "blobs"),
+        "admin_key_file": tmp_path / "admin.key",
+        "audit_key_file": tmp_path / "audit.key",
+    }
+    async with AsyncExitStack() as all_of_them:
+        stacks = [await all_of_them.enter_async_context(AsyncExitStack()) for _ in range(count)]
+        yield (
+            [
+                await stack.enter_async_context(house(tmp_path / f"replica-{i}", **shared))
+                for i, stack in enumerate(stacks)
+            ],
+            stacks,
+        )
+
+
+async def parties(it: House, count: int = 1, window_s: float = 300.0) -> list[SecureDevice]:
+    await it.begin(secure_run(count, window_s), STATE)
+    return [SecureDevice(device, LAYOUT) for device in await it.devices(4)]
+
+
+def speaks_to(party: SecureDevice, it: House) -> None:
+    party.device.http = it.http
+
+
+async def up_to_agreement(party: SecureDevice, number: int) -> None:
+    await party.begin()
+    await party.advertise()
+    await party.share()
+    await party.hear()
+    assert (await party.send_input(party.masked(change_of(LAYOUT, number)))).json()["outcome"] == "accepted"
+    await party.agree()
+
+
+async def soon(ask: Callable[[], Awaitable[T | None]]) -> T:
+    until = time.monotonic() + SOON_S
+    while (found := await ask()) is None:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def published(it: House) -> tuple[str, bytes] | None:
+    """Which replica closes the round, and its key."""
+    services = it.state.services
+    lease = tables.table_of(tables.Lease)
+    query = select(lease.c.replica, lease.c.relay_key).where(lease.c.job == closing_job(live(it).round_id))
+    async with services.rounds._db.reading() as tx:
+        row = (await tx.execute(query)).one_or_none()
+    return None if row is None or row.relay_key is None else (row.replica, row.relay_key)
+
+
+def live(it: House) -> Any:
+    return it.state.coordinator.drivers[RunId("demo")].live
+
+
+async def leader_of(houses: Sequence[House]) -> House:
+    replica, _ = await soon(lambda: published(houses[0]))
+    return next(it for it in houses if it.state.services.replicas.id == replica)
+
+
+async def committed(it: House) -> Json:
+    [record] = await it.ended(1)
+    assert record["committed"], record["reason"]
+    assert record["reported"] == 4
+    return record
+
+
+def spellings(secret: bytes) -> Iterator[bytes]:
+    """As bytes, as hex, and as base64, wherever in it the secret begins."""
+    yield from (secret, secret.hex().encode(), secret.hex().upper().encode())
+    for start in range(3):
+        yield base64.b64encode(secret[start : start + 27])
+
+
+def written(since: float, *folders: Path) -> bytes:
+    """Every file that has been written to: of a database its tables and its log of writes, of coordinators all."""
+    return b"\0".join(
+        path.read_bytes()
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.stat().st_mtime >= since
+    )
+
+
+def test_what_is_revealed_anywhere_reaches_the_one_that_unmasks_and_is_never_stored(
+    tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revealed, handed_over, since = list[bytes](), list[bytes](), time.time() - 1.0
+    put = RelayStore.put
+
+    async def seen(self: RelayStore, round_id: int, key: bytes, sealed: Any) -> bool:
+        handed_over.extend(sealed.values())
+        return await put(self, round_id, key, sealed)
+
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 3) as (houses, _):
+            cohort = await parties(houses[0])
+            for i, party in enumerate(cohort):
+                speaks_to(party, houses[i % 3])
+            await asyncio.gather(*(up_to_agreement(party, i) for i, party in enumerate(cohort)))
+            leader = await leader_of(houses)
+            others = [it for it in houses if it is not leader]
+            for i, party in enumerate(cohort):
+                speaks_to(party, others[i % 2])
+                reveal = party.party.reveal
+
+                def kept(agreements: bytes, reveal: Callable[[bytes], bytes] = reveal, index: int = i) -> bytes:
+                    answer = reveal(agreements)
+                    revealed.extend(Unmasking.decode(answer, index, 4).shares.values())
+                    return answer
+
+                monkeypatch.setattr(party.party, "reveal", kept)
+            await asyncio.gather(*(party.reveal() for party in cohort))
+            await committed(leader)
+
+    monkeypatch.setattr(RelayStore, "put", seen)
+    asyncio.run(scenario())
+    stored = written(since, postgresql.directory, tmp_path)
+    assert len(revealed) == 4 * 4
+    assert len(handed_over) >= 3  # the fourth may have come when the round was over
+    assert all(sealed in stored for sealed in handed_over), "the scan does not see what is stored"
+    for share in revealed:
+        assert not any(spelling in stored for spelling in spellings(share[:32]))
+
+
+def test_when_the_one_that_unmasks_goes_what_it_had_taken_is_handed_to_the_next(
+    tmp_path: Path, postgresql: Cluster
+) -> None:
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 3) as (houses, stacks):
+            cohort = await parties(houses[0])
+            await asyncio.gather(*(up_to_agreement(party, i) for i, party in enumerate(cohort)))
+            leader = await leader_of(houses)
+            before = await published(leader)
+            others = [it for it in houses if it is not leader]
+            for i, party in enumerate(cohort):
+                speaks_to(party, others[i % 2])
+            answers = [asyncio.create_task(party.reveal()) for party in cohort[:2]]
+            known = leader.state.coordinator.drivers[RunId("demo")].secure
+
+            async def has_both() -> bool | None:
+                unmasker = known._known.unmasker
+                return True if unmasker is not None and len(unmasker.answered) == 2 else None
+
+            await soon(has_both)
+            await stacks[houses.index(leader)].aclose()
+            assert not any(answer.done() for answer in answers), "with two of three shares nothing can be unmasked"
+            after = await published(await leader_of(others))
+            assert before is not None
+            assert after is not None
+            assert before[1] != after[1]
+            await asyncio.gather(cohort[2].reveal(), *answers)  # with the first two, just enough
+            await committed(others[0])
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_hears_of_its_turn_at_one_may_speak_to_another(
+    tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first to speak in each phase does so at a replica that has not seen the phase before end."""
+
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 2) as ((one, other), _):
+            *rest, first = await parties(one)
+
+            async def elsewhere(phase: str, body: bytes, query: str = "") -> int:
+                speaks_to(first, other)
+                status = (await first.put(phase, body, query)).status_code
+                speaks_to(first, one)
+                return status
+
+            with monkeypatch.context() as blind:
+                blind.setattr(Coordinator, "_look_at", _see_nothing)
+                await asyncio.gather(*(party.begin() for party in (first, *rest)))
+                assert await elsewhere("advertise-keys", first.party.advertise()) == 204
+                await asyncio.gather(*(party.advertise() for party in rest))
+                assert await elsewhere("share-keys", first.party.share(await first.get("share-keys"))) == 204
+                await asyncio.gather(*(party.share() for party in rest))
+                await asyncio.gather(*(party.hear() for party in (first, *rest)))
+                updates = [party.masked(change_of(LAYOUT, i)) for i, party in enumerate((first, *rest))]
+                speaks_to(first, other)
+                for party, update in zip((first, *rest), updates, strict=True):
+                    assert (await party.send_input(update)).json()["outcome"] == "accepted"
+                speaks_to(first, one)
+                assert (
+                    await elsewhere("consistency-check", first.party.agree(await first.get("consistency-check"))) == 204
+                )
+                await asyncio.gather(*(party.agree() for party in rest))
+                shares = first.party.reveal(await first.get("unmasking"))
+                assert await elsewhere("unmasking", shares, "?wait_s=0") == 202
+            await asyncio.gather(*(party.reveal() for party in rest))
+            await committed(one)
+
+    asyncio.run(scenario())
+
+
+def test_shares_that_come_to_a_replica_that_has_not_seen_the_end_are_not_refused(
+    tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 2) as (houses, _):
+            cohort = await parties(houses[0])
+            await asyncio.gather(*(up_to_agreement(party, i) for i, party in enumerate(cohort)))
+            leader = await leader_of(houses)
+            other = next(it for it in houses if it is not leader)
+            for party in cohort:
+                speaks_to(party, leader)
+            shares = cohort[3].party.reveal(await cohort[3].get("unmasking"))
+            driver = other.state.coordinator.drivers[RunId("demo")]
+            await soon(lambda: _has_come_to(other, Phase.UNMASKING))
+            with monkeypatch.context() as blind:
+                blind.setattr(Coordinator, "_look_at", _see_nothing)
+                await asyncio.gather(*(party.reveal() for party in cohort[:3]))
+                assert isinstance(driver.state, Closing), "it has seen the end"
+                driver.secure.forget()  # as if it had not served this round before
+                speaks_to(cohort[3], other)
+                answer = await cohort[3].put("unmasking", shares, "?wait_s=0")
+            assert answer.status_code == 204, problem(answer)
+
+    asyncio.run(scenario())
+
+
+async def _has_come_to(it: House, phase: Phase) -> bool | None:
+    state = live(it).state
+    return True if isinstance(state, Closing) and state.exchange and state.exchange.phase is phase else None
+
+
+async def _see_nothing(*_: object) -> None:
+    """A replica whose looks at the others come late."""
+
+
+def test_a_client_that_waits_at_one_hears_that_its_turn_has_come_at_another(
+    tmp_path: Path, postgresql: Cluster
+) -> None:
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 2) as ((one, other), _):
+            cohort = await parties(one)
+            await asyncio.gather(*(party.begin() for party in cohort))
+            speaks_to(cohort[0], other)
+            await cohort[0].advertise()
+            waiting = asyncio.create_task(cohort[0].get("share-keys", wait_s=29.0))
+            await asyncio.gather(*(party.advertise() for party in cohort[1:]))
+            assert await asyncio.wait_for(waiting, SOON_S)
+            shares = cohort[0].party.share(waiting.result())
+            waiting = asyncio.create_task(cohort[0].get("masked-input", wait_s=29.0))
+            answer = await cohort[0].put("share-keys", shares)
+            assert answer.status_code == 204, problem(answer)
+            await asyncio.gather(*(party.share() for party in cohort[1:]))
+            assert await asyncio.wait_for(waiting, SOON_S)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_only_the_one_that_unmasks_says_that_it_took_too_long(
+    tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is at work when the time for shares is over. They are in; a replica that does not know ends nothing."""
+
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 2) as (houses, _):
+            cohort = await parties(houses[0], window_s=20.0)
+            for it in houses:
+                closer = (await it.state.coordinator.driver(RunId("demo")))._closer
+                unmasked = closer._unmasked
+
+                async def slowly(live: Any, closing: Closing, total: Any, unmasked: Any = unmasked) -> Any:
+                    if (found := await unmasked(live, closing, total)) is not None:
+                        assert closing.exchange is not None
+                        assert closing.exchange.phase is Phase.UNMASKING
+                        await asyncio.sleep(max(0.0, closing.exchange.ends_at - time.time()) + 1.0)
+                    return found
+
+                monkeypatch.setattr(closer, "_unmasked", slowly)
+            await asyncio.gather(*(up_to_agreement(party, i) for i, party in enumerate(cohort)))
+            await asyncio.gather(*(party.reveal() for party in cohort))
+            await committed(houses[0])
+
+    asyncio.run(scenario())

@@ -1,0 +1,148 @@
+"""What is signed of secure rounds: the chain fits, a forged plan is found out, and nothing in it is one client's.
+
+Nobody is told that such a round could be made again.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tests.audit_house import operating
+from tests.secure_cohort import STATE, Attempt, secure_run
+from tests.server_device import Json, LateClock, house
+from umbel.aggregation.audit import AuditFailed, key_bytes, key_text, seal
+from umbel.client.admin import Operator
+from umbel.client.audit import Line, download, parse_bundle, verify
+from umbel.client.audit_console import replay_run
+
+N, N_ROUNDS = 4, 2
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PUBLIC = KEY.public_key().public_bytes_raw()
+
+
+def after_two_rounds(data: Path, act: Callable[[Operator], object]) -> list[Json]:
+    """Have an operator do something when a run of two secure rounds is over; their records."""
+
+    async def scenario() -> list[Json]:
+        async with house(data) as it:
+            await it.begin(secure_run(count=N_ROUNDS, target=N), STATE)
+            devices = await it.devices(N, sample_count=0)
+            for number in range(1, N_ROUNDS + 1):
+                await Attempt.of(it, LateClock(), devices, number).go()
+                await it.ended(number)
+            await operating(it, act)
+            return await it.ended(N_ROUNDS)
+
+    return asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Line], bytes]:
+    """A secure run's bundles, and the key that they are signed with."""
+    found: list[tuple[list[Line], bytes]] = []
+    after_two_rounds(
+        tmp_path_factory.mktemp("run"),
+        lambda operator: found.append((list(download(operator, "demo")), key_bytes(operator.audit_key()))),
+    )
+    return found[0]
+
+
+def signed_anew(lines: Iterable[Line], change: Callable[[int, Json], None]) -> list[Line]:
+    """The chain as a coordinator with another key would have signed it, with something changed in its bundles."""
+    anew: list[Line] = []
+    for number, line in enumerate(lines):
+        raw: Any = json.loads(json.dumps(line.bundle))
+        change(number, raw)
+        raw["key"] = key_text(PUBLIC)
+        raw["previous"] = anew[-1].sha256 if anew else ""
+        sealed = seal(parse_bundle(raw), KEY)
+        anew.append(replace(line, bundle=json.loads(sealed.text), sha256=sealed.sha256, signature=sealed.signature))
+    return anew
+
+
+def test_the_chain_of_a_secure_run_fits(chain: tuple[list[Line], bytes]) -> None:
+    lines, key = chain
+    auditor, taken = verify(lines, [key])
+    assert len(taken) == 1 + N_ROUNDS
+    assert sorted(auditor.rounds) == [1, 2]
+    assert auditor.n_reports_unsigned == 0
+    assert auditor.n_reports_signed == N * N_ROUNDS
+    verify(signed_anew(lines, lambda _number, _raw: None), [PUBLIC])
+
+
+def _shown(raw: Json) -> None:
+    raw["facts"]["sum"]["shown"]["update_rms"] *= 3
+
+
+def _spread(raw: Json) -> None:
+    raw["facts"]["sum"]["shown"]["spread"] *= 8
+
+
+def _bits(raw: Json) -> None:
+    raw["facts"]["plan"]["secure"]["bits"] += 1
+
+
+def _unit(raw: Json) -> None:
+    raw["facts"]["plan"]["secure"]["weight_unit"] += 1
+
+
+def _minimum(raw: Json) -> None:
+    raw["facts"]["plan"]["secure"]["minimum"] += 1
+
+
+def _metrics(raw: Json) -> None:
+    raw["facts"]["plan"]["secure"]["metrics"] = ["loss"]
+
+
+def _step(raw: Json) -> None:
+    raw["facts"]["plan"]["codec"]["inverse_step"] *= 2
+
+
+_PLANNED = [_bits, _unit, _minimum, _metrics, _step]
+
+
+@pytest.mark.parametrize(
+    ("number", "change"), [(1, _shown), (1, _spread), *((number, one) for number in (1, 2) for one in _PLANNED)]
+)
+def test_numbers_that_do_not_follow_are_found(
+    number: int, change: Callable[[Json], None], chain: tuple[list[Line], bytes]
+) -> None:
+    forged = signed_anew(chain[0], lambda at, raw: change(raw) if at == number else None)
+    with pytest.raises(AuditFailed, match="masked numbers do not follow"):
+        verify(forged, [PUBLIC])
+
+
+def test_bundles_and_records_hold_sums_and_nothing_of_one_client(tmp_path: Path) -> None:
+    lines: list[Line] = []
+    records = after_two_rounds(tmp_path, lambda operator: lines.extend(download(operator, "demo")))
+    for record, line in zip(records, lines[1:], strict=True):
+        assert record["sample_count"] == 3 + 5 + 7 + 9
+        for client in record["clients"]:
+            assert (client["sample_count"], client["steps_done"], client["steps_planned"]) == (0, 0, 0)
+            assert not {"metrics", "evaluation"} & client.keys()
+        bundle: Any = line.bundle
+        facts = bundle["facts"]
+        assert len(facts["clients"]) == N
+        for participant in facts["clients"]:
+            assert (participant["announced"], participant["weight"]) == (0, 1)
+            assert set(json.loads(participant["report"]["body"])) == {"update_sha256", "signature"}
+            assert not {"metrics", "evaluation", "sample_count"} & participant.keys()
+
+
+def test_a_replay_says_that_single_updates_were_never_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def replayed(operator: Operator) -> None:
+        with pytest.raises(typer.Exit):
+            replay_run(operator, "demo", None, (), ())
+
+    after_two_rounds(tmp_path, replayed)
+    told = capsys.readouterr().err
+    for number in (1, 2):
+        assert f"round {number} cannot be made again" in told
+    assert "masked" in told

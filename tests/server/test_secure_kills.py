@@ -1,0 +1,75 @@
+"""kill -9 at every step that only secure rounds have, and at what they have in common with others where they do it
+differently: clients say what they had said again, and the same model is made."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.killing import COMMANDS, PHASE_STEPS, Death, free_port
+from tests.postgres import Cluster
+from tests.secure_federation import SecureFederation
+from tests.server.test_kill_matrix import fare
+from umbel.server.settings import Settings
+
+pytestmark = pytest.mark.slow
+STEPS = {  # and which times it is done: four say a thing in each phase of the first round
+    "check a message": (2, 6, 10),
+    "carry out Announce": (1, 2, 3, 4),
+    "check a masked update": (2,),
+    "carry out Fold": (2,),
+    "write a masked sum": (1, 2),
+    "hand in a masked sum": (1,),
+    "forget masked updates": (1,),
+    "take revealed shares": (1, 2),
+    "carry out Commit": (1,),
+    "make the secrets": (1,),
+    "unmask": (1,),
+    "make the model": (1,),
+    "keep a file of the model": (2,),
+    "store the end of an attempt": (1,),
+    "remove the updates of an attempt": (1,),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    settings = Settings(data=tmp_path_factory.mktemp("undisturbed"), port=free_port())
+    return asyncio.run(fare(settings, (), SecureFederation)).model_sha256
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Settings:
+    url = None
+    if database == "postgresql":
+        cluster: Cluster = request.getfixturevalue("postgresql")
+        url = cluster.new_database()
+    return Settings(data=tmp_path, port=free_port(), database_url=url)
+
+
+def test_every_step_of_secure_rounds_is_tried() -> None:
+    assert set(PHASE_STEPS) <= set(STEPS)
+    assert "Announce" in {command.__name__ for command in COMMANDS}
+
+
+# The first time before and after; what is done again, before and after in turn.
+DEATHS = [
+    (step, nth, is_before)
+    for step, times in STEPS.items()
+    for nth in times
+    for is_before in ((True, False) if nth == times[0] else (nth % 4 == 2,))
+]
+DATABASES = ("sqlite", "postgresql", "postgresql", "sqlite")  # in turn, for both sides of a step
+
+
+@pytest.mark.parametrize(
+    ("step", "nth", "is_before", "database"),
+    [(*death, DATABASES[i % len(DATABASES)]) for i, death in enumerate(DEATHS)],
+    ids=str,
+)
+def test_killed_at_a_step_it_goes_on_to_the_same_model(
+    step: str, nth: int, is_before: bool, settings: Settings, undisturbed: str
+) -> None:
+    outcome = asyncio.run(fare(settings, (Death(step, is_before, nth),), SecureFederation))
+    assert outcome.n_deaths == 1, "the step was not done"
+    assert outcome.model_sha256 == undisturbed

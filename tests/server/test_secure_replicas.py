@@ -1,0 +1,100 @@
+"""Secure rounds over three coordinator processes, one PostgreSQL and one blob store; each request goes to any of them.
+
+Whichever dies, and whenever: the same model as of one undisturbed process, and no share that anybody could read.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.killing import SECURE_STEPS, Death, free_port, start
+from tests.postgres import Cluster
+from tests.secure_federation import InTurn, SecureFederation
+from umbel.server.settings import Settings
+
+pytestmark = pytest.mark.slow
+N_REPLICAS = 3
+TIMEOUT_S = 90.0
+
+
+def go_on(stopped: Path) -> None:
+    """Let a process that stops itself go on, long after the others took it for dead."""
+    until = time.monotonic() + TIMEOUT_S
+    while not stopped.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(4.0)
+    os.kill(int(stopped.read_text()), signal.SIGCONT)
+
+
+async def fare(settings: Sequence[Settings], death: Death | None = None, seed: int = 0) -> str:
+    """The last model's hash. Who is stopped, not killed, goes on later."""
+    processes = [start(one, death) for one in settings]
+    urls = InTurn([f"http://127.0.0.1:{one.port}" for one in settings], seed)
+    try:
+        async with httpx.AsyncClient(transport=urls, base_url="http://umbel", timeout=12.0) as http:
+            federation = SecureFederation(http, settings[0])
+            running = asyncio.create_task(federation.run())
+            if death is not None and death.by is signal.SIGSTOP and death.once is not None:
+                await asyncio.to_thread(go_on, death.once)
+            done, _ = await asyncio.wait([running], timeout=TIMEOUT_S)
+            assert done, "\n\n".join((one.data / "log").read_text()[-3000:] for one in settings)
+            return federation.check(await running)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model of one process over SQLite."""
+    return asyncio.run(fare([Settings(data=tmp_path_factory.mktemp("undisturbed"), port=free_port())]))
+
+
+@pytest.fixture
+def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
+    url = postgresql.new_database()
+    return [
+        Settings(
+            data=tmp_path / f"replica-{i}",
+            port=free_port(),
+            database_url=url,
+            blobs=str(tmp_path / "blobs"),
+            admin_key_file=tmp_path / "admin.key",
+            audit_key_file=tmp_path / "audit.key",
+        )
+        for i in range(N_REPLICAS)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_replicas_make_the_same_model_as_one_process(seed: int, settings: list[Settings], undisturbed: str) -> None:
+    assert asyncio.run(fare(settings, seed=seed)) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("step", "is_before", "nth"),
+    [(step, i % 2 == 0, 1) for i, step in enumerate(SECURE_STEPS)] + [("open what was handed over", False, 2)],
+    ids=lambda one: {True: "before", False: "after"}[one] if isinstance(one, bool) else str(one),
+)
+def test_when_a_replica_is_killed_at_a_step_another_goes_on(
+    step: str, is_before: bool, nth: int, settings: list[Settings], undisturbed: str, tmp_path: Path
+) -> None:
+    died = tmp_path / "died"
+    assert asyncio.run(fare(settings, Death(step, is_before, nth, once=died))) == undisturbed
+    assert died.exists(), "the step was not done"
+
+
+@pytest.mark.parametrize("step", ["open what was handed over", "make the secrets"])
+def test_a_replica_that_is_taken_for_dead_and_lives_does_no_harm(
+    step: str, settings: list[Settings], undisturbed: str, tmp_path: Path
+) -> None:
+    stopped = tmp_path / "stopped"
+    assert asyncio.run(fare(settings, Death(step, is_before=True, once=stopped, by=signal.SIGSTOP))) == undisturbed
+    assert stopped.exists(), "the step was not done"

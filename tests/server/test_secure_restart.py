@@ -1,0 +1,200 @@
+"""A coordinator that goes away in any phase of a secure round: another over the same data goes on to the same model.
+Masked updates lie in store no longer than until the sum with them does."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.secure_cohort import STATE, Attempt, secure_run, until
+from tests.secure_device import SecureDevice
+from tests.server_device import House, LateClock, house, stored_updates
+from umbel.aggregation.secagg.agreement import composition_of
+from umbel.aggregation.secagg.server import Phase
+from umbel.server.closing import Closer
+
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
+N = 4
+
+
+async def begun(it: House) -> Attempt:
+    await it.begin(secure_run(target=N, minimum=3, window_s=60.0), STATE)
+    attempt = Attempt.of(it, LateClock(), await it.devices(N, sample_count=0))
+    await attempt.each(SecureDevice.begin)
+    return attempt
+
+
+async def require_the_model(attempt: Attempt) -> None:
+    [record] = await attempt.it.ended(1)
+    assert record["committed"], record["reason"]
+    assert record["sample_count"] == sum(one.work.sample_count for one in attempt.parties)
+    assert (await attempt.it.model(record["model_sha256"]))["w"].equal(attempt.model(STATE["w"], range(N)))
+
+
+def partial_sums(it: House) -> list[Path]:
+    return [path for path in (it.settings.data / "blobs" / "partials").rglob("*") if path.is_file()]
+
+
+async def say_again(attempt: Attempt, phase: Phase) -> None:
+    """What clients do that have had no answer: they send the same again."""
+    for one in attempt.parties:
+        if phase is Phase.ADVERTISE_KEYS:
+            answer = await one.put(phase, one.party.advertise())
+        elif phase is Phase.SHARE_KEYS:
+            answer = await one.put(phase, one.party.share(await one.get(phase)))
+        elif phase is Phase.CONSISTENCY_CHECK:
+            answer = await one.put(phase, one.party.agree(await one.get(phase)))
+        else:
+            continue
+        assert answer.status_code == 204, answer.text
+
+
+@pytest.mark.parametrize("phase", list(Phase)[:-1], ids=str)
+def test_after_every_phase_another_coordinator_goes_on(phase: Phase, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        phases = list(Phase)
+        n = phases.index(phase) + 1
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for one in phases[:n]:
+                assert await attempt.speak(one, range(N))
+        async with house(tmp_path) as it:
+            attempt.move_to(it)
+            await say_again(attempt, phase)
+            for one in phases[n:]:
+                assert await attempt.speak(one, range(N))
+            await require_the_model(attempt)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("phase", list(Phase), ids=str)
+def test_in_the_midst_of_every_phase_another_coordinator_goes_on(phase: Phase, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        phases = list(Phase)
+        n = phases.index(phase)
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for one in phases[:n]:
+                assert await attempt.speak(one, range(N))
+            assert await attempt.speak(phase, (1, 3) if phase is not Phase.UNMASKING else (1,))
+        async with house(tmp_path) as it:
+            attempt.move_to(it)
+            for one in phases[n:]:
+                assert await attempt.speak(one, (0, 2) if one is phase is not Phase.UNMASKING else range(N))
+            await require_the_model(attempt)
+
+    asyncio.run(scenario())
+
+
+def test_shares_that_all_reveal_at_once_to_a_new_coordinator_count(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for one in list(Phase)[:-1]:
+                assert await attempt.speak(one, range(N))
+            answers = [one.party.reveal(await one.get("unmasking")) for one in attempt.parties]
+        async with house(tmp_path) as it:
+            attempt.move_to(it)
+            pairs = zip(attempt.parties, answers, strict=True)
+            held = (one.put("unmasking", said, "?wait_s=20") for one, said in pairs)
+            assert [one.status_code for one in await asyncio.gather(*held)] == [204] * N, "nobody is asked again"
+            await require_the_model(attempt)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_come_at_once_know_one_round_and_not_each_its_own(tmp_path: Path) -> None:
+    """What is revealed to one of them must be known to the others."""
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            driver = attempt.driver
+            driver.secure.forget()
+            at_hand = driver.assignments.of
+
+            async def from_the_database(*asked: object) -> object:
+                await asyncio.sleep(0)  # as in a coordinator that has just started
+                return await at_hand(*asked)
+
+            driver.assignments.of = from_the_database
+            first, second = await asyncio.gather(driver.secure._of(driver.live), driver.secure._of(driver.live))
+            assert first is second
+
+    asyncio.run(scenario())
+
+
+def test_updates_that_were_not_handed_in_are_folded_from_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async def not_yet(_closer: Closer) -> None:
+            return
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Closer, "_hand_in", not_yet)
+            async with house(tmp_path) as it:
+                attempt = await begun(it)
+                for phase in list(Phase)[:2]:
+                    await attempt.speak(phase, range(N))
+                await attempt.speak(Phase.MASKED_INPUT, (0, 3))
+                assert len(stored_updates(it.settings)) == 2
+        async with house(tmp_path) as it:
+            attempt.move_to(it)
+            await attempt.speak(Phase.MASKED_INPUT, (1, 2))
+            await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
+            await attempt.speak(Phase.UNMASKING, range(N))
+            await require_the_model(attempt)
+
+    asyncio.run(scenario())
+
+
+def test_a_masked_update_is_deleted_as_soon_as_the_sum_with_it_is_in_store(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for phase in list(Phase)[:2]:
+                await attempt.speak(phase, range(N))
+            composition = composition_of(attempt.parties[0].offer, attempt.parties[0].layout)
+            for i in range(N):
+                await attempt.speak(Phase.MASKED_INPUT, (i,))
+                await until(lambda: not stored_updates(it.settings))
+                await until(lambda: len(partial_sums(it)) == 1)
+                [path] = partial_sums(it)
+                assert path.stat().st_size == 8 * (composition.n_levels + composition.n_words), "of the model's size"
+            await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
+            await attempt.speak(Phase.UNMASKING, range(N))
+            await require_the_model(attempt)
+            await until(lambda: not partial_sums(it))
+
+    asyncio.run(scenario())
+
+
+def test_updates_that_come_at_once_are_deleted_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for phase in list(Phase)[:3]:
+                await attempt.speak(phase, range(N))
+            await until(lambda: not stored_updates(it.settings))
+            assert len(partial_sums(it)) == 1
+            await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
+            await attempt.speak(Phase.UNMASKING, range(N))
+            await require_the_model(attempt)
+
+    asyncio.run(scenario())
+
+
+def test_of_an_abandoned_attempt_nothing_masked_is_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for phase in list(Phase)[:2]:
+                await attempt.speak(phase, range(N))
+            await attempt.speak(Phase.MASKED_INPUT, (0, 3))
+            stopped = await it.http.post("/v1/admin/runs/demo/stop", json={"reason": "enough"}, headers=it.admin)
+            assert stopped.status_code == 200
+            [record] = await it.ended(1)
+            assert not record["committed"]
+            await until(lambda: not stored_updates(it.settings) and not partial_sums(it))
+
+    asyncio.run(scenario())
