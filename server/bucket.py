@@ -5,12 +5,14 @@ Each request is bounded in time and tried again with back-off, so no call here b
 
 import os
 import re
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, GenericError
 from obstore.store import S3Store
 
 from umbel.server.blobs import BlobsUnavailable, UnknownBlob
@@ -19,7 +21,10 @@ from umbel.server.settings import Settings
 _REQUEST_S = 60  # one try of one piece of 8 MiB: 140 KB/s will do
 _CONNECT_S = 5
 RETRY_S = 60  # no further try of a request after that
+_LOST = "kind: Unknown"  # of obstore's HttpError
+_LOST_MAX, _LOST_PAUSE_S = 10, 0.1  # more connections than are ever open at once
 _NEEDED = "s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket"
+T = TypeVar("T")
 _CAUSES = (
     ("169.254.", "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"),
     ("NoSuchBucket", "there is no such bucket; make it first, or correct the setting `blobs`"),
@@ -76,6 +81,21 @@ class Bucket:
                 },
             },
         )
+
+    def again(self, request: Callable[[], T]) -> T:
+        """Make a request that may be made twice, and again when its connection was lost.
+
+        obstore itself tries again after most failures, but not where a connection of its pool proves dead just as it is
+        taken up: what hyper says then is of no kind that object_store knows.
+        """
+        for _ in range(_LOST_MAX):
+            try:
+                return request()
+            except GenericError as error:
+                if _LOST not in str(error):
+                    raise
+            time.sleep(_LOST_PAUSE_S)
+        return request()
 
     @contextmanager
     def reading(self, key: str) -> Generator[None]:

@@ -53,7 +53,9 @@ class S3Blobs:
     def put(self, path: Path, key: str) -> None:
         require_key(key)
         with self._bucket.writing():
-            obstore.put(self._store, key, path, chunk_size=_PIECE_BYTES, max_concurrency=_PARTS_AT_ONCE)
+            self._bucket.again(
+                lambda: obstore.put(self._store, key, path, chunk_size=_PIECE_BYTES, max_concurrency=_PARTS_AT_ONCE)
+            )
         if is_model_key(key):
             self._cache.add(path, model_sha256(key))  # whoever made a model needs it next
 
@@ -61,7 +63,7 @@ class S3Blobs:
     def open(self, key: str, offset: int = 0, length: int | None = None) -> Generator[RawIOBase]:
         require_key(key)
         with self._bucket.reading(key):
-            found = obstore.head(self._store, key)
+            found = self._bucket.again(lambda: obstore.head(self._store, key))
         stop = found["size"] if length is None else min(offset + length, found["size"])
         with _Ranges(self._bucket, key, found["e_tag"], offset, stop) as file:
             yield file
@@ -70,7 +72,7 @@ class S3Blobs:
         require_key(key)
         with self._bucket.reading(key):
             try:
-                return obstore.head(self._store, key)["size"]
+                return self._bucket.again(lambda: obstore.head(self._store, key))["size"]
             except FileNotFoundError:
                 return None
 
@@ -81,7 +83,7 @@ class S3Blobs:
             if is_model_key(key):
                 self._cache.drop(model_sha256(key))
         with self._bucket.writing():
-            obstore.delete(self._store, gone)
+            self._bucket.again(lambda: obstore.delete(self._store, gone))
 
     def keys(self, prefix: str) -> Iterator[str]:
         require_key(prefix)
@@ -141,8 +143,13 @@ class _Ranges(RawIOBase):
         span = (self._place, min(self._place + _PIECE_BYTES, self._stop))
         with self._bucket.reading(self._key):
             try:
-                found = obstore.get(self._bucket.store, self._key, options={"range": span, "if_match": self._e_tag})
-                piece = memoryview(found.bytes())
+                piece = memoryview(
+                    self._bucket.again(
+                        lambda: obstore.get(
+                            self._bucket.store, self._key, options={"range": span, "if_match": self._e_tag}
+                        ).bytes()
+                    )
+                )
             except PreconditionError as error:
                 raise BlobsUnavailable(f"{self._key} was replaced while it was read; read it again") from error
         if len(piece) != span[1] - span[0]:

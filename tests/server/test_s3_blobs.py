@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from obstore.exceptions import GenericError
 from pydantic import SecretStr, ValidationError
 
 from tests.s3_server import SECRET_KEY, S3Server, Wire, bucket_settings, free_port, s3_server
@@ -82,6 +83,27 @@ def test_a_server_that_dies_in_mid_get_and_comes_back_is_read_to_the_end(
     with blobs.open("updates/a/0-0") as file:
         assert file.read() == data
     waiting.join()
+
+
+@pytest.mark.parametrize(("text", "n_tries"), [("HttpError { kind: Unknown, source: Canceled }", 3), ("403", 1)])
+def test_a_request_whose_connection_was_dead_is_made_again_and_no_other(
+    server: S3Server, tmp_path: Path, text: str, n_tries: int
+) -> None:
+    tries: list[str] = []
+
+    def request() -> int:
+        tries.append(text)
+        if len(tries) < 3:
+            raise GenericError(text)
+        return 5
+
+    again = bucket.Bucket(bucket_settings(server, tmp_path)).again
+    if n_tries == 3:
+        assert again(request) == 5
+    else:
+        with pytest.raises(GenericError, match="403"):
+            again(request)
+    assert len(tries) == n_tries
 
 
 def test_a_server_that_stays_away_is_given_up_in_a_sentence_and_nothing_half_is_seen(
