@@ -56,12 +56,13 @@ def deaths_of(step: str, is_before: bool) -> tuple[Death, ...]:
     return (Death(step, is_before, _NTH.get(step, 1)),)
 
 
-def crowding() -> float:
-    """How many times longer than alone work takes on this machine at this moment: others may be at it."""
-    began, cpu_s = time.monotonic(), time.process_time()
-    while time.process_time() - cpu_s < 0.2:
-        pass
-    return (time.monotonic() - began) / 0.2
+def patience_s() -> float:
+    """How long a restart may take: five seconds, or on a slow or crowded machine four times what a bare start of Python
+    with the coordinator's libraries takes there at this moment.
+    """
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import umbel.server.process"], check=True)
+    return max(RESTART_S, 4 * (time.monotonic() - began))
 
 
 @dataclass
@@ -178,7 +179,7 @@ def test_a_cold_restart_takes_reports_again(tmp_path: Path, undisturbed: dict[ty
     took_s, model_sha256 = asyncio.run(scenario())
     print(f"cold restart to the next accepted report: {took_s:.2f} s")
     assert model_sha256 == undisturbed[Federation]
-    assert took_s <= RESTART_S or took_s <= RESTART_S * crowding()
+    assert took_s <= RESTART_S or took_s <= patience_s()
 
 
 def test_every_command_of_every_kind_of_round_every_order_and_every_ending_is_in_the_matrix() -> None:
@@ -201,4 +202,4 @@ def test_killed_at_a_step_it_goes_on_to_the_same_model(
     assert outcome.model_sha256 == undisturbed[life]
     print(f"restart to the next accepted report: {outcome.restart_s} s")
     longest_s = max(outcome.restart_s, default=0.0)
-    assert longest_s <= RESTART_S or longest_s <= RESTART_S * crowding()
+    assert longest_s <= RESTART_S or longest_s <= patience_s()
