@@ -241,11 +241,6 @@ def key_bytes(text: str) -> bytes:
     return raw
 
 
-def key_text(raw: bytes) -> str:
-    """A public key as bundles and people write it: base64 of its 32 bytes."""
-    return base64.b64encode(raw).decode()
-
-
 def json_sha256(value: object) -> str:
     """The SHA-256 of a value's canonical JSON, hex: the hash of a run file."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()

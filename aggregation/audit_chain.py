@@ -23,7 +23,6 @@ from umbel.aggregation.audit import (
     SignedReport,
     json_sha256,
     key_bytes,
-    key_text,
     unseal,
 )
 from umbel.aggregation.canonical import Json
@@ -35,6 +34,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.rounds import again, private_numbers
 from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.secagg.plan import SecurePlan, SumShown
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
@@ -55,7 +55,7 @@ class Auditor:
         self.created: RunCreated | None = None
         self.n_reports_signed = 0
         self.n_reports_unsigned = 0
-        self._keys = {key_text(key) for key in keys}
+        self._keys = {public_key_text(key) for key in keys}
         self._parse = parse
         self.run = ""
         self._versions: list[ModelId] = []

@@ -15,6 +15,7 @@ from typing import NewType, TypeAlias
 
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
+from umbel.aggregation.metric_names import METRICS_MAX, require_metric_name
 from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.task import Task
@@ -26,8 +27,6 @@ AssignmentId = NewType("AssignmentId", str)
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[A-Za-z0-9+/]{86}==")
-_METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
-METRICS_MAX = 64
 METRIC_ABS_MAX = 1e30  # times any sample count, over any cohort, it stays finite
 SAMPLE_COUNT_MAX = 1 << 40
 TARGET_MAX = 1 << 20
@@ -484,7 +483,6 @@ def _require_metrics(metrics: Mapping[str, float]) -> None:
     if len(metrics) > METRICS_MAX:
         raise ValueError(f"at most {METRICS_MAX} metrics, not {len(metrics)}")
     for name, value in metrics.items():
-        if not _METRIC_NAME.fullmatch(name):
-            raise ValueError(f"metric name {name[:80]!r} must be 1 to 64 letters, digits, '_', '.', '/' or '-'")
+        require_metric_name(name)
         if not abs(value) <= METRIC_ABS_MAX:  # also refuses a NaN
             raise ValueError(f"metric {name!r} is {value}; leave out what is not a number up to {METRIC_ABS_MAX:g}")

@@ -12,9 +12,9 @@ from umbel.aggregation.audit import (
     RunCreated,
     SignedReport,
     json_sha256,
-    key_text,
 )
 from umbel.aggregation.canonical import Written, canonical, parsed
+from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.records import ClientRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed
 from umbel.aggregation.runfile import RunFile
@@ -132,7 +132,7 @@ def _participant(one: ClientRecord, state: Closing | Abandoned, evidence: Eviden
         report = SignedReport(canonical(accepted.work))
     return Participant(
         client=one.client,
-        key=key_text(evidence.public_key),
+        key=public_key_text(evidence.public_key),
         draws=member.draws,
         announced=member.sample_count,
         tier=member.tier,

@@ -11,7 +11,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import umbel
-from umbel.aggregation.audit import Maker, RoundEnded, RunCreated, Sealed, bundle_of, key_text, seal
+from umbel.aggregation.audit import Maker, RoundEnded, RunCreated, Sealed, bundle_of, seal
+from umbel.aggregation.public_keys import public_key_text
 from umbel.server.files import write_private_once
 
 
@@ -24,7 +25,7 @@ class AuditKey:
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        self.public = key_text(self._key.public_key().public_bytes_raw())
+        self.public = public_key_text(self._key.public_key().public_bytes_raw())
         python = platform.python_version()
         self._maker = Maker(umbel.__version__, version("torch"), python, f"{platform.system()} {platform.machine()}")
 

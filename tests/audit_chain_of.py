@@ -21,7 +21,6 @@ from umbel.aggregation.audit import (
     SignedReport,
     bundle_of,
     json_sha256,
-    key_text,
     seal,
     sum_sha256,
 )
@@ -29,6 +28,7 @@ from umbel.aggregation.audit_chain import report_target
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.grid import GridAccumulator
 from umbel.aggregation.layout import Layout, State
+from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.records import Fate
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import RetentionSection, RoundsSection
@@ -59,7 +59,7 @@ class Played:
 
 
 def public(key: Ed25519PrivateKey) -> str:
-    return key_text(key.public_key().public_bytes_raw())
+    return public_key_text(key.public_key().public_bytes_raw())
 
 
 def play() -> Played:

@@ -19,7 +19,6 @@ round takes the bits that hold a Gaussian sum at half as much again as the last 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,14 +27,13 @@ from umbel.aggregation.codec.packing import BITS_MAX
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.codec.rotated import COHORT_MAX
+from umbel.aggregation.metric_names import METRICS_MAX, require_metric_name
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 
 MINIMUM_LEAST = 3  # with two clients in a sum, each reads the other
 WEIGHT_UNIT_MAX = 1 << 40
-METRICS_MAX = 64
 FIRST_RMS = 64.0  # levels: between the one step and the 32,766 / 5 at which Gaussian values begin to be cut
 GROWTH = 1.5  # of the sum's spread from one round to the next
-_METRIC_NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")  # as in types.py, which imports this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,5 +156,4 @@ def require_metric_names(names: Sequence[str]) -> None:
     if len(names) > METRICS_MAX or len(set(names)) < len(names):
         raise ValueError(f"name at most {METRICS_MAX} metrics, and each of them once")
     for name in names:
-        if not _METRIC_NAME.fullmatch(name):
-            raise ValueError(f"metric name {name[:80]!r} must be 1 to 64 letters, digits, '_', '.', '/' or '-'")
+        require_metric_name(name)

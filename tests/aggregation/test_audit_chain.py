@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.audit_chain_of import AUDIT_KEY, CLIENT_KEYS, play
-from umbel.aggregation.audit import AuditFailed, Sealed, key_bytes, key_text, seal
+from umbel.aggregation.audit import AuditFailed, Sealed, key_bytes, seal
 from umbel.aggregation.canonical import Json, canonical, parsed
+from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.replay import Replay
 from umbel.client.audit import Line, parse_bundle, read_lines, verify
 
@@ -121,7 +122,7 @@ def test_a_coordinator_that_lies_and_signs_is_caught(
 
 
 def test_another_clients_key_does_not_pass() -> None:
-    other = key_text(CLIENT_KEYS["c"].public_key().public_bytes_raw())
+    other = public_key_text(CLIENT_KEYS["c"].public_key().public_bytes_raw())
     with pytest.raises(AuditFailed, match="the report of a is not what"):
         verify(forged(2, lambda facts: facts["clients"][0].update(key=other)), KEYS)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.metric_names import METRICS_MAX
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
-    METRICS_MAX,
     ClientId,
     RoundPlan,
     RunId,

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.audit_house import bundles, operating
 from tests.server_device import Device, House, house, problem, run_file, small_state, stored_updates, update_of
-from umbel.aggregation.audit import key_text
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.public_keys import public_key_text
 from umbel.client.audit_console import audit_run, replay_run, verify_file
 
 N_CLIENTS = 3
@@ -213,7 +213,7 @@ def test_a_chain_cut_off_together_with_its_head_is_noticed_by_who_noted_it(
 def test_another_key_than_the_pinned_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def act(it: House) -> None:
         await play(it, "none", rounds=1)
-        pinned = [key_text(Ed25519PrivateKey.generate().public_key().public_bytes_raw())]
+        pinned = [public_key_text(Ed25519PrivateKey.generate().public_key().public_bytes_raw())]
         with failing():
             await operating(it, lambda operator: audit_run(operator, "demo", None, pinned, (), as_json=False))
 

@@ -37,7 +37,6 @@ from umbel.aggregation.audit import (
     RunCreated,
     SignedReport,
     json_sha256,
-    key_text,
 )
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.codec.change import ChangeWriter, apply_change
@@ -55,6 +54,7 @@ from umbel.aggregation.member_files import members_bytes, read_members
 from umbel.aggregation.members import MembersRefused, check_first
 from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.pieces import InMemory
+from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.records import Fate
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import RoundsSection
@@ -85,7 +85,7 @@ _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _MESSAGES = [TypeAdapter(message) for message in (Enrolment, CheckIn, WorkDone, Decline)]
 
 _MESSAGES_THAT_PARSE = (
-    Enrolment("token", "ward-7", key_text(_PUBLIC_KEY), {"tier": "hospital"}),
+    Enrolment("token", "ward-7", public_key_text(_PUBLIC_KEY), {"tier": "hospital"}),
     CheckIn(RunId("demo"), 10, LAYOUT.digest, 1.5),
     WorkDone(10, 3, 4, "0" * 64, 1.5, {"loss": 0.5}, {"loss": 0.25}, 4),
     Decline("no time"),
@@ -102,7 +102,7 @@ _MEMBERS = signed_list(first_list(), "anna", "bert")
 
 def _bundle(kind: Literal["run", "round"], number: int, previous: str, facts: RunCreated | RoundEnded) -> Bundle:
     maker = Maker("1", "2", "3", "x86_64")
-    return Bundle(kind, "demo", number, previous, key_text(_PUBLIC_KEY), maker, facts)
+    return Bundle(kind, "demo", number, previous, public_key_text(_PUBLIC_KEY), maker, facts)
 
 
 def _chain() -> list[Bundle]:
@@ -336,7 +336,7 @@ def audit_chain(data: bytes) -> None:
         with contextlib.suppress(ValueError):
             bundle = parsed(text.decode("utf-8", "replace"))
             if isinstance(bundle, dict):
-                bundle |= {"key": key_text(_PUBLIC_KEY), "previous": head}
+                bundle |= {"key": public_key_text(_PUBLIC_KEY), "previous": head}
                 if isinstance(facts := bundle.get("facts"), dict):
                     run_file_sha256 = json_sha256(facts["run_file"]) if "run_file" in facts else run_file_sha256
                     facts["run_file_sha256"] = run_file_sha256

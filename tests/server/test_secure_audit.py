@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.audit_house import operating
 from tests.secure_cohort import STATE, Attempt, secure_run
 from tests.server_device import Json, LateClock, house
-from umbel.aggregation.audit import AuditFailed, key_bytes, key_text, seal
+from umbel.aggregation.audit import AuditFailed, key_bytes, seal
+from umbel.aggregation.public_keys import public_key_text
 from umbel.client.admin import Operator
 from umbel.client.audit import Line, download, parse_bundle, verify
 from umbel.client.audit_console import replay_run
@@ -60,7 +61,7 @@ def signed_anew(lines: Iterable[Line], change: Callable[[int, Json], None]) -> l
     for number, line in enumerate(lines):
         raw: Any = json.loads(json.dumps(line.bundle))
         change(number, raw)
-        raw["key"] = key_text(PUBLIC)
+        raw["key"] = public_key_text(PUBLIC)
         raw["previous"] = anew[-1].sha256 if anew else ""
         sealed = seal(parse_bundle(raw), KEY)
         anew.append(replace(line, bundle=json.loads(sealed.text), sha256=sealed.sha256, signature=sealed.signature))
