@@ -59,7 +59,7 @@ class Batches(Generic[T, R]):
                 await self._settle(batch[:middle])
                 await self._settle(batch[middle:])
                 return
-            results = [error]
+            results = [error] * len(batch)
         for (_, future), result in zip(batch, results, strict=True):
             if future.done():  # a request that was cancelled waits no more
                 continue

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from umbel.server.batches import Batches
+from umbel.server.database_outage import DatabaseAway
 
 
 def test_what_comes_while_a_batch_is_worked_on_shares_the_next() -> None:
@@ -35,6 +36,26 @@ def test_of_a_batch_that_fails_only_the_guilty_item_is_told() -> None:
         batches: Batches[int, int] = Batches(refuse_seven)
         results = await asyncio.gather(*(batches.do(i) for i in range(20)), return_exceptions=True)
         assert [i for i, result in enumerate(results) if isinstance(result, ValueError)] == [7]
+
+    asyncio.run(scenario())
+
+
+def test_an_outage_is_told_to_everyone_in_the_batch_and_the_next_is_served() -> None:
+    is_away = True
+
+    async def echo(items: Sequence[int]) -> Sequence[int]:
+        if is_away:
+            raise DatabaseAway("it does not answer")
+        return items
+
+    async def scenario() -> None:
+        nonlocal is_away
+        batches: Batches[int, int] = Batches(echo)
+        async with asyncio.timeout(5.0):
+            told = await asyncio.gather(*(batches.do(i) for i in range(5)), return_exceptions=True)
+            assert [type(one) for one in told] == [DatabaseAway] * 5
+            is_away = False
+            assert await batches.do(7) == 7
 
     asyncio.run(scenario())
 
