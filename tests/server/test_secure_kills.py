@@ -52,24 +52,27 @@ def test_every_step_of_secure_rounds_is_tried() -> None:
     assert "Announce" in {command.__name__ for command in COMMANDS}
 
 
-# The first time before and after; what is done again, before and after in turn.
-DEATHS = [
-    (step, nth, is_before)
-    for step, times in STEPS.items()
-    for nth in times
-    for is_before in ((True, False) if nth == times[0] else (nth % 4 == 2,))
-]
-DATABASES = ("sqlite", "postgresql", "postgresql", "sqlite")  # in turn, for both sides of a step
+def deaths_of(step: str, nth: int) -> tuple[Death, ...]:
+    """What each process in turn dies of: the first time before the step, and once it has come back, after it; what is
+    done again, before and after in turn.
+    """
+    if nth == STEPS[step][0]:
+        return Death(step, True, nth), Death(step, False)
+    return (Death(step, nth % 4 == 2, nth),)
+
+
+TIMES = [(step, nth) for step, times in STEPS.items() for nth in times]
 
 
 @pytest.mark.parametrize(
-    ("step", "nth", "is_before", "database"),
-    [(*death, DATABASES[i % len(DATABASES)]) for i, death in enumerate(DEATHS)],
+    ("step", "nth", "database"),
+    [(*time, ("sqlite", "postgresql")[i % 2]) for i, time in enumerate(TIMES)],
     ids=str,
 )
 def test_killed_at_a_step_it_goes_on_to_the_same_model(
-    step: str, nth: int, is_before: bool, settings: Settings, undisturbed: str
+    step: str, nth: int, settings: Settings, undisturbed: str
 ) -> None:
-    outcome = asyncio.run(fare(settings, (Death(step, is_before, nth),), SecureFederation))
-    assert outcome.n_deaths == 1, "the step was not done"
+    deaths = deaths_of(step, nth)
+    outcome = asyncio.run(fare(settings, deaths, SecureFederation))
+    assert outcome.n_deaths == len(deaths), "the step was not done"
     assert outcome.model_sha256 == undisturbed
