@@ -78,9 +78,7 @@ def without_entry(part: Part, name: str) -> Change:
     return change
 
 
-def sign_file(
-    path: Path, key_file: Path, ask: Callable[[], str], previous: MemberList | None = None
-) -> SignedMembers:
+def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: MemberList | None = None) -> SignedMembers:
     """Put the signature of an officer, of the list in `path` or of the one before (`previous`), under it, in its file.
 
     `ask`: for the key's passphrase, if it needs one. Raises `ValueError` for a list with fewer officers than its
