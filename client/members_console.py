@@ -9,7 +9,6 @@ import typer
 from umbel.aggregation.fingerprint import fingerprint, grouped, sha256_of_groups
 from umbel.aggregation.members import MemberList, SignedMembers, check_first, check_successor
 from umbel.aggregation.public_keys import public_key_text
-from umbel.client.console import one_sentence_errors
 from umbel.client.members_editing import (
     Change,
     Part,
@@ -22,9 +21,9 @@ from umbel.client.members_editing import (
 from umbel.client.members_store import MembersStore, NotConfirmed, read_members_file
 from umbel.client.members_view import changes_of, shown_list, signers_in_words, table_of
 from umbel.client.officer_key import make_officer_key
-from umbel.client.output import print_json, screen
+from umbel.client.output import one_sentence_errors, print_json, screen
 from umbel.client.own_keys import make_own_key, own_keys
-from umbel.client.store import locked
+from umbel.client.state_dir import locked
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from umbel.aggregation.members import check_first
 from umbel.client import read_policy
 from umbel.client.members_store import members_in_force
 from umbel.client.policy import SitePolicy
-from umbel.client.store import Store, locked
+from umbel.client.state_dir import locked
+from umbel.client.store import Store
 from umbel.sim.demo_client import POLICY_FILE, Site, make_key
 from umbel.sim.demo_members import LIST_FILE, OFFICERS, agree, members_line, pin
 from umbel.sim.demo_plan import MINIMUM, RUN, make_plan
