@@ -45,9 +45,9 @@ def verify_file(
     as_json: AsJson = False,
 ) -> None:
     """Verify a file of audit bundles without a coordinator."""
-    from umbel.client import audit_console, console
+    from umbel.client import audit_console, output
 
-    with console.one_sentence_errors():
+    with output.one_sentence_errors():
         audit_console.verify_file(file, key, head or (), as_json)
 
 

@@ -16,7 +16,6 @@ from umbel.client.audit import Line
 from umbel.client.errors import ClientError
 from umbel.client.output import print_json
 from umbel.client.printable import printable
-from umbel.client.replay import Source, replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,8 @@ def _wanted(auditor: Auditor, number: int | None) -> list[int]:
 
 def _replayed(operator: Operator, run: str, auditor: Auditor, lines: Sequence[Line], number: int) -> bool:
     """Make a round again and tell of it; whether it came to the same hash."""
+    from umbel.client.replay import Source, replay  # it imports torch, which an audit does without
+
     bundle, ended = auditor.rounds[number]
     assert auditor.created is not None, "the chain begins with the run's creation"
     if (why := _why_not(ended, lines[bundle], auditor)) is not None:

@@ -1,7 +1,7 @@
 """The command line's verbs for a site (`join`) and for an operator (`run`, `client`, `token`, `model`): flags and help.
 
-What they do is in `console.py`, `lifecycle.py` and `roster.py`, which bring torch and so are imported only when a verb
-runs.
+What they do is in `console.py`, `lifecycle.py`, `roster.py`, and in `model_console.py`, which alone brings torch. They
+are imported only when a verb runs.
 """
 
 from pathlib import Path
@@ -60,9 +60,9 @@ def join(
     as_json: AsJson = False,
 ) -> None:
     """Take part in a run: enrol (once), check in, train, report, until the run ends or Ctrl-C."""
-    from umbel.client import console
+    from umbel.client import model_console
 
-    console.join(server, app, run, token, name, label or (), state, policy, as_json)
+    model_console.join(server, app, run, token, name, label or (), state, policy, as_json)
 
 
 @run_app.command("create")
@@ -74,10 +74,10 @@ def create_run(
     as_json: AsJson = False,
 ) -> None:
     """Create a run from a run file and its first model. The same again changes nothing."""
-    from umbel.client import console
+    from umbel.client import console, model_console
 
     with console.operator_at(server, admin_key_file) as operator:
-        console.create_run(operator, file, model, as_json)
+        model_console.create_run(operator, file, model, as_json)
 
 
 @run_app.command("list")
@@ -251,6 +251,6 @@ def init_model(
     as_json: AsJson = False,
 ) -> None:
     """Write the model of an app (or a torch.nn.Module), as its code initialises it: the first model of a run."""
-    from umbel.client import console
+    from umbel.client import model_console
 
-    console.init_model(app, out, seed, as_json)
+    model_console.init_model(app, out, seed, as_json)

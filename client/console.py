@@ -1,11 +1,10 @@
-"""What the command line's verbs do and print; `commands.py` has their flags."""
+"""What an operator's verbs do and print; `commands.py` has their flags, `model_console.py` those that need torch."""
 
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -16,60 +15,15 @@ from rich.text import Text
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord, RunProgress
 from umbel.client.admin import Operator
-from umbel.client.errors import ClientError
 from umbel.client.events import Events
-from umbel.client.loading import load_app, load_initial_model
-from umbel.client.loop import run_client
-from umbel.client.model_files import layout_in, write_model
-from umbel.client.output import log_to_stderr, print_json, screen, tell_run
-from umbel.client.policy_file import read_policy
+from umbel.client.output import one_sentence_errors, print_json, screen
 from umbel.client.printable import printable
-from umbel.client.run_files import read_run_file
 from umbel.client.view import RunPicture
 
 WATCH_WAIT_S = 10.0
 LIVE_WAIT_S = 1.0
 RESTART_PATIENCE_S = 300.0
 ENDED_KEPT = 100
-
-
-def join(
-    server: str,
-    app: str,
-    run: str,
-    token: str | None,
-    name: str | None,
-    labels: Sequence[str],
-    state: Path,
-    policy: Path | None,
-    as_json: bool,
-) -> None:
-    log_to_stderr()
-    with one_sentence_errors():
-        facts, limits = dict(map(_label, labels)), None if policy is None else read_policy(policy.expanduser())
-        end = run_client(
-            load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts, policy=limits
-        )
-    if as_json:
-        print_json(end)
-    else:
-        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.accepted} of {end.reports} reports counted)")
-    if end.status == RunStatus.FAILED:
-        raise typer.Exit(1)
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--label must look like name=value, such as tier=hospital, not {text!r}")
-    return name, value
-
-
-def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> None:
-    """Both files are checked here first, so that mistakes are named before anything is sent."""
-    text, run_file = read_run_file(file)
-    layout_in(model)
-    tell_run(operator.create_run(run_file.name, text, operator.upload_model(model)), as_json)
 
 
 def list_runs(operator: Operator, as_json: bool) -> None:
@@ -108,22 +62,11 @@ def watch_run(operator: Operator, run: str, as_json: bool) -> None:
 def create_tokens(
     operator: Operator, count: int, ttl_hours: float, name: str | None, labels: Sequence[str], as_json: bool
 ) -> None:
-    tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=dict(map(_label, labels)))
+    tokens = operator.create_tokens(count, ttl_hours * 3600, client=name, labels=labels_of(labels))
     if as_json:
         print_json({"tokens": tokens})
     else:
         typer.echo("\n".join(map(printable, tokens)))
-
-
-def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:
-    with one_sentence_errors():
-        layout = write_model(out, load_initial_model(app, seed).state_dict())
-    size_bytes = out.stat().st_size
-    facts = {"file": str(out), "size_bytes": size_bytes, "n_values": layout.n_values, "layout_digest": layout.digest}
-    if as_json:
-        print_json(facts)
-    else:
-        typer.echo(f"{out}: {layout.n_values} values, {size_bytes} bytes")
 
 
 @contextmanager
@@ -133,20 +76,16 @@ def operator_at(server: str, admin_key_file: Path | None) -> Generator[Operator]
         yield operator
 
 
-@contextmanager
-def one_sentence_errors() -> Generator[None]:
-    """Errors that a person can act on become one sentence and exit status 1; bugs keep their traceback."""
-    try:
-        yield
-    except OSError as error:
-        _exit_with(f"{error.filename}: {error.strerror}" if error.filename is not None else str(error), error)
-    except (ClientError, ValueError) as error:
-        _exit_with(str(error), error)
+def labels_of(texts: Sequence[str]) -> dict[str, str]:
+    """What `--label NAME=VALUE` says, once or more. Raises `ValueError`."""
+    return dict(map(_label, texts))
 
 
-def _exit_with(sentence: str, error: Exception) -> NoReturn:
-    typer.echo(f"umbel: {printable(sentence)}", err=True)
-    raise typer.Exit(1) from error
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--label must look like name=value, such as tier=hospital, not {text!r}")
+    return name, value
 
 
 def _admin_key(path: Path | None) -> str:

@@ -74,7 +74,8 @@ from umbel.client.secure_offer import read_offer
 from umbel.client.secure_round import SecureRound
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.site import Site
-from umbel.client.store import PendingReport, Store, locked
+from umbel.client.state_dir import locked
+from umbel.client.store import PendingReport, Store
 from umbel.client.timing import Timing, within
 from umbel.client.told import name_of, warn_if_too_slow
 from umbel.client.transport import Patience, Transport, connect, patiently

@@ -7,31 +7,23 @@ from pathlib import Path
 import typer
 
 from umbel.aggregation.fingerprint import fingerprint, grouped, sha256_of_groups
-from umbel.aggregation.members import (
-    MemberList,
-    NotAMember,
-    SignedMembers,
-    check_first,
-    check_successor,
-    require_follows,
-)
+from umbel.aggregation.members import MemberList, SignedMembers, check_first, check_successor
 from umbel.aggregation.public_keys import public_key_text
-from umbel.client.console import one_sentence_errors
 from umbel.client.members_editing import (
     Change,
     Part,
     edit_file,
     new_file,
+    sign_file,
     with_entry,
     without_entry,
-    write_members_file,
 )
 from umbel.client.members_store import MembersStore, NotConfirmed, read_members_file
 from umbel.client.members_view import changes_of, shown_list, signers_in_words, table_of
-from umbel.client.officer_key import load_officer_key, make_officer_key
-from umbel.client.output import print_json, screen
+from umbel.client.officer_key import make_officer_key
+from umbel.client.output import one_sentence_errors, print_json, screen
 from umbel.client.own_keys import make_own_key, own_keys
-from umbel.client.store import locked
+from umbel.client.state_dir import locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +76,7 @@ def remove(part: Part, file: Path, name: str, quorum: int | None, out: Path | No
 def sign_list(file: Path, key_file: Path, previous: Path | None, as_json: bool) -> None:
     """An officer of the list, or of the one before. Raises `typer.Exit`."""
     with one_sentence_errors():
-        signed, old = read_members_file(file), _previous(previous)
-        if len(signed.list.officers) < signed.list.quorum:
-            raise ValueError(
-                f"{file} has fewer officers than the {signed.list.quorum} that must sign it: add them first"
-            )
-        if old is not None:
-            require_follows(old, signed.list)
-        key = load_officer_key(key_file, lambda: str(typer.prompt("Passphrase", hide_input=True, err=True)))
-        text = public_key_text(key.public_key().public_bytes_raw())
-        officers = {*signed.list.officers.values(), *(old.officers.values() if old is not None else ())}
-        if text not in officers:
-            raise NotAMember(
-                f"{key_file} is not the key of an officer of {file}; if it is of one of the epoch before, name that "
-                "list with --previous"
-            )
-        after = signed.signed_with(key)
-        after.signers_among(signed.list.officers)  # others' signatures that do not fit are said before this one stands
-        _tell(write_members_file(file, after), file, as_json)
+        _tell(sign_file(file, key_file, _ask_passphrase, _previous(previous)), file, as_json)
 
 
 def show_list(file: Path, previous: Path | None, as_json: bool) -> None:
@@ -181,6 +156,10 @@ def _taken(store: MembersStore, shown: SignedMembers, trusted: str, yes: bool) -
         )
         typer.confirm(question, abort=True, err=True)
         return store.take(shown, is_confirmed=True)
+
+
+def _ask_passphrase() -> str:
+    return str(typer.prompt("Passphrase", hide_input=True, err=True))
 
 
 def _previous(path: Path | None) -> MemberList | None:

@@ -1,5 +1,5 @@
 """Changes to a member list on an officer's disk: a list without signatures is changed where it is, a signed one never;
-what is changed of it is its next epoch, in another file.
+what is changed of it is its next epoch, in another file. And an officer's signature under one.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Literal
 
 from umbel.aggregation.member_files import members_bytes
-from umbel.aggregation.members import MemberList, SignedMembers, TooFewSignatures, check_first
+from umbel.aggregation.members import (
+    MemberList,
+    NotAMember,
+    SignedMembers,
+    TooFewSignatures,
+    check_first,
+    require_follows,
+)
 from umbel.aggregation.public_keys import public_key_bytes, public_key_text
 from umbel.client.files import write_atomically
 from umbel.client.members_store import read_members_file
+from umbel.client.officer_key import load_officer_key
 
 Part = Literal["members", "officers"]
 Change = Callable[[MemberList], MemberList]
@@ -68,6 +76,31 @@ def without_entry(part: Part, name: str) -> Change:
         return _with_part(members, part, {one: key for one, key in _part(members, part).items() if one != name})
 
     return change
+
+
+def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: MemberList | None = None) -> SignedMembers:
+    """Put the signature of an officer, of the list in `path` or of the one before (`previous`), under it, in its file.
+
+    `ask`: for the key's passphrase, if it needs one. Raises `ValueError` for a list with fewer officers than its
+    quorum, `NotTheSuccessor`, `NotAMember` for the key of nobody in either list, `BadOfficerSignature`, `StateError`,
+    `OSError`; then the file is as it was.
+    """
+    signed = read_members_file(path)
+    if len(signed.list.officers) < signed.list.quorum:
+        raise ValueError(f"{path} has fewer officers than the {signed.list.quorum} that must sign it: add them first")
+    if previous is not None:
+        require_follows(previous, signed.list)
+    key = load_officer_key(key_file, ask)
+    text = public_key_text(key.public_key().public_bytes_raw())
+    officers = {*signed.list.officers.values(), *(previous.officers.values() if previous is not None else ())}
+    if text not in officers:
+        raise NotAMember(
+            f"{key_file} is not the key of an officer of {path}; if it is of one of the epoch before, name that "
+            "list with --previous"
+        )
+    after = signed.signed_with(key)
+    after.signers_among(signed.list.officers)  # others' signatures that do not fit are said before this one stands
+    return write_members_file(path, after)
 
 
 def difference(old: MemberList, new: MemberList) -> tuple[Difference, Difference]:

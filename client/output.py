@@ -2,7 +2,9 @@
 
 import logging
 import sys
-from typing import Any
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import typer
 from pydantic import TypeAdapter
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from umbel.aggregation.records import RunView
+from umbel.client.errors import ClientError
 from umbel.client.printable import printable
 
 _UNWRAPPED_COLUMNS = 1 << 16
@@ -35,6 +38,17 @@ def tell_run(view: RunView, as_json: bool) -> None:
         typer.echo(f"{printable(view.name)}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())
 
 
+@contextmanager
+def one_sentence_errors() -> Generator[None]:
+    """Errors that a person can act on become one sentence and exit status 1; bugs keep their traceback."""
+    try:
+        yield
+    except OSError as error:
+        _exit_with(f"{error.filename}: {error.strerror}" if error.filename is not None else str(error), error)
+    except (ClientError, ValueError) as error:
+        _exit_with(str(error), error)
+
+
 def log_to_stderr() -> None:
     """This process's log on standard error: coloured at a terminal; elsewhere a line a message, with the full date."""
     logging.basicConfig(level=logging.WARNING, handlers=[_handler()])
@@ -49,3 +63,8 @@ def _handler() -> logging.Handler:
     plain = logging.StreamHandler()
     plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z"))
     return plain
+
+
+def _exit_with(sentence: str, error: Exception) -> NoReturn:
+    typer.echo(f"umbel: {printable(sentence)}", err=True)
+    raise typer.Exit(1) from error

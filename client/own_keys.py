@@ -9,7 +9,7 @@ from umbel.aggregation.fingerprint import fingerprint
 from umbel.aggregation.public_keys import public_key_bytes
 from umbel.client.errors import StateError
 from umbel.client.identity import Identity, load_or_make_key
-from umbel.client.store import EnrolledAs, Store, locked
+from umbel.client.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, home_of, locked
 
 _ENROLMENT = TypeAdapter(EnrolledAs)
 
@@ -27,7 +27,7 @@ class OwnKey:
 
 def own_keys(state_dir: Path) -> list[OwnKey]:
     """Every key in a state directory. Raises `StateError` if there is none, or one is damaged."""
-    found = [_own_key(path) for path in sorted(state_dir.glob("*/key.pem"))]
+    found = [_own_key(path) for path in sorted(state_dir.glob(f"*/{KEY_FILE}"))]
     if not found:
         raise StateError(
             f"there is no client's key in {state_dir} yet: it is made at the first start, or now if you pass the "
@@ -39,12 +39,12 @@ def own_keys(state_dir: Path) -> list[OwnKey]:
 def make_own_key(state_dir: Path, server: str) -> None:
     """Make this client's key for a coordinator, unless it is there: it can be listed before the client enrols."""
     with locked(state_dir):
-        store = Store(state_dir, server)
-        store.identity(store.enrolled_name() or "")
+        home, _ = home_of(state_dir, server)
+        load_or_make_key(home / KEY_FILE)
 
 
 def _own_key(path: Path) -> OwnKey:
-    enrolment = path.with_name("enrolment.json")
+    enrolment = path.with_name(ENROLMENT_FILE)
     try:
         known = _ENROLMENT.validate_json(enrolment.read_bytes()) if enrolment.exists() else None
     except ValidationError as error:

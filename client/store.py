@@ -17,42 +17,27 @@ has none: the keys to it are in memory alone, so nothing comes of it after a res
 under which the client enrolled; where there are several, the first.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
-import re
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.types import Assignment, AssignmentId, WorkDone, require_slug
-from umbel.client.addresses import addresses_in
+from umbel.aggregation.types import Assignment, AssignmentId, WorkDone
 from umbel.client.checkpoint import DiskCheckpoint
 from umbel.client.errors import StateError
 from umbel.client.feedback_store import FeedbackStore
 from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
 from umbel.client.identity import Identity, load_or_make_key
 from umbel.client.secure_store import SecureStore
+from umbel.client.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, home_of
 
 T = TypeVar("T")
 log = logging.getLogger("umbel.client")
-
-
-@dataclass(frozen=True, slots=True)
-class EnrolledAs:
-    """The name this client is enrolled under, and the coordinator's (first) address then, remembered."""
-
-    client: str
-    server: str = ""
-
-    def __post_init__(self) -> None:
-        require_slug(self.client, "client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +53,13 @@ _ENROLMENT = TypeAdapter(EnrolledAs)
 _PENDING = TypeAdapter(PendingReport)
 
 
-@contextmanager
-def locked(state_dir: Path) -> Generator[None]:
-    """Hold a state directory for this process. Raises `StateError` if another one has it."""
-    make_private(state_dir)
-    fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise StateError(
-            f"another client process uses {state_dir}; give each its own state directory with --state"
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(fd)  # closing drops the lock, and so does dying
-
-
 class Store:
     """One client's files for one coordinator. Only for the holder of the state directory's lock."""
 
     def __init__(self, state_dir: Path, server: str) -> None:
-        """`server`: `URL[,URL...]`. The first address under which this client is enrolled names its directory, else the
-        first of all: addresses may come, go and change places, as long as one that was first once stays in the list.
-        """
-        addresses = addresses_in(server)
-        homes = [state_dir / _directory_name(address) for address in addresses]
-        known = next((i for i, home in enumerate(homes) if (home / "enrolment.json").exists()), 0)
-        self._state_dir, self.server_url = state_dir, addresses[known]
-        self._root = make_private(homes[known])
+        """`server`: `URL[,URL...]`; which of them names the directory is told in `home_of`."""
+        self._state_dir = state_dir
+        self._root, self.server_url = home_of(state_dir, server)
         self._models = make_private(self._root / "models")
         self._pending = make_private(self._root / "pending")
         self._report = self._pending / "report.json"
@@ -107,19 +69,19 @@ class Store:
 
     def enrolled_name(self) -> str | None:
         """The name this client is enrolled under, None before its enrolment."""
-        path = self._root / "enrolment.json"
+        path = self._root / ENROLMENT_FILE
         return _read_json(path, _ENROLMENT).client if path.exists() else None
 
     def remember_enrolment(self, name: str) -> None:
-        write_atomically(self._root / "enrolment.json", _ENROLMENT.dump_json(EnrolledAs(name, self.server_url)))
+        write_atomically(self._root / ENROLMENT_FILE, _ENROLMENT.dump_json(EnrolledAs(name, self.server_url)))
 
     def enrolled_elsewhere(self) -> list[EnrolledAs]:
         """The enrolments in this state directory with coordinators at other addresses."""
-        paths = sorted(self._state_dir.glob("*/enrolment.json"))
+        paths = sorted(self._state_dir.glob(f"*/{ENROLMENT_FILE}"))
         return [_read_json(path, _ENROLMENT) for path in paths if path.parent != self._root]
 
     def identity(self, name: str) -> Identity:
-        return Identity(name, load_or_make_key(self._root / "key.pem"))
+        return Identity(name, load_or_make_key(self._root / KEY_FILE))
 
     # --- models ---
 
@@ -200,15 +162,6 @@ class Store:
         for path in (self._report, self._update, self.feedback.waiting):
             path.unlink(missing_ok=True)
         sync_directory(self._pending)
-
-
-def _directory_name(server_url: str) -> str:
-    """One name for a coordinator however its address is written; readable, and unique by a digest."""
-    parts = urlsplit(server_url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-    place = f"{(parts.hostname or '').lower()}:{port}"
-    readable = re.sub(r"[^a-z0-9]+", "-", place).strip("-")[:60]
-    return f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def _read_json(path: Path, adapter: TypeAdapter[T]) -> T:

@@ -32,8 +32,9 @@ def demo(
     Two clients are slow. From --rounds 4 on, one of the others is killed in the middle of a round, and the slow ones'
     partial work fills its place; some five rounds later it comes back (12 rounds are enough to see it). Meanwhile, from
     --rounds 6 on, the coordinator is killed in the middle of a round as well, and goes on over the same files. Updates
-    are masked: the coordinator learns their sum alone. At the end the audit chain is verified and, with --plain, the
-    last round is made again from what is stored.
+    are masked: the coordinator learns their sum alone, of clients that are on a list of keys which two officers have
+    signed and every client has pinned. At the end the audit chain is verified. With --plain there are no masks and no
+    list, and the last round is made again from what is stored.
     """
     from dataclasses import asdict
 

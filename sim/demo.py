@@ -1,8 +1,8 @@
 """`umbel demo`: the whole system on one machine, with real processes, real HTTP and real data.
 
 This file is the order of events. What each part is: `demo_plan` (who is asked what), `demo_data`, `demo_sites` (the
-client processes), `demo_kills`, `demo_board` and `demo_view` (what is shown), `demo_baselines`, `demo_proof`,
-`demo_plot`, `demo_tally` and `demo_summary`.
+client processes), `demo_members` (the list of their keys), `demo_kills`, `demo_board` and `demo_view` (what is shown),
+`demo_baselines`, `demo_proof`, `demo_plot`, `demo_tally` and `demo_summary`.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
 from umbel.sim.demo_data import DemoData, load_data
 from umbel.sim.demo_kills import VictimClient, VictimCoordinator
+from umbel.sim.demo_members import agree, pin
 from umbel.sim.demo_model import build_model
 from umbel.sim.demo_plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
 from umbel.sim.demo_plot import draw_curves
@@ -116,17 +117,29 @@ def _play(stage: Stage) -> None:
 
 def _begin(stage: Stage, operator: Operator) -> None:
     """Create the run, its window as this machine needs it, and let it begin once every client has enrolled."""
-    plan, pace = stage.plan, pace_of(stage.sites.rehearsals_s)
-    stage.board.say_stage("every client makes its own key and enrols")
+    pace = pace_of(stage.sites.rehearsals_s)
+    plan = stage.plan.at_pace(pace)
+    if plan.run_file.secure is not None:
+        plan = plan.bound_to(_pin_members(stage))
+    stage.board.say_stage("every client enrols with a key of its own")
     if pace > 1:
         stage.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
     sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
-    operator.create_run(RUN, run_toml(plan.at_pace(pace).run_file), sha256)
+    operator.create_run(RUN, run_toml(plan.run_file), sha256)
     operator.pause_run(RUN, "the clients are enrolling")
     stage.sites.go(pace)
     n_clients = len(plan.clients)
     wait_until(lambda: len(operator.clients()) == n_clients, stage.children, START_LIMIT_S, "the clients to enrol")
     operator.resume_run(RUN)
+
+
+def _pin_members(stage: Stage) -> str:
+    """Officers list the keys that the clinics themselves have told, and every clinic pins the list; its SHA-256."""
+    signed = agree(stage.work / "officers", stage.sites.public_keys)
+    for client in stage.plan.clients:
+        pin(signed, stage.work / "sites" / client.name)
+    stage.board.note_members(signed.list.sha256)
+    return signed.list.sha256
 
 
 def _is_measured(board: Board) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.sim.demo_baselines import Baselines
+from umbel.sim.demo_members import members_line
 from umbel.sim.demo_plan import NAME_PREFIX, ClientPlan, DemoPlan, Role
 from umbel.sim.demo_proof import Proof
 from umbel.sim.samples import Score
@@ -39,6 +40,7 @@ class ClientLine:
 @dataclass(slots=True)
 class Board:
     """`stage`: what the demo does now, in words. `down`: clients whose process is not there, and why.
+    `members_sha256`: of the list that the clinics have pinned; empty while there is none, and in a plain run.
     `baselines`: as far as they are known. `killed_after`: how many rounds had ended when the victim was killed.
     `coordinator_killed_in`: the round. `proof`: once the run is over and audited. `tell` is called with each event
     worth reading.
@@ -51,6 +53,7 @@ class Board:
     live: LiveRound | None = None
     rounds: list[DemoRound] = field(default_factory=list[DemoRound])
     down: dict[str, str] = field(default_factory=dict[str, str])
+    members_sha256: str = ""
     baselines: Baselines | None = None
     killed_after: int | None = None
     is_restarting: bool = False
@@ -83,6 +86,10 @@ class Board:
         """A round has ended: remember it and tell of it."""
         self.rounds.append(ended)
         self.tell(sentence(ended, self.n_rounds))
+
+    def note_members(self, sha256: str) -> None:
+        self.members_sha256 = sha256
+        self.tell(members_line(len(self.plan.clients), sha256))
 
     def note_kill(self, name: str) -> None:
         self.killed_after = len(self.rounds)

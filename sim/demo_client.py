@@ -2,7 +2,8 @@
 
 `python -m umbel.sim.demo_client`, spoken to in JSON lines. Standard input: the list of sites, then, once everybody is
 ready, the pace as a number, and they go; at its end the process ends, so that no orphan outlives the demo. Standard
-output: `ready` and how long a rehearsal took, one line whenever a client begins to train, one when a client is done.
+output: each client's public key, where it is to be listed; `ready` and how long a rehearsal took; one line whenever a
+client begins to train, one when a client is done.
 """
 
 import json
@@ -21,19 +22,24 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from umbel.client import LocalPlan, TorchClient, TrainResult, run_client
+from umbel.client import LocalPlan, TorchClient, TrainResult, read_policy, run_client
+from umbel.client.own_keys import make_own_key, own_keys
 from umbel.sim.demo_model import DigitNet
 from umbel.sim.tether import when_the_starter_is_gone
 
 _OUTPUT = threading.Lock()
 SHARD_FILE = "shard.safetensors"
+POLICY_FILE = "policy.toml"
 BATCH_SIZE = 16
 REHEARSAL_STEPS = 84  # three clients, four passes over some 110 samples, in batches of 16
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What one client is told at the start. `directory` holds its shard and its state; `token`: enrols it, once."""
+    """What one client is told at the start. `directory` holds its shard and its state; `token`: enrols it, once.
+
+    `has_policy`: its key is to be listed, and once it may go, a policy that pins the list is in `directory`.
+    """
 
     name: str
     directory: str
@@ -41,18 +47,24 @@ class Site:
     run: str
     token: str
     wait_s: float
+    has_policy: bool = False
+
+    @property
+    def state(self) -> Path:
+        return Path(self.directory) / "state"
 
 
 @dataclass(frozen=True, slots=True)
 class SiteEvent:
     """One line of standard output. `n_trainings`: how often this client has begun to train since it started.
 
-    `rehearsal_s`: with `ready`, what `rehearse` took.
+    `public_key`: with `key`, base64. `rehearsal_s`: with `ready`, what `rehearse` took.
     """
 
     event: str
     client: str = ""
     n_trainings: int = 0
+    public_key: str = ""
     rehearsal_s: float = 0.0
 
 
@@ -94,6 +106,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(levelname)s %(message)s")
     torch.set_num_threads(1)
     sites = TypeAdapter(list[Site]).validate_json(_read_line())
+    for site in sites:
+        if site.has_policy:
+            _say(SiteEvent("key", site.name, public_key=make_key(site)))
     clinics = [Clinic(site) for site in sites]
     train_on_nothing(1)  # torch loads much of itself at the first step, a second or two
     _say(SiteEvent("ready", rehearsal_s=rehearse()))
@@ -103,6 +118,13 @@ def main() -> None:
     when_the_starter_is_gone(lambda: os._exit(1))
     if not _take_part(sites, clinics):
         sys.exit(1)
+
+
+def make_key(site: Site) -> str:
+    """This client's public key, made now unless it is there: what `umbel fingerprint --server` prints."""
+    make_own_key(site.state, site.server_url)
+    (key,) = own_keys(site.state)
+    return key.public_key
 
 
 def rehearse() -> float:
@@ -124,8 +146,8 @@ def _take_part(sites: Sequence[Site], clinics: Sequence[Clinic]) -> bool:
     well: list[str] = []
 
     def run(site: Site, clinic: Clinic) -> None:
-        state = Path(site.directory) / "state"
-        run_client(clinic, site.server_url, state, site.run, token=site.token, name=site.name)
+        policy = read_policy(Path(site.directory) / POLICY_FILE) if site.has_policy else None
+        run_client(clinic, site.server_url, site.state, site.run, token=site.token, name=site.name, policy=policy)
         _say(SiteEvent("done", site.name))
         well.append(site.name)
 

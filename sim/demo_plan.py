@@ -92,6 +92,13 @@ class DemoPlan:
         rounds = self.run_file.rounds
         return replace(self, run_file=replace(self.run_file, rounds=replace(rounds, window_s=rounds.window_s * pace)))
 
+    def bound_to(self, members_sha256: str) -> "DemoPlan":
+        """The same with rounds for clients that have pinned this member list. Only for a run of secure rounds."""
+        section = self.run_file.secure
+        assert section is not None, "a plain run has no list"
+        bound = replace(section, members_sha256=members_sha256)
+        return replace(self, run_file=replace(self.run_file, secure_aggregation=bound))
+
 
 def pace_of(rehearsals_s: Sequence[float]) -> float:
     """How much longer the window is to be than on a quiet machine, from what each process took for its rehearsal.

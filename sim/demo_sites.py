@@ -37,6 +37,7 @@ class SiteProcesses:
         self._children = children
         self._current: dict[tuple[ClientPlan, ...], Child] = {}
         self._specs: dict[tuple[ClientPlan, ...], str] = {}
+        self._public_keys: dict[str, str] = {}
         self._rehearsals_s: dict[str, float] = {}
         self._lock = threading.Lock()
         self._pace: float | None = None
@@ -50,9 +51,11 @@ class SiteProcesses:
 
     def introduce(self, server_url: str, tokens: Mapping[str, str]) -> None:
         """Tell every process who it is."""
+        has_policy = self._plan.run_file.secure is not None
         for clients, child in self._current.items():
             sites = [
-                Site(c.name, str(self._folder / c.name), server_url, RUN, tokens[c.name], c.wait_s) for c in clients
+                Site(c.name, str(self._folder / c.name), server_url, RUN, tokens[c.name], c.wait_s, has_policy)
+                for c in clients
             ]
             self._specs[clients] = _SITES.dump_json(sites).decode() + "\n"
             _tell(child, self._specs[clients])
@@ -60,6 +63,11 @@ class SiteProcesses:
     @property
     def all_ready(self) -> bool:
         return len(self._rehearsals_s) == len(self._plan.processes)
+
+    @property
+    def public_keys(self) -> Mapping[str, str]:
+        """By client, what its own process has told. All are there once `all_ready`, if they are to be listed."""
+        return dict(self._public_keys)
 
     @property
     def rehearsals_s(self) -> list[float]:
@@ -97,7 +105,9 @@ class SiteProcesses:
     def _listen(self, child: Child) -> None:
         for line in child.stdout:
             event = _EVENT.validate_json(line)
-            if event.event == "ready":
+            if event.event == "key":
+                self._public_keys[event.client] = event.public_key
+            elif event.event == "ready":
                 self._note_ready(child, event.rehearsal_s)
             elif event.event == "training" and self._is_the_moment(event):
                 self._kill(child)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.sim.demo_board import Board, DemoRound, proof_lines
+from umbel.sim.demo_members import members_line
 from umbel.sim.demo_tally import tally
 from umbel.sim.demo_view import si_bytes
 
@@ -21,7 +22,8 @@ class DemoSummary:
 
     `attempts`: rounds that ended, abandoned ones included; `selected` = `reported` + `in_vain` + `dropped`. `wall_s`:
     the whole demo, its start-up included. `chain`: how many audit bundles were verified; `replayed`: the hash that the
-    last round came to when it was made again, empty where updates were masked.
+    last round came to when it was made again, empty where updates were masked. `members_sha256`: of the member list
+    that every clinic has pinned and the run is bound to, empty where updates were not masked.
     """
 
     accuracy: float
@@ -47,6 +49,7 @@ class DemoSummary:
     coordinator_kills: int
     chain: int
     replayed: str
+    members_sha256: str
 
 
 def summarize(board: Board, wall_s: float) -> DemoSummary:
@@ -82,6 +85,7 @@ def summarize(board: Board, wall_s: float) -> DemoSummary:
         coordinator_kills=int(board.coordinator_killed_in is not None),
         chain=proof.bundles,
         replayed=proof.model_sha256,
+        members_sha256=board.members_sha256,
     )
 
 
@@ -130,6 +134,8 @@ def _facts(summary: DemoSummary) -> Table:
     if not summary.replayed:
         secure = "every update was masked: the coordinator learnt their sum, and nothing of any one clinic"
         facts.add_row("  secure", secure, style="green")
+    if summary.members_sha256:
+        facts.add_row("  members", members_line(summary.clients, summary.members_sha256), style="green")
     proof = proof_lines(summary.chain, summary.rounds, summary.replayed)
     for label, line in zip(("  audit", "  replay"), proof, strict=True):
         facts.add_row(label, line, style="green")

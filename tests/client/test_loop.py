@@ -20,7 +20,8 @@ from umbel.aggregation.types import TrainingPlan
 from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.errors import AccessRefused, CoordinatorMisbehaved, StateError, TrainingFailed, WorkRefused
 from umbel.client.shutdown import Shutdown
-from umbel.client.store import Store, locked
+from umbel.client.state_dir import locked
+from umbel.client.store import Store
 
 
 class AddOne(Client):

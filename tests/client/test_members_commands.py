@@ -18,7 +18,8 @@ from tests.consortium import first_list, public_key, signed
 from umbel.aggregation.member_files import FILE_BYTES_MAX, members_bytes, read_members
 from umbel.aggregation.members import check_successor
 from umbel.client.members_commands import members_app, show_fingerprint
-from umbel.client.store import Store, locked
+from umbel.client.state_dir import locked
+from umbel.client.store import Store
 
 SERVER = "https://fl.example.org"
 

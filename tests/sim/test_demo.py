@@ -12,9 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
+from umbel.aggregation.members import check_first
+from umbel.client.members_store import MembersStore
+from umbel.client.own_keys import own_keys
+
 PROMISED = (
     "accuracy pooled_accuracy local_accuracy_mean rounds clients selected reported partial dropped bytes_up bytes_down "
-    "wall_s model_sha256 coordinator_kills chain replayed"
+    "wall_s model_sha256 coordinator_kills chain replayed members_sha256"
 )
 
 
@@ -26,9 +30,24 @@ def run_demo(out: Path, *options: str) -> dict[str, Any]:
     return summary
 
 
+def require_list_pinned(out: Path, sha256: str) -> None:
+    """Every clinic of a demo that has kept its files has pinned this list, with its own key; none had to warn."""
+    (sites,) = out.glob("work-*/sites")
+    for number in range(1, 13):
+        name = f"clinic-{number:02}"
+        pin = MembersStore(sites / name / "state").pinned("demo")
+        (own,) = own_keys(sites / name / "state")
+        assert pin is not None
+        assert pin.list.sha256 == sha256
+        assert check_first(pin) == ("anna", "bert")
+        assert pin.list.members[name] == own.public_key
+        assert (len(pin.list.members), own.client) == (12, name)
+    assert not [log for log in sites.glob("*.log") if "no member list is pinned" in log.read_text()]
+
+
 @pytest.mark.slow
 def test_a_federation_with_a_kill_and_slow_clients_comes_close_to_pooled_training(tmp_path: Path) -> None:
-    summary = run_demo(tmp_path)
+    summary = run_demo(tmp_path, "--keep")
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     fates = [(client["client"], client["fate"]) for line in rounds for client in line["clients"]]
     assert set(PROMISED.split()) <= summary.keys()
@@ -43,6 +62,7 @@ def test_a_federation_with_a_kill_and_slow_clients_comes_close_to_pooled_trainin
     assert summary["chain"] == len(rounds) + 1, "the run's creation, and each attempt"
     assert summary["replayed"] == "", "nobody has an update of a secure round, so nobody can make it again"
     assert (tmp_path / "curves.png").stat().st_size > 50_000
+    require_list_pinned(tmp_path, summary["members_sha256"])
 
 
 @pytest.mark.slow
@@ -52,6 +72,7 @@ def test_two_calm_plain_demos_with_the_same_seed_give_the_same_model(tmp_path: P
     assert first["model_sha256"] == second["model_sha256"]
     assert (first["reported"], first["partial"], first["dropped"]) == (60, 0, 0)
     assert (first["coordinator_kills"], first["chain"], first["replayed"]) == (0, 6, first["model_sha256"])
+    assert first["members_sha256"] == "", "nobody needs a list where nothing is hidden"
 
 
 @pytest.mark.slow

@@ -26,6 +26,15 @@ def test_the_run_file_comes_back_as_it_was_written(calm: bool) -> None:
     assert TypeAdapter(RunFile).validate_python(tomllib.loads(run_toml(run_file))) == run_file
 
 
+def test_a_run_is_bound_to_the_list_and_nothing_else_of_it_changes() -> None:
+    plan, sha256 = make_plan(7, 24, calm=False), "07f5be6f" * 8
+    written = tomllib.loads(run_toml(plan.bound_to(sha256).run_file))
+    assert written["secure_aggregation"].pop("members_sha256") == sha256
+    before = tomllib.loads(run_toml(plan.run_file))
+    assert before["secure_aggregation"].pop("members_sha256") == ""
+    assert written == before
+
+
 def test_there_are_twelve_clients_in_five_processes_and_the_victim_is_alone() -> None:
     plan = make_plan(0, 24, calm=False)
     assert sorted(client.name for client in plan.clients) == [f"clinic-{i:02}" for i in range(1, 13)]

@@ -14,6 +14,7 @@ from tests.sim.made_records import ended_round
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
 from umbel.sim.demo_data import load_data
+from umbel.sim.demo_members import members_line
 from umbel.sim.demo_plan import SPLIT, make_plan
 from umbel.sim.demo_plot import curves, draw_curves
 from umbel.sim.demo_proof import Proof
@@ -69,6 +70,27 @@ def test_the_table_fits_eighty_columns_and_tells_of_kill_and_proof() -> None:
     for said in ("killed once in mid-round", "chain of 4 bundles verified", "same hash", f"{3:064x}", "10 reports of"):
         assert said in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_table_of_a_secure_demo_tells_of_the_list_with_its_whole_hash() -> None:
+    board = board_of(ended_round(PLAN, 1))
+    board.note_members("07f5be6f" * 8)
+    summary = summarize(board, 12.0)
+    assert summary.members_sha256 == "07f5be6f" * 8
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as capture:
+        console.print(table(summary, Path("out")))
+    assert members_line(12, "07f5be6f" * 8) in " ".join(capture.get().split())
+    assert max(map(len, capture.get().splitlines())) <= 80
+
+
+def test_the_table_of_a_plain_demo_tells_of_no_list() -> None:
+    summary = summarize(board_of(ended_round(PLAN, 1)), 12.0)
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as capture:
+        console.print(table(summary, Path("out")))
+    assert summary.members_sha256 == ""
+    assert "officers" not in capture.get()
 
 
 def test_a_demo_without_a_committed_round_has_no_summary() -> None:

@@ -1,0 +1,61 @@
+"""What the verbs that need a model do and print: `join`, `run create`, `model init`. They bring torch, which takes a
+second or more to import; the other verbs are elsewhere, and do without.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from umbel.aggregation.messages import RunStatus
+from umbel.client.admin import Operator
+from umbel.client.console import labels_of
+from umbel.client.loading import load_app, load_initial_model
+from umbel.client.loop import run_client
+from umbel.client.model_files import layout_in, write_model
+from umbel.client.output import log_to_stderr, one_sentence_errors, print_json, tell_run
+from umbel.client.policy_file import read_policy
+from umbel.client.run_files import read_run_file
+
+
+def join(
+    server: str,
+    app: str,
+    run: str,
+    token: str | None,
+    name: str | None,
+    labels: Sequence[str],
+    state: Path,
+    policy: Path | None,
+    as_json: bool,
+) -> None:
+    log_to_stderr()
+    with one_sentence_errors():
+        facts, limits = labels_of(labels), None if policy is None else read_policy(policy.expanduser())
+        end = run_client(
+            load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts, policy=limits
+        )
+    if as_json:
+        print_json(end)
+    else:
+        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.accepted} of {end.reports} reports counted)")
+    if end.status == RunStatus.FAILED:
+        raise typer.Exit(1)
+
+
+def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> None:
+    """Both files are checked here first, so that mistakes are named before anything is sent."""
+    text, run_file = read_run_file(file)
+    layout_in(model)
+    tell_run(operator.create_run(run_file.name, text, operator.upload_model(model)), as_json)
+
+
+def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:
+    with one_sentence_errors():
+        layout = write_model(out, load_initial_model(app, seed).state_dict())
+    size_bytes = out.stat().st_size
+    facts = {"file": str(out), "size_bytes": size_bytes, "n_values": layout.n_values, "layout_digest": layout.digest}
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(f"{out}: {layout.n_values} values, {size_bytes} bytes")
