@@ -156,9 +156,10 @@ def _run_file(seed: int, rounds: int, calm: bool, plain: bool) -> RunFile:
         section = RoundsSection(rounds, N_CLIENTS, N_CLIENTS, over_selection=1.0, window_s=60.0)
     else:
         section = RoundsSection(rounds, target=10, minimum=MINIMUM, over_selection=1.2, window_s=window_s)
-    last = min(KILL_IN_TRAINING + ROUNDS_DOWN, rounds)
-    waiting = Override(KILL_IN_TRAINING, last, target=N_CLIENTS, over_selection=1.0)
-    override = () if calm or rounds < KILL_IN_TRAINING else (waiting,)
+    override: tuple[Override, ...] = ()
+    if not calm and rounds >= KILL_IN_TRAINING:
+        last = min(KILL_IN_TRAINING + ROUNDS_DOWN, rounds)
+        override = (Override(KILL_IN_TRAINING, last, target=N_CLIENTS, over_selection=1.0),)
     training = TrainingPlan(local_epochs=LOCAL_EPOCHS, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE)
     return RunFile(
         RUN,

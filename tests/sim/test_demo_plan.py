@@ -20,6 +20,11 @@ from umbel.sim.demo_plan import (
 )
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_demo_too_short_for_a_kill_asks_for_none(rounds: int) -> None:
+    assert make_plan(7, rounds, calm=False).run_file.override == ()
+
+
 @pytest.mark.parametrize("calm", [True, False])
 def test_the_run_file_comes_back_as_it_was_written(calm: bool) -> None:
     run_file = make_plan(7, 24, calm=calm).run_file
