@@ -312,7 +312,7 @@ class Lease(Base):
 
 
 class PartialSum(Base):
-    """What one replica has folded of a closed round, in the blob store under `key`. `clients`: JSON list of names."""
+    """What one replica has folded of a round, in the blob store under `key`. `clients`: JSON list of names."""
 
     __tablename__ = "partial_sums"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
