@@ -145,10 +145,10 @@ class Closer:
         What comes while this goes on is seen by the loop. The sum is written when nothing has come for a moment, or
         `KEPT_MAX` updates wait. What fails here is tried again with the next update, or when the round has closed.
         """
-        tried: frozenset[ClientId] = frozenset()
+        tried = set[ClientId]()
         try:
             while (folding := self._folding) is not None and not folding.merged and folding.clients != tried:
-                tried, live = frozenset(folding.clients), self._summed
+                tried, live = set(folding.clients), self._summed
                 assert live is not None, "a sum is of some attempt"
                 await folding.total()
                 n_kept = len(folding.clients - self._forgotten)

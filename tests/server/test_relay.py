@@ -192,7 +192,7 @@ def test_nothing_is_sealed_to_a_key_that_no_replica_has_signed_for_this_attempt(
             cohort = await parties(it)
             for step in (SecureDevice.begin, SecureDevice.advertise, SecureDevice.share):
                 await asyncio.gather(*(step(party) for party in cohort))
-            services, session = it.state.services, cohort[0].party._require_session()
+            services, session = it.state.services, cohort[0].party._require_session()  # pyright: ignore[reportPrivateUsage]
             job, thief, message = closing_job(live(it).round_id), KeyPair(secrets.token_bytes(32)), b"shares"
             replicas_key, another = services.audit_key, AuditKey(secrets.token_bytes(32))
             forged = {
@@ -209,16 +209,20 @@ def test_nothing_is_sealed_to_a_key_that_no_replica_has_signed_for_this_attempt(
                     planted = {"relay_key": thief.public, "relay_signature": signature}
                     await tx.execute(insert(LEASE).values(job=job, replica="anybody", **planted))
 
-            for number, (what, signature) in enumerate(forged.items(), start=1):
+            def relay_that_has_heard() -> Relay:
                 relay = Relay(services.relay, services.audit_key, live(it).round_id, session)
                 relay.hear(0, message)
+                return relay
+
+            for number, (what, signature) in enumerate(forged.items(), start=1):
+                relay = relay_that_has_heard()
                 await plant(signature)
                 for _ in range(3):
                     await relay.hand_over()
                 assert await relayed(it) == [], what
                 assert len(refusals(caplog)) == number, "it is told once"
             await plant(replicas_key.sign_relay_key(session.digest, thief.public))
-            await relay.hand_over()
+            await relay_that_has_heard().hand_over()
             [(key, sealed)] = await relayed(it)
             assert key == thief.public, "who has the audit key is a replica"
             assert open_relayed(thief, session.digest, 0, sealed) == message
