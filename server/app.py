@@ -99,12 +99,12 @@ async def running(settings: Settings, clock: Clock) -> AsyncGenerator[State]:
     worker, checker = ThreadPoolExecutor(1, "umbel-worker"), ThreadPoolExecutor(1, "umbel-checker")
     audit_key = AuditKey.load(settings.audit_key_path)
     scribe = Scribe()
-    services = _services(settings, clock, database, (worker, checker), AuditTrail(audit_key, scribe), scribe)
+    services = _services(settings, clock, database, (worker, checker), audit_key, scribe)
     try:
         await asyncio.to_thread(services.blobs.prepare)
         await database.migrate()
         await services.replicas.start()
-        state = State(services, AdminKey.load(settings.admin_key_path), audit_key)
+        state = State(services, AdminKey.load(settings.admin_key_path))
         await state.coordinator.start()
         journal.started(settings.data, len(state.coordinator.views()))
         house = asyncio.create_task(keep_house(services), name="housekeeping")
@@ -131,7 +131,7 @@ def _services(
     clock: Clock,
     database: Database,
     threads: tuple[Executor, Executor],
-    trail: AuditTrail,
+    audit_key: AuditKey,
     scribe: Scribe,
 ) -> Services:
     replicas = Replicas(database, clock)
@@ -143,8 +143,9 @@ def _services(
         uptime=Uptime(database, clock),
         registry=Registry(database, waiters),
         models=ModelStore(database),
-        rounds=RoundStore(database, replicas.id, trail, scribe),
+        rounds=RoundStore(database, replicas.id, AuditTrail(audit_key, scribe), scribe),
         relay=RelayStore(database, replicas.id),
+        audit_key=audit_key,
         audits=AuditStore(database),
         versions=VersionStore(database),
         uploads=UploadStore(database),

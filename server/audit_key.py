@@ -1,4 +1,12 @@
-"""The key with which a coordinator signs audit bundles: made at the first start, beside the admin key."""
+"""The key with which a coordinator signs audit bundles: made at the first start, beside the admin key.
+
+All replicas hold it, and nobody else. So they know one another by it, too, where they meet in the database: the key to
+which they seal what clients have revealed (`relay.py`) is signed, as
+
+    umbel relay key 1\n<session digest, 32 bytes><public key, 32 bytes>
+
+The digest is of one attempt at one round: what was signed for another is no good in it.
+"""
 
 import base64
 import binascii
@@ -8,6 +16,7 @@ import stat
 from importlib.metadata import version
 from pathlib import Path
 
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import umbel
@@ -15,9 +24,15 @@ from umbel.aggregation.audit import Maker, RoundEnded, RunCreated, Sealed, bundl
 from umbel.aggregation.public_keys import public_key_text
 from umbel.server.files import write_private_once
 
+_RELAY_PURPOSE = b"umbel relay key 1\n"
+
 
 class UnfitAuditKey(Exception):
     """The key file would let others sign, or holds no key."""
+
+
+class ForgedRelayKey(Exception):
+    """A key to seal to that no holder of the audit key has signed for this attempt."""
 
 
 class AuditKey:
@@ -55,3 +70,14 @@ class AuditKey:
     def seal(self, run: str, number: int, previous: str, facts: RunCreated | RoundEnded) -> Sealed:
         """The next bundle of a run's chain."""
         return seal(bundle_of(run, number, previous, self.public, self._maker, facts), self._key)
+
+    def sign_relay_key(self, session: bytes, key: bytes) -> bytes:
+        """Vouch to other replicas for a public key (32 bytes) in the attempt with this session digest (32 bytes)."""
+        return self._key.sign(_RELAY_PURPOSE + session + key)
+
+    def verify_relay_key(self, session: bytes, key: bytes, signature: bytes) -> None:
+        """Raise `ForgedRelayKey` unless a holder of this key has vouched for that one, in this attempt."""
+        try:
+            self._key.public_key().verify(signature, _RELAY_PURPOSE + session + key)
+        except InvalidSignature as error:
+            raise ForgedRelayKey("the key to seal it to is of no replica; who else writes to the database?") from error

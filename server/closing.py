@@ -43,6 +43,7 @@ from umbel.server.version_store import BeingRemoved
 
 _log = logging.getLogger(__name__)
 _SUM_TRIES = 3
+KEPT_MAX = 16  # masked updates that wait: to fold so many reads several times the bytes of the one sum to write
 _STORE_TRIES = 12  # about seven minutes, as the driver goes about it: a disk or a bucket that is away may come back
 
 
@@ -141,16 +142,17 @@ class Closer:
     async def _hand_in(self) -> None:
         """Put the sum so far into the blob store, and delete the masked updates that are in it; until all are.
 
-        What is folded while this goes on is seen by the loop. What fails here is tried again with the next update, or
-        when the round has closed.
+        What comes while this goes on is seen by the loop. The sum is written when nothing has come for a moment, or
+        `KEPT_MAX` updates wait. What fails here is tried again with the next update, or when the round has closed.
         """
-        tried: frozenset[ClientId] = frozenset()
+        tried = set[ClientId]()
         try:
             while (folding := self._folding) is not None and not folding.merged and folding.clients != tried:
-                tried, live = frozenset(folding.clients), self._summed
+                tried, live = set(folding.clients), self._summed
                 assert live is not None, "a sum is of some attempt"
                 await folding.total()
-                if folding is self._folding and folding.clients == tried:
+                n_kept = len(folding.clients - self._forgotten)
+                if folding is self._folding and (folding.clients == tried or n_kept >= KEPT_MAX):
                     await self._post(live)
                     await self._forget_posted(live)
         except (SumDropped, DatabaseAway, SQLAlchemyError, OSError) as error:
@@ -281,18 +283,16 @@ class Closer:
         replaced = self._posted_key  # as it is now: the round may end meanwhile
         self._n_posted += 1  # no posting writes over the one before, which still counts
         key = f"partials/{live.round_id}/{services.replicas.id}.{self._n_posted}"
-        clients = tuple(sorted(folding.clients))
         with services.blobs.scratch() as path:
-            sha256, total_weight = await folding.write(path)
-            if folding.merged or tuple(sorted(folding.clients)) != clients:
-                return  # what has come meanwhile may be in the file, or not: it is for the next time
+            written = await folding.write(path)
             await asyncio.to_thread(services.blobs.put, path, key)
-        partial = PartialSum(services.replicas.id, key, sha256, clients, total_weight)
+        clients = tuple(sorted(written.clients))
+        partial = PartialSum(services.replicas.id, key, written.sha256, clients, written.total_weight)
         if not await services.rounds.post_partial_sum(live, partial):
             await asyncio.to_thread(services.blobs.delete, [key])
         else:
             if self._folding is folding:
-                self._posted_key, self._posted = key, (live.round_id, frozenset(clients))
+                self._posted_key, self._posted = key, (live.round_id, written.clients)
             if replaced:
                 await asyncio.to_thread(services.blobs.delete, [replaced])
             _log.info("run %s, round %d: handed in the sum of %d reports", live.name, live.plan.number, len(clients))

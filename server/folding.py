@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A sum as it was written to a file. `clients`: whose updates are in it, exactly."""
+
+    sha256: str
+    total_weight: int
+    clients: frozenset[ClientId]
+
+
 class Folding:
     """One round's accumulator and the folds that are on their way into it.
 
-    `clients`: whose updates were added here; `merged`: whose came with the sums of other replicas.
+    `clients`: whose updates were added here; `merged`: whose came with the sums of other replicas. Both may be ahead of
+    the sum; who is in that, the worker keeps with it.
     """
 
     def __init__(self, codec: UpdateReader, blobs: BlobStore, worker: Executor) -> None:
@@ -38,6 +49,7 @@ class Folding:
         self._blobs = blobs
         self._worker = worker
         self._total: IntegerSum | None = None
+        self._in_total: set[ClientId] = set()  # changes with the sum, in the worker
         self._pending: list[asyncio.Future[None]] = []
         self._is_discarded = False
 
@@ -47,7 +59,7 @@ class Folding:
             return
         self.clients.add(client)
         loop = asyncio.get_running_loop()
-        self._pending.append(loop.run_in_executor(self._worker, self._fold, chunks, part))
+        self._pending.append(loop.run_in_executor(self._worker, self._fold, client, chunks, part))
 
     async def total(self) -> IntegerSum:
         """The sum once every fold is in; zero if there was none.
@@ -70,11 +82,15 @@ class Folding:
         self.merged -= set(partial.clients)
         self.clients |= set(partial.clients)
 
-    async def write(self, path: Path) -> tuple[str, int]:
-        """Write the sum to a file, for another replica to merge: its SHA-256 and its total weight."""
-        total = await self.total()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, _write, total.sums, path), total.total_weight
+    async def write(self, path: Path) -> Written:
+        """Write the sum as it is once every fold so far is in to a file, for another replica to merge.
+
+        What is added meanwhile is folded afterwards, and is for the next time. Raises what a fold raised; `SumDropped`.
+        """
+        pending, loop = tuple(self._pending), asyncio.get_running_loop()
+        written = await loop.run_in_executor(self._worker, self._write, path)
+        await self._settled(*pending)
+        return written
 
     async def discard(self) -> None:
         """Stop folding and let go of the sum. Whoever waits for it is told so, by `SumDropped`."""
@@ -103,8 +119,9 @@ class Folding:
             self._total = self._codec.new_sum()
         return self._total
 
-    def _fold(self, chunks: Sequence[Chunk], part: Part) -> None:
+    def _fold(self, client: ClientId, chunks: Sequence[Chunk], part: Part) -> None:
         self._accumulator().add(integers(self._blobs, chunks, self._codec, part.rank), part.weight)
+        self._in_total.add(client)
 
     def _merge(self, partial: PartialSum) -> None:
         sha = hashlib.sha256()
@@ -113,6 +130,19 @@ class Folding:
         )
         if sha.hexdigest() != partial.sha256:
             raise DamagedSum(f"the partial sum {partial.key} is not what replica {partial.replica} has written")
+        self._in_total.update(partial.clients)
+
+    def _write(self, path: Path) -> Written:
+        """In the worker, as folds are: no fold is half in the sum."""
+        if self._is_discarded:
+            raise SumDropped
+        total, sha = self._accumulator(), hashlib.sha256()
+        with path.open("wb") as file:
+            for piece in torch.split(total.sums, CHUNK_VALUES):
+                data = piece.numpy().astype("<i8", copy=False).data
+                sha.update(data)
+                file.write(data)
+        return Written(sha.hexdigest(), total.total_weight, frozenset(self._in_total))
 
 
 class SumDropped(Exception):
@@ -121,16 +151,6 @@ class SumDropped(Exception):
 
 class DamagedSum(OSError):
     """A sum is not what it should be: a part of it was changed in store. Fold the updates again."""
-
-
-def _write(sums: Tensor, path: Path) -> str:
-    sha = hashlib.sha256()
-    with path.open("wb") as file:
-        for piece in torch.split(sums, CHUNK_VALUES):
-            data = piece.numpy().astype("<i8", copy=False).data
-            sha.update(data)
-            file.write(data)
-    return sha.hexdigest()
 
 
 def _read(blobs: BlobStore, key: str, hashed: Callable[[memoryview], None]) -> Iterator[Tensor]:

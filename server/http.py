@@ -10,7 +10,6 @@ from fastapi import Depends, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Problem
-from umbel.server.audit_key import AuditKey
 from umbel.server.auth import AdminKey, Device, read_body, verify_device
 from umbel.server.coordinator import Coordinator
 from umbel.server.copies import Copies
@@ -27,12 +26,11 @@ T = TypeVar("T")
 class State:
     """What `create_app` leaves in `app.state.umbel` for the routes."""
 
-    __slots__ = ("admin_key", "audit_key", "coordinator", "copies", "lines", "reception", "services", "uploads")
+    __slots__ = ("admin_key", "coordinator", "copies", "lines", "reception", "services", "uploads")
 
-    def __init__(self, services: Services, admin_key: AdminKey, audit_key: AuditKey) -> None:
+    def __init__(self, services: Services, admin_key: AdminKey) -> None:
         self.services = services
         self.admin_key = admin_key
-        self.audit_key = audit_key
         self.lines = Lines()
         self.copies = Copies(services.blobs)
         self.coordinator = Coordinator(services)

@@ -1,11 +1,12 @@
 """What replicas hand to the one that unmasks a sum, as it stands in the database: its key, and what is sealed to it.
 
-The key stands beside the lease of the round's closing, so it goes with whoever had it. Nothing is stored that is sealed
-to another key, and a new one takes away what was sealed to the one before. Locks are taken in one order: the lease,
-then what is relayed.
+The key and its signature stand beside the lease of the round's closing, so they go with whoever had it. Nothing is
+stored that is sealed to another key, and a new one takes away what was sealed to the one before. Locks are taken in one
+order: the lease, then what is relayed.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.dialects import postgresql
@@ -19,6 +20,14 @@ from umbel.server.tables import table_of
 _LEASE, _RELAYED = table_of(tables.Lease), table_of(tables.RelayedReveal)
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedKey:
+    """A public key to seal to (32 bytes) and its signature (64), as they stand there: not verified."""
+
+    key: bytes
+    signature: bytes
+
+
 class RelayStore:
     """Only where there may be other replicas, on PostgreSQL. `replica`: this one."""
 
@@ -26,17 +35,19 @@ class RelayStore:
         self._db = database
         self._replica = replica
 
-    async def key(self, round_id: int) -> bytes | None:
-        """The public key of whoever closes the round; None while nobody does, or it has not published one."""
+    async def published(self, round_id: int) -> PublishedKey | None:
+        """The key of whoever closes the round; None while nobody does, or it has not published one."""
+        query = select(_LEASE.c.relay_key, _LEASE.c.relay_signature).where(_LEASE.c.job == closing_job(round_id))
         async with self._db.reading() as tx:
-            query = select(_LEASE.c.relay_key).where(_LEASE.c.job == closing_job(round_id))
-            return (await tx.execute(query)).scalar_one_or_none()
+            row = (await tx.execute(query)).one_or_none()
+        return None if row is None or row.relay_key is None else PublishedKey(row.relay_key, row.relay_signature or b"")
 
-    async def publish(self, round_id: int, key: bytes) -> bool:
+    async def publish(self, round_id: int, new: PublishedKey) -> bool:
         """Have others seal to this new key; False if it is not this replica that closes the round."""
         mine = (_LEASE.c.job == closing_job(round_id), _LEASE.c.replica == self._replica)
         async with self._db.writing("publish_relay_key") as tx:
-            if not (await tx.execute(update(_LEASE).where(*mine).values(relay_key=key))).rowcount:
+            values = {"relay_key": new.key, "relay_signature": new.signature}
+            if not (await tx.execute(update(_LEASE).where(*mine).values(values))).rowcount:
                 return False
             await tx.execute(delete(_RELAYED).where(_RELAYED.c.round_id == round_id))
             return True

@@ -114,7 +114,8 @@ class Replicas:
             if holder is None:
                 free = postgresql.insert(_LEASE).values(job=job, replica=self.id).on_conflict_do_nothing()
                 return (await tx.execute(free.returning(_LEASE.c.job))).one_or_none() is not None
-            await tx.execute(update(_LEASE).where(_LEASE.c.job == job).values(replica=self.id, relay_key=None))
+            mine = {"replica": self.id, "relay_key": None, "relay_signature": None}
+            await tx.execute(update(_LEASE).where(_LEASE.c.job == job).values(mine))
             _log.warning("job %s: taken over from replica %s, which is gone", job, holder)
             return True
 

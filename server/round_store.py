@@ -300,15 +300,20 @@ class RoundStore:
             return live
 
     async def post_partial_sum(self, known: LiveRun, partial: PartialSum) -> bool:
-        """Offer this replica's sum to whoever closes the round; False if it is no longer what this replica answers for.
+        """Offer this replica's sum to whoever closes the round; False if not all in it is this replica's to answer for.
 
-        Once it is posted, nobody adopts what is in it. Posted again, it takes the place of what was posted before.
+        Once it is posted, nobody adopts what is in it. Posted again, with more in it, it takes the place of what was
+        posted before; False for one that lacks some of that, whose updates may be gone.
         """
         async with self._db.writing("post_partial_sum") as tx:
             live = await self._locked(tx, known)
             mine = {client for client, replica in live.folded_by.items() if replica == self._replica}
             is_over = isinstance(live.state, Committed | Abandoned)  # of the run's last attempt: no other follows
-            if is_over or live.round_id != known.round_id or mine != set(partial.clients):
+            if is_over or live.round_id != known.round_id or not mine.issuperset(partial.clients):
+                return False
+            mine_before = (_PARTIAL.c.round_id == live.round_id, _PARTIAL.c.replica == self._replica)
+            before = (await tx.execute(select(_PARTIAL.c.clients).where(*mine_before))).scalar_one_or_none()
+            if before is not None and not set(partial.clients).issuperset(json.loads(before)):
                 return False
             row = {
                 "round_id": live.round_id,
@@ -318,7 +323,6 @@ class RoundStore:
                 "clients": json.dumps(partial.clients),
                 "total_weight": partial.total_weight,
             }
-            mine_before = (_PARTIAL.c.round_id == live.round_id, _PARTIAL.c.replica == self._replica)
             await tx.execute(delete(_PARTIAL).where(*mine_before))
             await tx.execute(insert(_PARTIAL).values(row))
             return True

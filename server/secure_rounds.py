@@ -175,7 +175,7 @@ class SecureRounds:
         """None where there are no other replicas."""
         if known.relay is None and not self._services.replicas.is_alone:
             session = self._session(known, _exchange_in(live.state))
-            known.relay = Relay(self._services.relay, known.round_id, session)
+            known.relay = Relay(self._services.relay, self._services.audit_key, known.round_id, session)
         return known.relay
 
     # --- the sum ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from umbel.server.audit_key import AuditKey
 from umbel.server.audit_store import AuditStore
 from umbel.server.blobs import BlobStore
 from umbel.server.clock import Clock
@@ -35,6 +36,7 @@ class Services:
     models: ModelStore
     rounds: RoundStore
     relay: RelayStore
+    audit_key: AuditKey
     audits: AuditStore
     versions: VersionStore
     uploads: UploadStore

@@ -128,7 +128,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """What one replica has folded of a closed round: int64, little-endian, in the blob store under `key`."""
+    """What one replica has folded of a round: int64, little-endian, in the blob store under `key`."""
 
     replica: str
     key: str

@@ -301,16 +301,18 @@ class Lease(Base):
     """A job that one replica does, for as long as it lives.
 
     `relay_key`: where the job is to unmask a sum, the public key to seal for that replica what others hear for it.
+    `relay_signature`: of that key, by the audit key, which all replicas have and whoever else writes here has not.
     """
 
     __tablename__ = "leases"
     job: Mapped[str] = mapped_column(String(128), primary_key=True)
     replica: Mapped[str] = mapped_column(_REPLICA)
     relay_key: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    relay_signature: Mapped[bytes | None] = mapped_column(LargeBinary(64))
 
 
 class PartialSum(Base):
-    """What one replica has folded of a closed round, in the blob store under `key`. `clients`: JSON list of names."""
+    """What one replica has folded of a round, in the blob store under `key`. `clients`: JSON list of names."""
 
     __tablename__ = "partial_sums"
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)

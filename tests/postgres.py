@@ -86,6 +86,27 @@ def cluster() -> Generator[Cluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def dump(url: str) -> bytes:
+    """Every row of every table of a database, by its SQLAlchemy URL: text as text, bytes as they are."""
+    with ThreadPoolExecutor(1) as thread:  # the caller's event loop may be running
+        return thread.submit(asyncio.run, _dump(url.replace("+asyncpg", ""))).result()
+
+
+async def _dump(url: str) -> bytes:
+    connection = await asyncpg.connect(url)
+    try:
+        tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        values = [
+            value
+            for (table,) in sorted(map(tuple, tables))
+            for row in await connection.fetch(f'SELECT * FROM "{table}"')
+            for value in (table, *row.values())
+        ]
+    finally:
+        await connection.close()
+    return b"\n".join(value if isinstance(value, bytes) else str(value).encode() for value in values)
+
+
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

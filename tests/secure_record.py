@@ -3,7 +3,7 @@
 import io
 import logging
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.postgres import dump
+from umbel.aggregation.types import ClientId
 from umbel.server.local_blobs import LocalBlobs
+from umbel.server.relay_store import RelayStore
 
 
 @dataclass(frozen=True)
@@ -29,24 +32,35 @@ class Exchanged:
 
 @dataclass
 class Record:
-    """`stored`: every blob as it was put, and the database's files and rows after each step. `log`: at DEBUG."""
+    """`stored`: every blob as it was put, and the database's files and rows after each step. `log`: at DEBUG.
 
+    `data`: where all of it lies, but for the rows of a PostgreSQL, at `database_url`.
+    """
+
+    data: Path
+    database_url: str | None = None
     exchanged: list[Exchanged] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
     stored: dict[str, bytes] = field(default_factory=dict)
     log: io.StringIO = field(default_factory=io.StringIO)
 
-    def look(self, data: Path, when: str) -> None:
-        """Keep what lies in the data directory now."""
-        for path in sorted(data.rglob("*")):
+    def look(self, when: str) -> None:
+        """Keep what is stored now."""
+        for path in sorted(self.data.rglob("*")):
             if path.is_file():
                 try:
-                    self.stored[f"{when}: {path.relative_to(data)}"] = path.read_bytes()
+                    self.stored[f"{when}: {path.relative_to(self.data)}"] = path.read_bytes()
                 except FileNotFoundError:
                     continue  # deleted meanwhile
-        with sqlite3.connect(f"file:{data / 'umbel.db'}?mode=ro", uri=True) as connection:
-            self.stored[f"{when}: rows"] = "\n".join(connection.iterdump()).encode()
+        self.stored[f"{when}: rows"] = self._rows()
+
+    def _rows(self) -> bytes:
+        if self.database_url is not None:
+            return dump(self.database_url)
+        with sqlite3.connect(f"file:{self.data / 'umbel.db'}?mode=ro", uri=True) as connection:
+            rows = "\n".join(connection.iterdump()).encode()
         connection.close()
+        return rows
 
     @property
     def kept(self) -> dict[str, bytes]:
@@ -82,16 +96,22 @@ class _Transport(httpx.AsyncBaseTransport):
 
 
 @contextmanager
-def recorded(patch: pytest.MonkeyPatch) -> Generator[Record]:
-    """Every blob and every line of the log from now on."""
-    record = Record()
-    put = LocalBlobs.put
+def recorded(patch: pytest.MonkeyPatch, data: Path, database_url: str | None = None) -> Generator[Record]:
+    """Every blob and every line of the log from now on, and what replicas hand one another."""
+    record = Record(data, database_url)
+    put, relay = LocalBlobs.put, RelayStore.put
 
     def keep(self: LocalBlobs, path: Path, key: str) -> None:
         record.blobs[f"{len(record.blobs)} {key}"] = path.read_bytes()
         put(self, path, key)
 
+    async def keep_relayed(self: RelayStore, round_id: int, key: bytes, sealed: Mapping[ClientId, bytes]) -> bool:
+        is_put = await relay(self, round_id, key, sealed)
+        record.look(f"handed over {', '.join(sealed)}")
+        return is_put
+
     patch.setattr(LocalBlobs, "put", keep)
+    patch.setattr(RelayStore, "put", keep_relayed)
     handler, root = logging.StreamHandler(record.log), logging.getLogger()
     level = root.level
     root.addHandler(handler)

@@ -35,6 +35,7 @@ from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
+from umbel.server.closing import KEPT_MAX
 
 ROOT = Path(__file__).parent.parent
 _SECTIONS: dict[str, type[Any]] = {
@@ -301,6 +302,7 @@ def test_the_context_of_the_protocol_page_has_the_digest_that_stands_there() -> 
 def test_the_protocol_page_has_the_sizes_and_parameters_of_the_code() -> None:
     page = (ROOT / "docs" / "secure-aggregation.md").read_text()
     assert f"{share_keys_bytes(0)} + {share_keys_bytes(1) - share_keys_bytes(0)} |N(u)| bytes" in page
+    assert f"as soon as {KEPT_MAX} wait for it" in page
     sizes = (301, 500, 1000, 10_000)
     rows = [(f"{n:,}" for n in sizes), (f"{one.k} / {one.t}" for one in map(parameters_for, sizes))]
     for head, cells in zip(("n", "k / t"), rows, strict=True):

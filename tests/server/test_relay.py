@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from sqlalchemy import select
+from sqlalchemy import delete, insert, select, update
 
 from tests.postgres import Cluster
 from tests.secure_device import SecureDevice, change_of
@@ -18,15 +19,20 @@ from tests.secure_federation import secure_run
 from tests.server_device import House, Json, house, problem
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Closing
+from umbel.aggregation.secagg.curve import KeyPair
 from umbel.aggregation.secagg.messages import Unmasking
+from umbel.aggregation.secagg.relayed import open_relayed
 from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.types import RunId
 from umbel.server import tables
+from umbel.server.audit_key import AuditKey
 from umbel.server.coordinator import Coordinator
+from umbel.server.relay import Relay
 from umbel.server.relay_store import RelayStore
 from umbel.server.replicas import closing_job
 
 T = TypeVar("T")
+LEASE, RELAYED = tables.table_of(tables.Lease), tables.table_of(tables.RelayedReveal)
 STATE = {"w": torch.zeros(200)}
 LAYOUT = Layout.of_state(STATE)
 SOON_S = 10.0  # within one look of 0.25 s, where the machine is not busy
@@ -83,15 +89,18 @@ async def soon(ask: Callable[[], Awaitable[T | None]]) -> T:
 async def published(it: House) -> tuple[str, bytes] | None:
     """Which replica closes the round, and its key."""
     services = it.state.services
-    lease = tables.table_of(tables.Lease)
-    query = select(lease.c.replica, lease.c.relay_key).where(lease.c.job == closing_job(live(it).round_id))
+    query = select(LEASE.c.replica, LEASE.c.relay_key).where(LEASE.c.job == closing_job(live(it).round_id))
     async with services.rounds._db.reading() as tx:
         row = (await tx.execute(query)).one_or_none()
     return None if row is None or row.relay_key is None else (row.replica, row.relay_key)
 
 
 def live(it: House) -> Any:
-    return it.state.coordinator.drivers[RunId("demo")].live
+    return live_driver(it).live
+
+
+def live_driver(it: House) -> Any:
+    return it.state.coordinator.drivers[RunId("demo")]
 
 
 async def leader_of(houses: Sequence[House]) -> House:
@@ -162,6 +171,93 @@ def test_what_is_revealed_anywhere_reaches_the_one_that_unmasks_and_is_never_sto
     assert all(sealed in stored for sealed in handed_over), "the scan does not see what is stored"
     for share in revealed:
         assert not any(spelling in stored for spelling in spellings(share[:32]))
+
+
+async def relayed(it: House) -> list[tuple[bytes, bytes]]:
+    """What stands in the database for whoever unmasks: the key that each is sealed to, and the bytes."""
+    async with it.state.services.rounds._db.reading() as tx:
+        return [(row.relay_key, row.sealed) for row in await tx.execute(select(RELAYED))]
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "is not handed over" in line]
+
+
+@pytest.mark.usefixtures("any_database")
+def test_nothing_is_sealed_to_a_key_that_no_replica_has_signed_for_this_attempt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path / "house") as it:
+            cohort = await parties(it)
+            for step in (SecureDevice.begin, SecureDevice.advertise, SecureDevice.share):
+                await asyncio.gather(*(step(party) for party in cohort))
+            services, session = it.state.services, cohort[0].party._require_session()  # pyright: ignore[reportPrivateUsage]
+            job, thief, message = closing_job(live(it).round_id), KeyPair(secrets.token_bytes(32)), b"shares"
+            replicas_key, another = services.audit_key, AuditKey(secrets.token_bytes(32))
+            forged = {
+                "none at all": None,
+                "another key's": another.sign_relay_key(session.digest, thief.public),
+                "of another attempt": replicas_key.sign_relay_key(secrets.token_bytes(32), thief.public),
+                "of another key": replicas_key.sign_relay_key(session.digest, KeyPair(bytes(31) + b"\1").public),
+                "of an audit bundle": replicas_key._key.sign(b"umbel audit bundle 1\n" + session.digest + thief.public),
+            }
+
+            async def plant(signature: bytes | None) -> None:
+                async with services.rounds._db.writing("plant") as tx:
+                    await tx.execute(delete(LEASE).where(LEASE.c.job == job))
+                    planted = {"relay_key": thief.public, "relay_signature": signature}
+                    await tx.execute(insert(LEASE).values(job=job, replica="anybody", **planted))
+
+            def relay_that_has_heard() -> Relay:
+                relay = Relay(services.relay, services.audit_key, live(it).round_id, session)
+                relay.hear(0, message)
+                return relay
+
+            for number, (what, signature) in enumerate(forged.items(), start=1):
+                relay = relay_that_has_heard()
+                await plant(signature)
+                for _ in range(3):
+                    await relay.hand_over()
+                assert await relayed(it) == [], what
+                assert len(refusals(caplog)) == number, "it is told once"
+            await plant(replicas_key.sign_relay_key(session.digest, thief.public))
+            await relay_that_has_heard().hand_over()
+            [(key, sealed)] = await relayed(it)
+            assert key == thief.public, "who has the audit key is a replica"
+            assert open_relayed(thief, session.digest, 0, sealed) == message
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_is_planted_among_replicas_gets_nothing_and_the_round_goes_on(
+    tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 2) as (houses, _):
+            cohort = await parties(houses[0])
+            await asyncio.gather(*(up_to_agreement(party, i) for i, party in enumerate(cohort)))
+            leader = await leader_of(houses)
+            other = next(it for it in houses if it is not leader)
+            secure, services = live_driver(leader).secure, other.state.services
+            with monkeypatch.context() as patch:
+                patch.setattr(secure, "collect", _see_nothing)  # it would put its own key back
+                thief = KeyPair(secrets.token_bytes(32))
+                async with services.rounds._db.writing("plant") as tx:
+                    await tx.execute(update(LEASE).values(relay_key=thief.public))
+                for party in cohort:
+                    speaks_to(party, other)
+                answers = [asyncio.create_task(party.reveal()) for party in cohort]
+
+                async def is_refused() -> bool | None:
+                    assert await relayed(other) == []
+                    return True if refusals(caplog) else None
+
+                await soon(is_refused)
+            await asyncio.gather(*answers)
+            await committed(leader)
+
+    asyncio.run(scenario())
 
 
 def test_when_the_one_that_unmasks_goes_what_it_had_taken_is_handed_to_the_next(

@@ -1,22 +1,29 @@
 """A coordinator that keeps everything learns the sum, and of no client anything else: tried on the record of a whole
-round with a drop-out, by an attacker who succeeds as soon as one defence is taken away (`secagg_attack.py`)."""
+round with a drop-out, by an attacker who succeeds as soon as one defence is taken away (`secagg_attack.py`).
+
+What is stored is looked at over SQLite, and over PostgreSQL, where two coordinators share it and one hears what is
+revealed and the other unmasks. What clients say is the same over both; what follows from that alone is tried on one.
+"""
 
 import asyncio
 import base64
 import copy
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 import torch
 from torch import Tensor
 
+from tests.postgres import Cluster
 from tests.secagg_attack import CLOSE, Attack, Evidence, Vectors
-from tests.secure_cohort import Attempt, secure_run
+from tests.secure_cohort import Attempt, secure_run, until
 from tests.secure_device import SecureDevice, change_of
 from tests.secure_record import Record, recorded
 from tests.server_device import House, Json, LateClock, house
@@ -40,6 +47,7 @@ from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.secagg.signing import Label, sign
 from umbel.aggregation.types import ClientId
+from umbel.server import relay
 
 N, GONE, VICTIM = 5, 2, 0
 STATE = {"w": torch.zeros(3000)}
@@ -119,15 +127,44 @@ def vectors_of(contribution: Contribution) -> Vectors:
     return Vectors(torch.cat(list(contribution.levels())), contribution.words)
 
 
-def play(tmp_path: Path, kind: type[SecureClient] = SecureClient, until_phase: Phase | None = None) -> Recorded:
+@asynccontextmanager
+async def coordinators(record: Record, clock: LateClock) -> AsyncGenerator[list[House]]:
+    """One over SQLite, or two over PostgreSQL; what is said to them is recorded."""
+    folders = [record.data] if record.database_url is None else [record.data / "one", record.data / "other"]
+    shared = {
+        "database_url": record.database_url,
+        "blobs": str(record.data / "blobs"),
+        "admin_key_file": record.data / "admin.key",
+        "audit_key_file": record.data / "audit.key",
+    }
+    async with AsyncExitStack() as stack:
+        houses = [await stack.enter_async_context(house(one, clock, **shared)) for one in folders]
+        for it in houses:
+            transport = record.transport(httpx.ASGITransport(it.app))
+            it.http = httpx.AsyncClient(transport=transport, base_url="http://umbel", timeout=30.0)
+        yield houses
+
+
+async def one_that_does_not_unmask(houses: Sequence[House]) -> House:
+    """Once the round has closed; where there is but one, that."""
+    first, last = houses[0], houses[-1]
+    await until(lambda: "demo" in last.state.coordinator.drivers)
+    driver = first.state.coordinator.drivers["demo"]
+    return last if await driver._closer.leads(driver.live) else first
+
+
+def play(
+    tmp_path: Path,
+    kind: type[SecureClient] = SecureClient,
+    until_phase: Phase | None = None,
+    database_url: str | None = None,
+) -> Recorded:
     """A recorded round of five, one of whom uploads its update and then is never heard of again."""
 
     async def scenario(record: Record) -> Recorded:
         clock = LateClock()
-        async with house(tmp_path, clock) as it:
-            it.http = httpx.AsyncClient(
-                transport=record.transport(httpx.ASGITransport(it.app)), base_url="http://umbel", timeout=30.0
-            )
+        async with coordinators(record, clock) as houses:
+            it = houses[0]
             await it.begin(RUN, STATE)
             devices = await it.devices(N, sample_count=0)
             parties = [SecureDevice(one, LAYOUT, work_of(i), kind=kind) for i, one in enumerate(devices)]
@@ -137,30 +174,31 @@ def play(tmp_path: Path, kind: type[SecureClient] = SecureClient, until_phase: P
             seeds = [seeds_of(one) for one in parties]
             await attempt.speak(Phase.ADVERTISE_KEYS, range(N))
             await attempt.speak(Phase.SHARE_KEYS, range(N))
-            record.look(tmp_path, "shared")
+            record.look("shared")
             await parties[GONE].hear()
             uploaded = await parties[GONE].device.upload(parties[GONE].offer.id, parties[GONE].masked(changes[GONE]))
             assert uploaded.status_code == 201
             left = [i for i in range(N) if i != GONE]
             await attempt.speak(Phase.MASKED_INPUT, left[:2])
-            record.look(tmp_path, "half of the inputs")
+            record.look("half of the inputs")
             await attempt.speak(Phase.MASKED_INPUT, left[2:])
-            record.look(tmp_path, "inputs")
+            record.look("inputs")
             shares = [shares_of(one) for one in parties]
             await attempt.run_out()
-            record.look(tmp_path, "closed")
+            record.look("closed")
             ended = None
             if until_phase is not Phase.CONSISTENCY_CHECK:
                 await attempt.speak(Phase.CONSISTENCY_CHECK, left)
-                record.look(tmp_path, "agreed")
+                record.look("agreed")
+                attempt.move_to(await one_that_does_not_unmask(houses))
                 await attempt.speak(Phase.UNMASKING, left)
                 [ended] = await it.ended(1)
-                record.look(tmp_path, "ended")
+                record.look("ended")
                 await asked(it)
             secrets = [Secrets(*pair) for pair in zip(seeds, shares, strict=True)]
             return Recorded(record, parties, changes, secrets, ended)
 
-    with pytest.MonkeyPatch.context() as patch, recorded(patch) as record:
+    with pytest.MonkeyPatch.context() as patch, recorded(patch, tmp_path, database_url) as record:
         patch.setattr("umbel.server.uptime.OUTAGE_S", float("inf"))
         return asyncio.run(scenario(record))
 
@@ -187,17 +225,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return play(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Such a round, over either database."""
+    if request.param == "sqlite":
+        return cast(Recorded, request.getfixturevalue("whole"))
+    postgresql: Cluster = request.getfixturevalue("postgresql")
+    return play(tmp_path_factory.mktemp("replicas"), database_url=postgresql.new_database())
+
+
 # --- the round as it is -----------------------------------------------------------------------------------------------
 
 
-def test_the_round_commits_what_four_of_five_put_in(whole: Recorded) -> None:
-    assert whole.ended is not None
-    assert whole.ended["committed"], whole.ended["reason"]
-    assert whole.ended["sample_count"] == sum(count for i, count in enumerate(COUNTS) if i != GONE)
+def test_the_round_commits_what_four_of_five_put_in(stored: Recorded) -> None:
+    assert stored.ended is not None
+    assert stored.ended["committed"], stored.ended["reason"]
+    assert stored.ended["sample_count"] == sum(count for i, count in enumerate(COUNTS) if i != GONE)
 
 
-def test_no_client_is_found_out(whole: Recorded) -> None:
-    evidence = whole.evidence()
+def test_no_client_is_found_out(stored: Recorded) -> None:
+    evidence = stored.evidence()
     assert len(evidence.updates) == N, "that of the one who was gone came, too"
     loot = Attack(evidence).loot()
     assert set(loot.secrets[ShareKind.SELF_MASK]) == set(range(N)) - {GONE}
@@ -272,39 +319,56 @@ def places_of(needle: bytes, where: Mapping[str, bytes]) -> list[str]:
 
 
 @pytest.mark.parametrize("i", range(N))
-def test_a_clients_numbers_are_written_nowhere_and_never_sent(i: int, whole: Recorded) -> None:
-    wire = {f"{n} {one.method} {one.path}": one.body + one.answer for n, one in enumerate(whole.record.exchanged)}
-    where = {**whole.record.kept, **wire}
-    for what, needle in numbers_of(whole, i):
+def test_a_clients_numbers_are_written_nowhere_and_never_sent(i: int, stored: Recorded) -> None:
+    wire = {f"{n} {one.method} {one.path}": one.body + one.answer for n, one in enumerate(stored.record.exchanged)}
+    where = {**stored.record.kept, **wire}
+    for what, needle in numbers_of(stored, i):
         assert places_of(needle, where) == [], what
 
 
 @pytest.mark.parametrize("i", range(N))
-def test_a_clients_secrets_are_written_nowhere(i: int, whole: Recorded) -> None:
-    wire = {f"{n} {one.method} {one.path}": one.body + one.answer for n, one in enumerate(whole.record.exchanged)}
-    for what, secret in {**whole.secrets[i].seeds, **whole.secrets[i].shares}.items():
+def test_a_clients_secrets_are_written_nowhere(i: int, stored: Recorded) -> None:
+    wire = {f"{n} {one.method} {one.path}": one.body + one.answer for n, one in enumerate(stored.record.exchanged)}
+    for what, secret in {**stored.secrets[i].seeds, **stored.secrets[i].shares}.items():
         for script, needle in in_all_scripts(what, secret):
-            assert places_of(needle, whole.record.kept) == [], script
-    for what, seed in whole.secrets[i].seeds.items():
+            assert places_of(needle, stored.record.kept) == [], script
+    for what, seed in stored.secrets[i].seeds.items():
         for script, needle in in_all_scripts(what, seed):
             assert places_of(needle, wire) == [], script
 
 
-def test_the_scans_see_what_is_there(whole: Recorded) -> None:
-    kept, party = whole.record.kept, whole.parties[VICTIM].party
+def test_the_scans_see_what_is_there(stored: Recorded) -> None:
+    kept, party = stored.record.kept, stored.parties[VICTIM].party
     assert any("updates/" in place or "chunk" in place for place in kept), (
         "masked updates were in store when it was looked"
     )
     assert any("partials/" in place for place in kept)
-    advert = party_advert(whole)
+    advert = party_advert(stored)
     for data in (base64.b64encode(advert), party.context.attempt_id.encode()):
         assert places_of(data, kept), "what is stored is found"
     assert places_of(str(sum(count for i, count in enumerate(COUNTS) if i != GONE)).encode(), kept), "sums are public"
-    assert len(whole.record.log.getvalue()) > 10_000
+    is_alone = stored.record.database_url is None
+    assert len(stored.record.log.getvalue()) > (10_000 if is_alone else 5_000)  # SQLite's driver tells every call
+    looks = [place for place in kept if place.startswith("handed over") and place.endswith("rows")]
+    heard = {i for i in range(N) if any(f"d{i}" in place for place in looks)}
+    assert heard == (set() if is_alone else set(range(N)) - {GONE})
 
 
 def party_advert(whole: Recorded) -> bytes:
     return whole.record.sent_by("d0", "PUT", "advertise-keys")[0].body
+
+
+def test_what_coordinators_hand_one_another_without_a_seal_is_found_in_their_database(
+    tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "seal_relayed", lambda _to, _session, _index, message, _random: message)
+    monkeypatch.setattr(relay, "open_relayed", lambda _own, _session, _index, sealed: sealed)
+    weak = play(tmp_path, database_url=postgresql.new_database())
+    rows = {place: data for place, data in weak.record.kept.items() if place.endswith("rows")}
+    revealed = [share for _, shares in weak.evidence().revealed for share in shares.values()]
+    assert len(revealed) == (N - 1) * N
+    for share in revealed:
+        assert places_of(share[:32], rows) != []
 
 
 # --- one defence less -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 Masked updates lie in store no longer than until the sum with them does."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,20 @@ import pytest
 from tests.secure_cohort import STATE, Attempt, secure_run, until
 from tests.secure_device import SecureDevice
 from tests.server_device import House, LateClock, house, stored_updates
+from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.server import Phase
+from umbel.server import closing
 from umbel.server.closing import Closer
+from umbel.server.folding import Folding, Written
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 N = 4
 
 
-async def begun(it: House) -> Attempt:
-    await it.begin(secure_run(target=N, minimum=3, window_s=60.0), STATE)
-    attempt = Attempt.of(it, LateClock(), await it.devices(N, sample_count=0))
+async def begun(it: House, n: int = N) -> Attempt:
+    await it.begin(secure_run(target=n, minimum=3, window_s=60.0), STATE)
+    attempt = Attempt.of(it, LateClock(), await it.devices(n, sample_count=0))
     await attempt.each(SecureDevice.begin)
     return attempt
 
@@ -28,7 +32,9 @@ async def require_the_model(attempt: Attempt) -> None:
     [record] = await attempt.it.ended(1)
     assert record["committed"], record["reason"]
     assert record["sample_count"] == sum(one.work.sample_count for one in attempt.parties)
-    assert (await attempt.it.model(record["model_sha256"]))["w"].equal(attempt.model(STATE["w"], range(N)))
+    assert (await attempt.it.model(record["model_sha256"]))["w"].equal(
+        attempt.model(STATE["w"], range(len(attempt.parties)))
+    )
 
 
 def partial_sums(it: House) -> list[Path]:
@@ -180,6 +186,65 @@ def test_updates_that_come_at_once_are_deleted_too(tmp_path: Path) -> None:
             await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
             await attempt.speak(Phase.UNMASKING, range(N))
             await require_the_model(attempt)
+
+    asyncio.run(scenario())
+
+
+def test_while_updates_keep_coming_few_of_them_are_in_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the sum is being made, and while it is being written, another always comes."""
+    n, arriving, total, write = 9, list[int](), Folding.total, Folding.write
+
+    async def another(folding: Folding) -> None:
+        before = len(folding.clients)
+        await until(lambda: not arriving or len(folding.clients) > before)
+
+    async def never_still(self: Folding) -> IntegerSum:
+        found = await total(self)
+        await another(self)
+        return found
+
+    async def write_slowly(self: Folding, path: Path) -> Written:
+        written = await write(self, path)
+        await another(self)
+        return written
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it, n)
+            for phase in list(Phase)[:2]:
+                await attempt.speak(phase, range(n))
+            monkeypatch.setattr(closing, "KEPT_MAX", 2)
+            monkeypatch.setattr(Folding, "total", never_still)
+            monkeypatch.setattr(Folding, "write", write_slowly)
+            arriving.extend(range(n))
+            while arriving:
+                await attempt.speak(Phase.MASKED_INPUT, (arriving[0],))
+                arriving.pop(0)
+                await until(lambda: len(stored_updates(it.settings)) <= 2)
+                assert len(partial_sums(it)) <= 2, "that of before goes when the next is in its place"
+            await attempt.speak(Phase.CONSISTENCY_CHECK, range(n))
+            await attempt.speak(Phase.UNMASKING, range(n))
+            await require_the_model(attempt)
+
+    asyncio.run(scenario())
+
+
+def test_no_sum_takes_the_place_of_one_with_more_in_it(tmp_path: Path) -> None:
+    """What the first had in it is not in store any more."""
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            attempt = await begun(it)
+            for phase in list(Phase)[:2]:
+                await attempt.speak(phase, range(N))
+            await attempt.speak(Phase.MASKED_INPUT, (0, 3))
+            await until(lambda: not stored_updates(it.settings))
+            rounds, live = it.state.services.rounds, attempt.driver.live
+            [posted] = await rounds.partial_sums(live.round_id)
+            assert posted.clients == ("d0", "d3")
+            assert not await rounds.post_partial_sum(live, replace(posted, clients=("d3",)))
+            assert not await rounds.post_partial_sum(live, replace(posted, clients=("d0", "d1", "d3"))), "not in yet"
+            assert await rounds.partial_sums(live.round_id) == (posted,)
 
     asyncio.run(scenario())
 

@@ -45,6 +45,7 @@ def upgrade() -> None:
         sa.Column("job", sa.String(length=128), nullable=False),
         sa.Column("replica", sa.String(length=32), nullable=False),
         sa.Column("relay_key", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("relay_signature", sa.LargeBinary(length=64), nullable=True),
         sa.PrimaryKeyConstraint("job"),
     )
     op.create_table(
