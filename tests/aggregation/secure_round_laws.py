@@ -182,6 +182,18 @@ class SecureRoundLaws(RoundLaws):
             assert event.now >= before.exchange.ends_at, "the sum was not waited for"
         if isinstance(before, Closing) and isinstance(self.state, Committed):
             assert isinstance(event, Applied)
+        if isinstance(self.state, Abandoned) and not isinstance(before, Recruiting | Abandoned):
+            self.check_who_is_blamed(before, self.state)
+
+    def check_who_is_blamed(self, before: RoundState, ended: Abandoned) -> None:
+        """Nobody is who has done what the phase that failed asked for, unless it declined; and each has its reason."""
+        exchange = exchange_of(before)
+        assert exchange is not None
+        assert ended.blamed.keys() <= ended.cohort.keys()
+        assert all(ended.blamed.values())
+        assert all(ended.missing[client] == why for client, why in ended.blamed.items() if client in ended.missing)
+        did_it = self.counted if exchange.phase is Phase.MASKED_INPUT else self.said[exchange.phase]
+        assert ended.blamed.keys().isdisjoint(did_it.keys() - self.refused)
 
     def is_given_up_early(self, before: Training, event: Event) -> bool:
         """Too few are left who have kept pace with the phases, or the time of one of these was up."""
