@@ -8,7 +8,7 @@ import pytest
 
 from tests.killing import COMMANDS, PHASE_STEPS, Death, free_port
 from tests.postgres import Cluster
-from tests.secure_federation import SecureFederation
+from tests.secure_federation import CheatedFederation, SecureFederation
 from tests.server.test_kill_matrix import fare
 from umbel.server.settings import Settings
 
@@ -73,3 +73,32 @@ def test_killed_at_a_step_it_goes_on_to_the_same_model(
     outcome = asyncio.run(fare(settings, (Death(step, is_before, nth),), SecureFederation))
     assert outcome.n_deaths == 1, "the step was not done"
     assert outcome.model_sha256 == undisturbed
+
+
+@pytest.fixture(scope="module")
+def cheated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    settings = Settings(data=tmp_path_factory.mktemp("cheated"), port=free_port())
+    return asyncio.run(fare(settings, (), CheatedFederation)).model_sha256
+
+
+CHEATED = [  # the first attempt is the one that is spoiled
+    ("make the secrets", True),
+    ("decide how it was abandoned", True),
+    ("decide how it was abandoned", False),
+    ("store the end of an attempt", True),
+    ("store the end of an attempt", False),
+    ("carry out Discard", True),
+    ("carry out Discard", False),
+    ("remove the updates of an attempt", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("step", "is_before", "database"), [(*death, DATABASES[i % len(DATABASES)]) for i, death in enumerate(CHEATED)]
+)
+def test_killed_while_a_false_dealer_is_found_out_it_names_it_all_the_same(
+    step: str, is_before: bool, settings: Settings, cheated: str
+) -> None:
+    outcome = asyncio.run(fare(settings, (Death(step, is_before),), CheatedFederation))
+    assert outcome.n_deaths == 1, "the step was not done"
+    assert outcome.model_sha256 == cheated
