@@ -19,6 +19,7 @@ from umbel.aggregation.round import (
     Committed,
     Event,
     Gathered,
+    Invite,
     Recruiting,
     Reported,
     RoundState,
@@ -27,7 +28,7 @@ from umbel.aggregation.round import (
     Tick,
     Training,
 )
-from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
+from umbel.aggregation.secagg.parameters import parameters_for, roster_min, survivors_min
 from umbel.aggregation.secagg.plan import MINIMUM_LEAST
 from umbel.aggregation.secagg.server import Exchange, Phase, after_s
 from umbel.aggregation.types import ClientId, RoundPlan
@@ -49,11 +50,14 @@ class SecureRoundLaws(RoundLaws):
     def open_books(self, plan: RoundPlan, excluded: tuple[ClientId, ...] = ()) -> None:
         super().open_books(plan, excluded)
         self.said: dict[Phase, dict[ClientId, str]] = {phase: {} for phase in PHASES}
+        self.n_invited = 0
 
     @property
     def n_least(self) -> int:
-        n_keys = len(self.said[Phase.ADVERTISE_KEYS])
-        return max(self.plan.minimum, MINIMUM_LEAST, survivors_min(n_keys) if n_keys >= MINIMUM_LEAST else 0)
+        n_keys, roster_least = len(self.said[Phase.ADVERTISE_KEYS]), roster_min(self.n_invited)
+        has_roster = n_keys >= max(roster_least, MINIMUM_LEAST)
+        survivors_least = survivors_min(n_keys, n_invited=self.n_invited) if has_roster else 0
+        return max(self.plan.minimum, MINIMUM_LEAST, roster_least, survivors_least)
 
     @property
     def is_agreed(self) -> bool:
@@ -135,6 +139,8 @@ class SecureRoundLaws(RoundLaws):
 
     def carry_out(self, command: Command) -> None:
         super().carry_out(command)
+        if isinstance(command, Invite):
+            self.n_invited = len(command.clients)
         if isinstance(command, Announce):
             came_through = [*(set(self.said[phase]) for phase in SAID_IN), set(self.counted)]
             assert set(command.clients) in came_through, "U1, U2, U3 or U4"
