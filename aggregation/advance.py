@@ -26,20 +26,22 @@ Rules:
    for who is missing, and why, is what it is to find out.
 9. In a secure round (`Exchange`, secagg/server.py) clients advertise keys and share them while they train. Who is too
    late for either is out of the round, and below the threshold it is abandoned. Once it has closed, those whose vectors
-   are in check who that is and reveal shares; where too few do, it is abandoned though it had closed.
+   are in check who that is and reveal shares; where too few do, it is abandoned though it had closed. By whom a secure
+   round has failed is told by name (`Abandoned.blamed`): who was asked and kept silent, or dealt shares of no secret.
 10. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
 from umbel.aggregation.cohort import choose
 from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.phrases import some
 from umbel.aggregation.round import (
     Abandoned,
     Accepted,
@@ -61,6 +63,7 @@ from umbel.aggregation.round import (
     Release,
     Reported,
     Resumed,
+    Revealed,
     RoundState,
     Spoiled,
     Spoke,
@@ -73,6 +76,7 @@ from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate, weight_of
 
 Step: TypeAlias = tuple[RoundState, tuple[Command, ...]]
+_NOBODY: Mapping[ClientId, str] = {}
 
 
 def advance(state: RoundState, event: Event) -> Step:
@@ -241,9 +245,9 @@ def _settle(state: Training, now: float) -> Step:
         return _settle_enough(state, now, is_over=is_over)
     shortfall = f"{n_clients} of at least {least} reports"
     if is_over:
-        return _abandon(state, now, f"{_window(state)} is over with {shortfall}")
+        return _abandon_short(state, now, f"{_window(state)} is over with {shortfall}")
     if state.n_open == 0:
-        return _abandon(state, now, f"everyone who is left has declined, with {shortfall}")
+        return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}")
     return state, ()
 
 
@@ -254,15 +258,18 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
     waited_for, spoke = [c for c in asked if c not in state.declined], exchange.who(phase)
     least = exchange.least(plan.minimum, len(state.cohort))
     is_over = exchange.is_over(waited_for, now)
+    late = _silent(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
+    out = {**state.declined, **late}  # by whom it fails, if it does: the others were not asked, or have time left
     if now >= state.closes_at:  # nobody has ticked for long: what is left of the round would be after its end
-        return _abandon(state, now, f"{_window(state)} is over, and clients have not all {phase.done_words}")
+        reason = f"{_window(state)} is over, and clients have not all {phase.done_words}"
+        return _abandon(state, now, reason, out)
     if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
-        return _abandon(state, now, f"{len(spoke)} of at least {least} clients have {phase.done_words} in time")
+        reason = f"{len(spoke)} of at least {least} clients have {phase.done_words} in time"
+        return _abandon(state, now, reason, out)
     if not is_over:
         is_enough = len(spoke) == least
         return (replace(state, exchange=exchange.hurried(now, plan.window_s)) if is_enough else state), ()
-    late = {client: phase.late_words for client in waited_for if client not in spoke}
-    after = replace(state, exchange=exchange.next(now, plan.window_s), declined={**state.declined, **late})
+    after = replace(state, exchange=exchange.next(now, plan.window_s), declined=out)
     released = (Release(tuple(late), f"this client has not {phase.done_words} in time"),) if late else ()
     settled, commands = _settle(after, now)
     return settled, (*released, Announce(spoke), *commands)
@@ -318,23 +325,36 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
     return closing, (*_release(state, reason), follow)
 
 
-def _abandon(state: Training, now: float, reason: str) -> Step:
-    return _abandoned(state, _missing(state, reason), now, reason), (*_release(state, reason), Discard(reason))
+def _abandon_short(state: Training, now: float, reason: str) -> Step:
+    """For want of reports. A secure round may need more of them than its plan's minimum, by which `retry.py` goes."""
+    return _abandon(state, now, reason, _NOBODY if state.exchange is None else _missing(state, reason))
 
 
-def _abandoned(state: Training | Closing, missing: Mapping[ClientId, str], now: float, reason: str) -> Abandoned:
+def _abandon(state: Training, now: float, reason: str, blamed: Mapping[ClientId, str] = _NOBODY) -> Step:
+    ended = _abandoned(state, _missing(state, reason), now, reason, blamed)
+    return ended, (*_release(state, reason), Discard(reason))
+
+
+def _abandon_closed(state: Closing, now: float, reason: str, blamed: Mapping[ClientId, str] = _NOBODY) -> Step:
+    return _abandoned(state, state.missing, now, reason, blamed), (Discard(reason),)
+
+
+def _abandoned(
+    state: Training | Closing, missing: Mapping[ClientId, str], now: float, reason: str, blamed: Mapping[ClientId, str]
+) -> Abandoned:
     exchange = state.exchange
     return Abandoned(
         plan=state.plan,
         reason=reason,
         cohort=state.cohort,
         accepted=state.accepted,
-        missing=missing,
+        missing={client: blamed.get(client, why) for client, why in missing.items()},
         opened_at=state.opened_at,
         closed_at=max(now, state.closed_at if isinstance(state, Closing) else state.opened_at),
         passed_over=state.passed_over,
         away_s=state.away_s,
         was_revealed=exchange is not None and exchange.phase is Phase.UNMASKING,
+        blamed=dict(sorted(blamed.items())),
     )
 
 
@@ -348,36 +368,54 @@ def _close(state: Closing, event: Event) -> Step:
             if state.exchange is None or not hears(state, event):
                 return state, ()
             return _settle_sum(state, state.exchange.with_word(client, turn, word), now)
-        case Tick(now) if state.exchange is not None:
-            return _settle_sum(state, state.exchange, now)
+        case Tick(now, revealed) if state.exchange is not None:
+            return _settle_sum(state, state.exchange, now, revealed)
         case Outage(since, now) if state.exchange is not None:
             away_s = max(0.0, now - max(since, state.back_at, state.exchange.began_at))
             return replace(state, back_at=max(now, state.back_at), exchange=state.exchange.put_off(away_s)), ()
         case Reported():
             return state, _answer_after_the_end(state, event)
-        case Spoiled(now, reason):
-            return _abandoned(state, state.missing, now, reason), (Discard(reason),)
+        case Spoiled(now, reason, blamed):
+            return _abandon_closed(state, now, reason, {c: why for c, why in blamed.items() if c in state.cohort})
         case Gathered() | Tick() | Declined() | Stopped() | Resumed() | Outage():
             return state, ()
         case _:
             assert_never(event)
 
 
-def _settle_sum(state: Closing, exchange: Exchange, now: float) -> Step:
+def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Revealed | None = None) -> Step:
     """The phases of a secure round that has closed: check who is in the sum, then unmask it."""
     agreed, least = exchange.who(Phase.CONSISTENCY_CHECK), exchange.least(state.plan.minimum, len(state.cohort))
     if exchange.phase is Phase.UNMASKING:
         if now < exchange.ends_at:
             return replace(state, exchange=exchange), ()
-        reason = f"the sum could not be unmasked in time: fewer than {least} of {len(agreed)} clients revealed shares"
-    elif exchange.is_over(state.accepted, now):
-        if len(agreed) >= least:
-            return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
-        reason = f"{len(agreed)} of at least {least} clients have {exchange.phase.done_words} in time"
-    else:
+        return _abandon_masked(state, agreed, least, now, revealed)
+    if not exchange.is_over(state.accepted, now):
         is_enough = len(agreed) == least
         return replace(state, exchange=exchange.hurried(now, state.plan.window_s) if is_enough else exchange), ()
-    return _abandoned(state, state.missing, now, reason), (Discard(reason),)
+    if len(agreed) >= least:
+        return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
+    reason = f"{len(agreed)} of at least {least} clients have {exchange.phase.done_words} in time"
+    return _abandon_closed(state, now, reason, _silent(exchange.phase, state.accepted, agreed))
+
+
+def _abandon_masked(
+    state: Closing, agreed: Collection[ClientId], least: int, now: float, revealed: Revealed | None
+) -> Step:
+    """The time to reveal shares is up. Where it is not known what was revealed, nobody is said to have been silent."""
+    reason = f"the sum could not be unmasked in time: fewer than {least} of {len(agreed)} clients revealed shares"
+    if revealed is None:
+        return _abandon_closed(state, now, reason)
+    lacking = {client: why for client, why in sorted(revealed.lacking.items()) if client in state.cohort}
+    if lacking:
+        reason = f"the sum could not be unmasked in time: too few shares opened of those that {some([*lacking])} dealt"
+    return _abandon_closed(state, now, reason, {**_silent(Phase.UNMASKING, agreed, revealed.clients), **lacking})
+
+
+def _silent(phase: Phase, asked: Iterable[ClientId], spoke: Collection[ClientId]) -> dict[ClientId, str]:
+    """Who was asked in a phase and was too late for it -> that in words."""
+    heard = frozenset(spoke)
+    return {client: phase.late_words for client in asked if client not in heard}
 
 
 def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) -> tuple[Command, ...]:

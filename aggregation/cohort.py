@@ -3,12 +3,14 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.phrases import some
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.spread import spread
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan
 from umbel.aggregation.weighting import Candidate, draw
 
 _DRAWS_MAX = 64
+_ABSENT_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> st
     if n_able < plan.minimum:
         return too_few(plan, n_able)
     if absent and plan.coverage.strict:
-        return f"{n_able} clients wait, but strict coverage names {_words(absent)}, not among them"
+        return f"{n_able} clients wait, but strict coverage names {some(absent, _ABSENT_SHOWN)}, not among them"
     if absent and left_s > 0:
-        return f"{n_able} clients wait; another {left_s:.1f} s for {_words(absent)}"
+        return f"{n_able} clients wait; another {left_s:.1f} s for {some(absent, _ABSENT_SHOWN)}"
     return ""
 
 
@@ -94,11 +96,6 @@ def _absent(floor: CoverageFloor, able: Sequence[Candidate]) -> list[str]:
     tiers = {candidate.tier for candidate in able}
     sites = [f"site {site}" for site in floor.sites if site not in clients]
     return sites + [f"tier {tier}" for tier in floor.tiers if tier not in tiers]
-
-
-def _words(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientId]) -> Iterator[Mapping[ClientId, int]]:

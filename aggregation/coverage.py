@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from umbel.aggregation.cohort import Member
+from umbel.aggregation.phrases import some
 from umbel.aggregation.types import ClientId, RoundPlan
 
-_NAMES_MAX = 5
 _ROUNDING = 1e-9  # a share of 0.3 of 10 samples is 3, whatever binary fractions say
 
 
@@ -94,17 +94,12 @@ def gaps(roll: Roll) -> tuple[Gap, ...]:
 
 def names(uncovered: Sequence[Gap]) -> str:
     """The gaps for a sentence: the first few, and how many more."""
-    return _some([gap.what for gap in uncovered])
+    return some([gap.what for gap in uncovered])
 
 
 def words(uncovered: Sequence[Gap]) -> str:
     """The gaps with their reasons, likewise."""
-    return _some([f"{gap.what} ({gap.reason})" for gap in uncovered])
-
-
-def _some(phrases: Sequence[str]) -> str:
-    more = f" and {len(phrases) - _NAMES_MAX} more" if len(phrases) > _NAMES_MAX else ""
-    return ", ".join(phrases[:_NAMES_MAX]) + more
+    return some([f"{gap.what} ({gap.reason})" for gap in uncovered])
 
 
 def _share_gap(roll: Roll) -> Gap | None:

@@ -1,5 +1,7 @@
 """What follows an abandoned attempt: the next one, later each time, with those who failed it asked last. Pure."""
 
+from collections.abc import Collection
+
 from umbel.aggregation.coverage import Roll, gaps
 from umbel.aggregation.round import Abandoned, Recruiting
 from umbel.aggregation.types import ClientId, RoundPlan
@@ -37,9 +39,15 @@ def gives_up(failed: Abandoned, attempts_max: int | None) -> str | None:
 
 
 def _who_failed(failed: Abandoned) -> tuple[ClientId, ...]:
-    """Who did not report in an attempt that failed for want of reports; nobody if a sum or an operator ended it."""
+    """By whom an attempt failed; nobody if an operator ended it, or a sum that is nobody's fault."""
+    names = failed.blamed or _who_did_not_report(failed)
+    return tuple(sorted(names)) if len(names) <= AVOIDED_MAX else ()
+
+
+def _who_did_not_report(failed: Abandoned) -> Collection[ClientId]:
+    """Who was missed in an attempt that failed for want of reports."""
     roll = Roll(failed.plan, failed.cohort, failed.accepted, failed.missing)
     has_enough = len(failed.accepted) >= failed.plan.minimum
     if has_enough and not (failed.plan.coverage.strict and gaps(roll)):
         return ()
-    return tuple(sorted(failed.missing)) if len(failed.missing) <= AVOIDED_MAX else ()
+    return failed.missing.keys()

@@ -123,7 +123,8 @@ class Abandoned:
     """The round made no model. Nothing that was reported counts; the next attempt asks a fresh cohort.
 
     `opened_at`: when its window opened, or `closed_at` if it never did. `was_revealed`: whether clients have revealed
-    shares of a secure round, so that its sum may be known.
+    shares of a secure round, so that its sum may be known. `blamed`: client -> why a secure round has failed by it;
+    also of clients whose reports were accepted.
     """
 
     plan: RoundPlan
@@ -136,6 +137,7 @@ class Abandoned:
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
     was_revealed: bool = False
+    blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
     phase: Literal["abandoned"] = "abandoned"
 
 
@@ -157,10 +159,22 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
+class Revealed:
+    """Which shares of a secure round have come to the replica that unmasks its sum; nobody else knows.
+
+    `clients`: whose. `lacking`: dealer -> how too few shares of its secret opened, in words.
+    """
+
+    clients: tuple[ClientId, ...]
+    lacking: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. `revealed`: where the time to reveal shares is up."""
 
     now: float
+    revealed: Revealed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +241,14 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range."""
+    """No model can be made: an accepted update was lost or damaged in store, or the step leaves the model's range.
+
+    `blamed`: client -> why, where it is by its doing: it has dealt shares of which its secret cannot be made.
+    """
 
     now: float
     reason: str
+    blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
 
 
 Event: TypeAlias = Gathered | Tick | Reported | Spoke | Declined | Applied | Stopped | Resumed | Outage | Spoiled

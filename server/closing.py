@@ -20,7 +20,7 @@ from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed
-from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.errors import CheatingDealer, SecAggError
 from umbel.aggregation.secagg.masked_input import unmasked
 from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.secagg.totals import Totals, TotalsRefused, totals
@@ -48,7 +48,11 @@ _STORE_TRIES = 12  # about seven minutes, as the driver goes about it: a disk or
 
 
 class NothingMade(Exception):
-    """Nothing will ever come of this round; says why."""
+    """Nothing will ever come of this round; says why. `blamed`: client -> why, where it is by its doing."""
+
+    def __init__(self, reason: str, blamed: Mapping[ClientId, str] | None = None) -> None:
+        super().__init__(reason)
+        self.blamed = blamed or {}
 
 
 class Closer:
@@ -251,6 +255,9 @@ class Closer:
         """What the clients of a secure round have said together; None while too few have revealed shares."""
         try:
             opened = await self._secure.opened(live)
+        except CheatingDealer as error:
+            blamed = {ClientId(name): f"it has {error.words}" for name in error.dealers.values()}
+            raise NothingMade(f"the sum cannot be unmasked: {error}", blamed) from error
         except SecAggError as error:
             raise NothingMade(f"the sum cannot be unmasked: {error}") from error
         if opened is None:

@@ -259,7 +259,8 @@ class RunDriver:
             case Recruiting() if not self.is_paused:
                 await self._gather(self.state, began)
             case Training() | Closing() if self._is_due(began) and await self._may_end(self.live):
-                await self.submit(Letter(Tick(began)))
+                live = self.live
+                await self.submit(Letter(Tick(began, self.secure.revealed(live)), round_id=live.round_id))
             case Closing():
                 await self._close_round()
             case Recruiting() | Training() | Committed() | Abandoned():
@@ -404,7 +405,7 @@ class RunDriver:
         try:
             made = await self._closer.close(live)
         except NothingMade as failed:
-            await self.submit(Letter(Spoiled(now(), str(failed)), round_id=live.round_id))
+            await self.submit(Letter(Spoiled(now(), str(failed), failed.blamed), round_id=live.round_id))
             return
         if made is not None and self.live.round_id == live.round_id:
             await self.flush_downloads()

@@ -169,7 +169,8 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
 
 def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Member, silent_s: float) -> tuple[Fate, str]:
     accepted = state.accepted.get(client)
-    if accepted is not None:
+    blamed = state.blamed.get(client) if isinstance(state, Abandoned) else None
+    if accepted is not None and blamed is None:
         if isinstance(state, Abandoned):
             return Fate.RELEASED, f"the round was abandoned: {state.reason}"
         return _accepted(accepted)
@@ -177,7 +178,7 @@ def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Membe
         if (why := state.declined.get(client)) is not None:
             return Fate.RELEASED if is_late(why) else Fate.DECLINED, why
         return Fate.TRAINING, "has not reported yet"
-    reason = state.missing[client]
+    reason = blamed or state.missing[client]
     if member.is_declined and not is_late(reason):
         return Fate.DECLINED, reason
     if silent_s > silence_max_s(state.plan):

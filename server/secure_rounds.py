@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from umbel.aggregation.round import Closing, Committed, RoundState, Training
+from umbel.aggregation.round import Closing, Committed, Revealed, RoundState, Training
 from umbel.aggregation.secagg.agreement import context_of
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.errors import SecAggError
@@ -184,6 +184,21 @@ class SecureRounds:
         """What takes the masks off; None while too few have revealed. Raises `SecAggError` for a dealer that lied."""
         unmasker = await self._unmasker(live)
         return unmasker.open() if unmasker.is_enough else None
+
+    def revealed(self, live: LiveRun) -> Revealed | None:
+        """Whose shares have come here, and of whose secrets too few though enough have answered.
+
+        None at a replica that has not been at it: one that has just started has heard nobody, whoever has spoken.
+        """
+        known = self._known
+        if known is None or known.round_id != live.round_id or known.session is None or known.unmasker is None:
+            return None
+        names, least = known.context.names, known.session.threshold
+        lacking = {
+            names[dealer]: f"shares that it dealt did not open: {n_open} of at least {least} were revealed"
+            for dealer, n_open in known.unmasker.lacking.items()
+        }
+        return Revealed(tuple(names[index] for index in sorted(known.unmasker.answered)), lacking)
 
     async def _take(self, live: LiveRun, index: int, body: bytes) -> None:
         """Raises `SecAggError` for shares that are not those that were dealt."""

@@ -9,15 +9,18 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import httpx
 import torch
 
+from tests.false_dealers import WrongDealer
 from tests.federation import Accepted, Federation, Urls, answered
-from tests.secure_device import SecureDevice
+from tests.secure_device import LeftOut, SecureDevice
 from tests.server_device import Device, Json, run_file
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.contribution import LocalWork
 
 N_ROUNDS = 2
@@ -59,9 +62,14 @@ class SecureFederation(Federation):
 
     state: dict[str, torch.Tensor] = field(default_factory=lambda: {"w": torch.zeros(3000)})
 
+    def kind(self, i: int, assignment: Json) -> type[SecureClient]:
+        """How a device keeps the protocol's rules: all of them."""
+        return SecureClient
+
     async def work(self, i: int, device: Device, layout: Layout, assignment: Json) -> None:
         steady = SteadyDevice(device.http, device.name, key=device.key)
-        party = SecureDevice(steady, layout, LocalWork(10 * (i + 1), 4, 4, {"loss": float(i)}))
+        work = LocalWork(10 * (i + 1), 4, 4, {"loss": float(i)})
+        party = SecureDevice(steady, layout, work, kind=self.kind(i, assignment))
         party.accept(assignment)
         await party.advertise()
         await party.share()
@@ -81,6 +89,33 @@ class SecureFederation(Federation):
 
     def check(self, records: list[Json]) -> str:
         return check_secure(records, self.accepted)
+
+
+@dataclass
+class CheatedFederation(SecureFederation):
+    """In the first attempt d3 deals false shares: it is named, and the next goes as every other round."""
+
+    n_attempts = N_ROUNDS + 1
+
+    def kind(self, i: int, assignment: Json) -> type[SecureClient]:
+        return WrongDealer if i == 3 and _is_first(assignment) else SecureClient
+
+    async def work(self, i: int, device: Device, layout: Layout, assignment: Json) -> None:
+        with suppress(LeftOut):  # the others' shares were enough to see that d3 has cheated
+            await super().work(i, device, layout, assignment)
+
+    def check(self, records: list[Json]) -> str:
+        first, *others = records
+        assert (first["committed"], first["reason"].count("d3 has dealt wrong shares")) == (False, 1), first["reason"]
+        named = [one["client"] for one in first["clients"] if "it has dealt wrong shares" in one["reason"]]
+        assert named == ["d3"]
+        assert [(one["round"], one["attempt"], one["committed"]) for one in others] == [(1, 2, True), (2, 1, True)]
+        assert all(one["sample_count"] == 100 for one in others), "it is asked again: there are too few others"
+        return str(others[-1]["model_sha256"])
+
+
+def _is_first(assignment: Json) -> bool:
+    return (assignment["round"], assignment["attempt"]) == (1, 1)
 
 
 def check_secure(records: list[Json], accepted: list[Accepted]) -> str:

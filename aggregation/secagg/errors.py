@@ -9,12 +9,16 @@ SecAggError(ValueError)
 ├── Disagreement       a coordinator that says different things, or what cannot be: there is nothing more to say to it
 ├── OutOfTurn          ours: a step that is not this client's to take now
 ├── TooFew             fewer clients than the floor or the threshold
-├── CheatingDealer     a client whose shares are those it committed to, and do not make its secret
+├── CheatingDealer     clients whose shares are those they committed to, and do not make their secrets
 ├── ForgedMessage      a message that its sender's identity key has not signed
 ├── BadSharing         ours: a threshold or points with which no secret can be shared or put together
 └── NoSecret           shares that lie on no polynomial whose value at zero is a secret: one of them was changed
 ```
 """
+
+from collections.abc import Mapping
+
+from umbel.aggregation.phrases import some
 
 
 class SecAggError(ValueError):
@@ -62,8 +66,11 @@ class TooFew(SecAggError):
 
 
 class CheatingDealer(SecAggError):
-    """`dealer`: its index."""
+    """`dealers`: the name of each, by its index; `words`: what each has done."""
 
-    def __init__(self, message: str, dealer: int) -> None:
-        super().__init__(message)
-        self.dealer = dealer
+    words = "dealt wrong shares: they are those that were committed to, and do not make the secret"
+
+    def __init__(self, dealers: Mapping[int, str]) -> None:
+        have = "has" if len(dealers) == 1 else "have"
+        super().__init__(f"{some(list(dealers.values()))} {have} {self.words}")
+        self.dealers = dict(dealers)

@@ -58,13 +58,13 @@ class Phase(StrEnum):
 
     @property
     def late_words(self) -> str:
-        """Why a client is out of the round that was too late for this phase."""
+        """Why a client is out of the round, or has spoiled it, that was too late for this phase."""
         return f"it had not {self.done_words} in time"
 
 
 def is_late(reason: str) -> bool:
-    """Whether this is why a client is out of a secure round, and not that it declined."""
-    return reason in (Phase.ADVERTISE_KEYS.late_words, Phase.SHARE_KEYS.late_words)
+    """Whether this is said of a client that was too late in a secure round, and did not decline."""
+    return reason in [phase.late_words for phase in Phase]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,22 @@ class Unmasker:
         """Whether every secret has t shares."""
         return all(len(shares) >= self._session.threshold for shares in self._shares.values())
 
+    @property
+    def lacking(self) -> Mapping[int, int]:
+        """Of whose secrets fewer than t shares came, though t clients or more have answered that were dealt one: how
+        many, by dealer. The others have left theirs out, as one is that does not open.
+        """
+        holders, threshold = self._session.holders, self._session.threshold
+        return {
+            dealer: len(shares)
+            for dealer, shares in self._shares.items()
+            if len(shares) < threshold <= len(self.answered.intersection(holders(dealer)))
+        }
+
     def open(self) -> "Opened":
-        """Make every secret. Raises `TooFew`, and `CheatingDealer` where good shares make a wrong secret."""
+        """Make every secret. Raises `TooFew`, and `CheatingDealer` where good shares make wrong secrets."""
         threshold, interpolations = self._session.threshold, dict[tuple[int, ...], Interpolation]()
-        self_masks, keys = dict[int, bytes](), dict[int, KeyPair]()
+        self_masks, keys, cheating = dict[int, bytes](), dict[int, KeyPair](), dict[int, str]()
         for dealer, shares in self._shares.items():
             if len(shares) < threshold:
                 name = name_of(self._session.context, dealer)
@@ -92,8 +104,10 @@ class Unmasker:
                     self_masks[dealer] = secret
                 else:
                     keys[dealer] = self._pair(dealer, secret)
-            except SecAggError as error:
-                raise self._cheated(dealer) from error
+            except SecAggError:  # go on: whoever else has cheated is to be known, too
+                cheating[dealer] = name_of(self._session.context, dealer)
+        if cheating:
+            raise CheatingDealer(cheating)
         return Opened(self._session, self._of, self_masks, keys)
 
     def _pair(self, dealer: int, seed: bytes) -> KeyPair:
@@ -101,12 +115,6 @@ class Unmasker:
         if not hmac.compare_digest(pair.public, self._session.adverts[dealer].mask_key):
             raise BadKey("this is not the seed of the key that was advertised")
         return pair
-
-    def _cheated(self, dealer: int) -> CheatingDealer:
-        name = name_of(self._session.context, dealer)
-        return CheatingDealer(
-            f"{name} has dealt wrong shares: they are those it committed to, and do not make its secret", dealer
-        )
 
 
 class Opened:

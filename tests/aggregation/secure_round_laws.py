@@ -19,6 +19,7 @@ from umbel.aggregation.round import (
     Committed,
     Event,
     Gathered,
+    Invite,
     Recruiting,
     Reported,
     RoundState,
@@ -27,7 +28,7 @@ from umbel.aggregation.round import (
     Tick,
     Training,
 )
-from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
+from umbel.aggregation.secagg.parameters import parameters_for, roster_min, survivors_min
 from umbel.aggregation.secagg.plan import MINIMUM_LEAST
 from umbel.aggregation.secagg.server import Exchange, Phase, after_s
 from umbel.aggregation.types import ClientId, RoundPlan
@@ -49,11 +50,14 @@ class SecureRoundLaws(RoundLaws):
     def open_books(self, plan: RoundPlan, excluded: tuple[ClientId, ...] = ()) -> None:
         super().open_books(plan, excluded)
         self.said: dict[Phase, dict[ClientId, str]] = {phase: {} for phase in PHASES}
+        self.n_invited = 0
 
     @property
     def n_least(self) -> int:
-        n_keys = len(self.said[Phase.ADVERTISE_KEYS])
-        return max(self.plan.minimum, MINIMUM_LEAST, survivors_min(n_keys) if n_keys >= MINIMUM_LEAST else 0)
+        n_keys, roster_least = len(self.said[Phase.ADVERTISE_KEYS]), roster_min(self.n_invited)
+        has_roster = n_keys >= max(roster_least, MINIMUM_LEAST)
+        survivors_least = survivors_min(n_keys, n_invited=self.n_invited) if has_roster else 0
+        return max(self.plan.minimum, MINIMUM_LEAST, roster_least, survivors_least)
 
     @property
     def is_agreed(self) -> bool:
@@ -135,6 +139,8 @@ class SecureRoundLaws(RoundLaws):
 
     def carry_out(self, command: Command) -> None:
         super().carry_out(command)
+        if isinstance(command, Invite):
+            self.n_invited = len(command.clients)
         if isinstance(command, Announce):
             came_through = [*(set(self.said[phase]) for phase in SAID_IN), set(self.counted)]
             assert set(command.clients) in came_through, "U1, U2, U3 or U4"
@@ -182,6 +188,18 @@ class SecureRoundLaws(RoundLaws):
             assert event.now >= before.exchange.ends_at, "the sum was not waited for"
         if isinstance(before, Closing) and isinstance(self.state, Committed):
             assert isinstance(event, Applied)
+        if isinstance(self.state, Abandoned) and not isinstance(before, Recruiting | Abandoned):
+            self.check_who_is_blamed(before, self.state)
+
+    def check_who_is_blamed(self, before: RoundState, ended: Abandoned) -> None:
+        """Nobody is who has done what the phase that failed asked for, unless it declined; and each has its reason."""
+        exchange = exchange_of(before)
+        assert exchange is not None
+        assert ended.blamed.keys() <= ended.cohort.keys()
+        assert all(ended.blamed.values())
+        assert all(ended.missing[client] == why for client, why in ended.blamed.items() if client in ended.missing)
+        did_it = self.counted if exchange.phase is Phase.MASKED_INPUT else self.said[exchange.phase]
+        assert ended.blamed.keys().isdisjoint(did_it.keys() - self.refused)
 
     def is_given_up_early(self, before: Training, event: Event) -> bool:
         """Too few are left who have kept pace with the phases, or the time of one of these was up."""

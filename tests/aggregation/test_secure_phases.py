@@ -6,6 +6,7 @@ import pytest
 
 from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.retry import next_attempt
 from umbel.aggregation.round import (
     Abandoned,
     Announce,
@@ -22,8 +23,11 @@ from umbel.aggregation.round import (
     Recruiting,
     Release,
     Reported,
+    Revealed,
     RoundState,
+    Spoiled,
     Spoke,
+    Stopped,
     Tick,
     Training,
 )
@@ -154,3 +158,118 @@ def test_below_the_threshold_no_sum_is_opened() -> None:
     assert isinstance(state, Abandoned)
     assert state.reason == "3 of at least 4 clients have signed who is in the sum in time"
     assert not any(isinstance(command, Commit) for command in commands)
+
+
+# --- by whom a round has failed ---------------------------------------------------------------------------------------
+
+
+def failed(*events: Event, since: RoundState | None = None) -> Abandoned:
+    state, _ = after(since or drawn(), *events)
+    assert isinstance(state, Abandoned)
+    return state
+
+
+def unmasking() -> RoundState:
+    """All of them have signed who is in the sum; their shares are due at 101."""
+    return after(closed(), *said(Phase.CONSISTENCY_CHECK, 51.0))[0]
+
+
+def asked_next(ended: Abandoned) -> set[ClientId]:
+    """The next cohort, where as many others wait as have failed."""
+    state = next_attempt(ended, replace(PLAN, attempt=2), now=200.0)
+    fresh = [ClientId(f"n{i}") for i in range(len(ended.blamed))]
+    opened, _ = after(state, Gathered(200.0, tuple(Candidate(name, 10) for name in (*NAMES, *fresh)), bytes(48)))
+    assert isinstance(opened, Training)
+    return set(opened.cohort)
+
+
+FAILED: dict[Phase, tuple[Abandoned, int]] = {
+    Phase.ADVERTISE_KEYS: (failed(*said(Phase.ADVERTISE_KEYS, 1.0, NAMES[:2]), Tick(30.0)), 2),
+    Phase.SHARE_KEYS: (
+        failed(*said(Phase.ADVERTISE_KEYS, 1.0), *said(Phase.SHARE_KEYS, 2.0, NAMES[:3]), Tick(40.0)),
+        3,
+    ),
+    Phase.CONSISTENCY_CHECK: (
+        failed(*said(Phase.CONSISTENCY_CHECK, 52.0, NAMES[:3]), Tick(100.0), since=closed()),
+        3,
+    ),
+    Phase.UNMASKING: (failed(Tick(101.0, Revealed(NAMES[:3])), since=unmasking()), 3),
+}
+
+
+@pytest.mark.parametrize("phase", list(FAILED), ids=str)
+def test_who_was_asked_in_the_phase_that_failed_and_kept_silent_is_named_and_asked_last(phase: Phase) -> None:
+    ended, n_spoke = FAILED[phase]
+    assert ended.blamed == dict.fromkeys(NAMES[n_spoke:], phase.late_words)
+    assert asked_next(ended).isdisjoint(NAMES[n_spoke:])
+    assert asked_next(ended) > set(NAMES[:n_spoke])
+    assert all(ended.blamed.get(client, why) == why for client, why in ended.missing.items()), "the record has it, too"
+
+
+def test_too_few_masked_updates_are_the_fault_of_those_who_sent_none() -> None:
+    """Three came, which is the plan's minimum; the five that advertised keys need four."""
+    keyed, _ = after(drawn(), *said(Phase.ADVERTISE_KEYS, 1.0), *said(Phase.SHARE_KEYS, 2.0))
+    ended = failed(*[Reported(50.0, name, WORK) for name in NAMES[:3]], Tick(100.0), since=keyed)
+    assert ended.reason == "the window of 100 s is over with 3 of at least 4 reports"
+    assert ended.blamed == ended.missing
+    assert asked_next(ended).isdisjoint(NAMES[3:])
+
+
+def test_who_still_had_time_is_not_to_blame_where_the_others_have_declined() -> None:
+    declined = [Declined(2.0, name, "on battery") for name in NAMES[:3]]
+    ended = failed(*said(Phase.ADVERTISE_KEYS, 1.0, NAMES[3:4]), *declined)
+    assert ended.reason == "1 of at least 3 clients have advertised keys in time"
+    assert ended.blamed == dict.fromkeys(NAMES[:3], "on battery")
+
+
+def test_who_was_too_late_for_the_phase_before_is_to_blame_too() -> None:
+    ended = failed(
+        *said(Phase.ADVERTISE_KEYS, 1.0, NAMES[:4]),
+        Tick(30.0),
+        *said(Phase.SHARE_KEYS, 31.0, NAMES[:2]),
+        Tick(65.0),
+    )
+    keys, shares = Phase.ADVERTISE_KEYS.late_words, Phase.SHARE_KEYS.late_words
+    assert ended.blamed == {NAMES[2]: shares, NAMES[3]: shares, NAMES[4]: keys}
+
+
+def test_a_dealer_whose_shares_did_not_open_is_named_in_the_reason() -> None:
+    revealed = Revealed(NAMES[:4], {NAMES[1]: "shares that it dealt did not open", ClientId("stranger"): "nor these"})
+    ended = failed(Tick(101.0, revealed), since=unmasking())
+    assert ended.reason == "the sum could not be unmasked in time: too few shares opened of those that b dealt"
+    assert ended.blamed == {NAMES[1]: "shares that it dealt did not open", NAMES[4]: Phase.UNMASKING.late_words}
+
+
+def test_where_nobody_knows_what_was_revealed_nobody_is_to_blame() -> None:
+    ended = failed(Tick(101.0), since=unmasking())
+    assert ended.reason == "the sum could not be unmasked in time: fewer than 4 of 5 clients revealed shares"
+    assert ended.blamed == {}
+    assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()
+
+
+def test_who_has_revealed_is_no_matter_in_another_phase_nor_before_the_time_is_up() -> None:
+    assert after(unmasking(), Tick(60.0, Revealed(NAMES[:1]))) == (unmasking(), [])
+    ended = failed(*said(Phase.CONSISTENCY_CHECK, 52.0, NAMES[:3]), Tick(100.0, Revealed(())), since=closed())
+    assert ended.blamed == dict.fromkeys(NAMES[3:], Phase.CONSISTENCY_CHECK.late_words)
+
+
+def test_a_dealer_of_wrong_shares_is_named_and_asked_last() -> None:
+    blamed = {NAMES[2]: "it has dealt wrong shares", ClientId("stranger"): "so has it"}
+    ended = failed(Spoiled(60.0, "the sum cannot be unmasked", blamed), since=unmasking())
+    assert ended.blamed == {NAMES[2]: "it has dealt wrong shares"}
+    assert asked_next(ended) == {*NAMES, ClientId("n0")} - {NAMES[2]}
+
+
+def test_a_dealer_that_has_left_before_the_sum_is_said_to_have_dealt_wrong_shares() -> None:
+    keyed, _ = after(drawn(), *said(Phase.ADVERTISE_KEYS, 1.0), *said(Phase.SHARE_KEYS, 2.0))
+    gone, _ = after(keyed, *[Reported(50.0, name, WORK) for name in NAMES[:4]], Tick(100.0))
+    agreed, _ = after(gone, *said(Phase.CONSISTENCY_CHECK, 101.0, NAMES[:4]))
+    ended = failed(Spoiled(102.0, "the sum cannot be unmasked", {NAMES[4]: "wrong shares"}), since=agreed)
+    assert ended.missing == {NAMES[4]: "wrong shares"}
+
+
+def test_an_operator_and_a_sum_beyond_its_bits_are_nobodys_fault() -> None:
+    assert failed(Stopped(1.0, "enough")).blamed == {}
+    ended = failed(Spoiled(60.0, "values lie near the edge"), since=unmasking())
+    assert ended.blamed == {}
+    assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()

@@ -1,5 +1,6 @@
 """What an ended attempt's record tells of the data: how much was asked, in and left out, and what was not covered."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -94,3 +95,28 @@ def test_an_open_round_says_what_it_still_waits_for() -> None:
     live = live_round(training, book(training), waiting=0, now=101.0)
     assert live is not None
     assert live.why == "0 of 3 reports are in; coverage waits for the share of samples, site north, tier ward"
+
+
+def fates_of(blamed: Mapping[ClientId, str], heard_at: float) -> dict[str, tuple[Fate, str]]:
+    """Of a round that had closed and was abandoned at 170, with these to blame."""
+    state: RoundState = opened()
+    assert isinstance(state, Training)
+    cohort = state.cohort
+    for client in cohort:
+        state, _ = advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64)))
+    state, _ = advance(state, machine.Spoiled(170.0, "the sum cannot be unmasked", blamed))
+    assert isinstance(state, Abandoned)
+    members = {client: Member(member.sample_count) for client, member in cohort.items()}
+    records = client_records(state, Book(members, 100.0, heard_at=lambda _client: heard_at))
+    return {one.client: (one.fate, one.reason) for one in records}
+
+
+def test_who_is_to_blame_for_an_abandoned_round_is_told_so_though_its_report_was_in() -> None:
+    told = fates_of({NORTH: "it has dealt wrong shares"}, heard_at=169.0)
+    assert told.pop(NORTH) == (Fate.RELEASED, "it has dealt wrong shares")
+    assert set(told.values()) == {(Fate.RELEASED, "the round was abandoned: the sum cannot be unmasked")}
+
+
+def test_who_is_to_blame_and_was_silent_is_lost() -> None:
+    told = fates_of({NORTH: "it had not revealed shares in time"}, heard_at=120.0)
+    assert told[NORTH] == (Fate.LOST, "silent for 50.0 s when the round ended; it had not revealed shares in time")

@@ -1,5 +1,6 @@
 """What is stored of a round is the round: head and rows, changed row by row, give the state back after any events."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(Tick, times),
     st.builds(Stopped, times, st.just("enough")),
     st.builds(Applied, times, st.just("f" * 64)),
-    st.builds(Spoiled, times, st.just("a full disk")),
+    st.builds(Spoiled, times, st.just("false shares"), st.dictionaries(clients, st.text(min_size=1, max_size=9))),
 )
 
 
@@ -99,3 +100,10 @@ def test_a_report_changes_one_row_and_a_small_head() -> None:
     after, _ = advance(before, Reported(1.0, client, WorkDone(10, 4, 4, "0" * 64)))
     assert list(changed_columns(before, after)) == [client]
     assert len(head_of(after)) < 2000
+
+
+def test_an_attempt_that_was_stored_before_anybody_was_blamed_is_read_with_nobody_to_blame() -> None:
+    state, _ = advance(Recruiting(PLAN, since=0.0), Stopped(1.0, "enough"))
+    head = json.loads(head_of(state))
+    assert head.pop("blamed") == {}
+    assert state_of(json.dumps(head), []) == state

@@ -8,7 +8,7 @@ import pytest
 
 from tests.killing import COMMANDS, PHASE_STEPS, Death, free_port
 from tests.postgres import Cluster
-from tests.secure_federation import SecureFederation
+from tests.secure_federation import CheatedFederation, SecureFederation
 from tests.server.test_kill_matrix import fare
 from umbel.server.settings import Settings
 
@@ -52,6 +52,9 @@ def test_every_step_of_secure_rounds_is_tried() -> None:
     assert "Announce" in {command.__name__ for command in COMMANDS}
 
 
+DATABASES = ("sqlite", "postgresql")  # in turn
+
+
 def deaths_of(step: str, nth: int) -> tuple[Death, ...]:
     """What each process in turn dies of: the first time before the step, and once it has come back, after it; what is
     done again, before and after in turn.
@@ -66,7 +69,7 @@ TIMES = [(step, nth) for step, times in STEPS.items() for nth in times]
 
 @pytest.mark.parametrize(
     ("step", "nth", "database"),
-    [(*time, ("sqlite", "postgresql")[i % 2]) for i, time in enumerate(TIMES)],
+    [(*time, DATABASES[i % 2]) for i, time in enumerate(TIMES)],
     ids=str,
 )
 def test_killed_at_a_step_it_goes_on_to_the_same_model(
@@ -76,3 +79,30 @@ def test_killed_at_a_step_it_goes_on_to_the_same_model(
     outcome = asyncio.run(fare(settings, deaths, SecureFederation))
     assert outcome.n_deaths == len(deaths), "the step was not done"
     assert outcome.model_sha256 == undisturbed
+
+
+@pytest.fixture(scope="module")
+def cheated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    settings = Settings(data=tmp_path_factory.mktemp("cheated"), port=free_port())
+    return asyncio.run(fare(settings, (), CheatedFederation)).model_sha256
+
+
+CHEATED = [  # the first attempt is the one that is spoiled
+    (Death("make the secrets", True),),
+    (Death("decide how it was abandoned", True), Death("decide how it was abandoned", False)),
+    (Death("store the end of an attempt", True), Death("store the end of an attempt", False)),
+    (Death("carry out Discard", True),),
+    (Death("remove the updates of an attempt", True),),
+]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "database"),
+    [pytest.param(deaths, DATABASES[i % 2], id=deaths[0].step) for i, deaths in enumerate(CHEATED)],
+)
+def test_killed_while_a_false_dealer_is_found_out_it_names_it_all_the_same(
+    deaths: tuple[Death, ...], settings: Settings, cheated: str
+) -> None:
+    outcome = asyncio.run(fare(settings, deaths, CheatedFederation))
+    assert outcome.n_deaths == len(deaths), "the step was not done"
+    assert outcome.model_sha256 == cheated

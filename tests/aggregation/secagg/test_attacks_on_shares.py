@@ -177,7 +177,24 @@ def test_a_dealer_whose_good_shares_make_no_secret_is_named(monkeypatch: pytest.
     federation.agree()
     with pytest.raises(CheatingDealer, match="client-0002 has dealt wrong shares") as caught:
         federation.reveal()
-    assert caught.value.dealer == DEALER
+    assert caught.value.dealers == {DEALER: "client-0002"}
+
+
+def test_all_dealers_whose_good_shares_make_no_secret_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named one at a time, each would spoil an attempt of its own."""
+    federation, cheating = advertised(5), (1, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("umbel.aggregation.secagg.client.split", lambda _, *rest: split(bytes(32), *rest))
+        messages = {index: federation.clients[index].share(federation.roster) for index in cheating}
+    federation.share(without=cheating)
+    for index, message in messages.items():
+        federation.dealt[index] = ShareKeys.decode(message, index, federation.session.neighbours(index))
+    federation.hear()
+    federation.mask({index: secret_vector(index) for index in range(5)})
+    federation.agree()
+    with pytest.raises(CheatingDealer, match="client-0001, client-0003 have dealt wrong shares") as caught:
+        federation.reveal()
+    assert caught.value.dealers == {1: "client-0001", 3: "client-0003"}
 
 
 @pytest.mark.parametrize("is_gone", [False, True], ids=["in the sum", "gone"])
@@ -194,6 +211,12 @@ def test_a_dealer_whose_shares_open_for_nobody_is_named(*, is_gone: bool) -> Non
     federation.agree()
     with pytest.raises(TooFew, match="shares of client-0002's secret were revealed, of 4"):
         federation.reveal()
+    unmasker, agreements = federation.unmasker(), encode_agreements(federation.agreed)
+    for n_answered, index in enumerate(federation.inputs, start=1):
+        unmasker.take(Unmasking.decode(federation.clients[index].reveal(agreements), index, 5))
+        n_of_its_own = int(DEALER in unmasker.answered)
+        assert unmasker.lacking == ({DEALER: n_of_its_own} if n_answered >= 4 else {}), "before, it may be the silent"
+    assert not unmasker.is_enough
 
 
 def test_a_complaint_holds_no_secret() -> None:

@@ -1,0 +1,148 @@
+"""By whom a secure attempt has failed, the next does without where it can: the silent of each phase, and dealers of
+false shares."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.false_dealers import ClosedDealer, WrongDealer
+from tests.secure_cohort import LAYOUT, STATE, Attempt, fates, secure_run, until, work_of
+from tests.secure_device import SecureDevice
+from tests.server_device import Device, House, Json, LateClock, house
+from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.server import Phase
+
+pytestmark = pytest.mark.usefixtures("any_database_in_time", "no_outages")
+N, N_MORE = 4, 2
+SILENT = (1, 2)
+RUN = secure_run(target=N, minimum=3)
+
+
+@pytest.fixture
+def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
+    monkeypatch.setattr("umbel.server.uptime.OUTAGE_S", float("inf"))
+
+
+async def ordered(it: House, verb: str) -> None:
+    answer = await it.http.post(f"/v1/admin/runs/demo/{verb}", json={"reason": "a test"}, headers=it.admin)
+    assert answer.status_code == 200, answer.text
+
+
+async def asked_again(it: House, clock: LateClock, devices: Sequence[Device], number: int) -> Attempt:
+    """The next attempt, for which all of them wait before anybody is drawn; those who were."""
+    driver = it.state.coordinator.drivers["demo"]
+    waiting = [asyncio.create_task(one.check_in(LAYOUT, wait_s=20.0)) for one in devices]
+    while await driver.waiting.count() < len(devices):  # noqa: ASYNC110 - nothing rings for it
+        await asyncio.sleep(0.002)
+    await ordered(it, "resume")
+    await until(lambda: driver.state.phase == "training")
+    cohort = set(driver.state.cohort)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return Attempt.of(it, clock, [one for one in devices if one.name in cohort], number)
+
+
+async def require_that_it_does_without(it: House, clock: LateClock, devices: Sequence[Device], out: set[str]) -> None:
+    """The second attempt asks all but those who are out, and makes a model."""
+    second = await asked_again(it, clock, devices, 2)
+    assert {one.device.name for one in second.parties} == {one.name for one in devices} - out
+    await second.go()
+    record = (await it.ended(2))[1]
+    assert record["committed"], record["reason"]
+    assert set(fates(record)) == {one.name for one in devices} - out
+    assert (await it.model(record["model_sha256"]))["w"].equal(second.model(STATE["w"], range(N)))
+
+
+def reasons(record: Json) -> dict[str, str]:
+    return {client["client"]: client["reason"] for client in record["clients"]}
+
+
+@pytest.mark.parametrize("phase", list(Phase), ids=str)
+def test_who_is_silent_down_to_failure_is_not_asked_again_while_others_wait(phase: Phase, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(RUN, STATE)
+            devices = await it.devices(N + N_MORE, sample_count=0)
+            first = Attempt.of(it, clock, devices[:N])
+            await first.each(SecureDevice.begin)
+            await ordered(it, "pause")
+            await first.go(SILENT, phase)
+            [record] = await it.ended(1)
+            assert not record["committed"]
+            why = f"had not reported: {record['reason']}" if phase is Phase.MASKED_INPUT else phase.late_words
+            assert [name for name, reason in reasons(record).items() if reason.endswith(why)] == ["d1", "d2"]
+            await require_that_it_does_without(it, clock, devices, {"d1", "d2"})
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["in the sum", "gone"])
+@pytest.mark.parametrize("kind", [WrongDealer, ClosedDealer])
+def test_a_dealer_of_false_shares_is_named_and_not_asked_again(
+    kind: type[SecureClient], tmp_path: Path, *, is_gone: bool
+) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(RUN, STATE)
+            devices = await it.devices(N + 1, sample_count=0)
+            first = Attempt.of(it, clock, devices[:N])
+            first.parties[2] = SecureDevice(devices[2], LAYOUT, work_of(2), kind=kind)
+            await first.each(SecureDevice.begin)
+            await ordered(it, "pause")
+            await first.go((2,) if is_gone else (), Phase.MASKED_INPUT)
+            if kind is ClosedDealer:
+                await first.run_out()
+            [record] = await it.ended(1)
+            assert not record["committed"]
+            assert "d2" in record["reason"]
+            why = "it has dealt wrong shares" if kind is WrongDealer else "shares that it dealt did not open"
+            assert [name for name, reason in reasons(record).items() if why in reason] == ["d2"]
+            await require_that_it_does_without(it, clock, devices, {"d2"})
+
+    asyncio.run(scenario())
+
+
+def test_who_has_not_revealed_to_the_coordinator_that_took_over_counts_as_silent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(RUN, STATE)
+            attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
+            await attempt.each(SecureDevice.begin)
+            for phase in list(Phase)[:-1]:
+                assert await attempt.speak(phase, range(N))
+            assert await attempt.speak(Phase.UNMASKING, (0, 1))
+        async with house(tmp_path, clock) as it:
+            attempt.move_to(it)
+            assert await attempt.speak(Phase.UNMASKING, (1, 3))
+            await attempt.run_out()
+            [record] = await it.ended(1)
+            silent = [name for name, why in reasons(record).items() if why.endswith(Phase.UNMASKING.late_words)]
+            assert silent == ["d0", "d2"]
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_that_comes_when_the_time_is_up_calls_nobody_silent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(RUN, STATE)
+            attempt = Attempt.of(it, clock, await it.devices(N, sample_count=0))
+            await attempt.each(SecureDevice.begin)
+            for phase in list(Phase)[:-1]:
+                assert await attempt.speak(phase, range(N))
+            assert await attempt.speak(Phase.UNMASKING, (0, 1))
+        clock.late_s += 60.0
+        async with house(tmp_path, clock) as it:
+            [record] = await it.ended(1)
+            assert "fewer than 3 of 4 clients revealed shares" in record["reason"]
+            assert not any(why.endswith(Phase.UNMASKING.late_words) for why in reasons(record).values())
+
+    asyncio.run(scenario())
