@@ -148,6 +148,21 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+def of_replicas(n_replicas: int, folder: Path, database_url: str) -> list[Settings]:
+    """Replicas of one coordinator: they share the database, the blobs and the keys."""
+    return [
+        Settings(
+            data=folder / f"replica-{i}",
+            port=free_port(),
+            database_url=database_url,
+            blobs=str(folder / "blobs"),
+            admin_key_file=folder / "admin.key",
+            audit_key_file=folder / "audit.key",
+        )
+        for i in range(n_replicas)
+    ]
+
+
 def _serve(settings: dict[str, Any], death: Death | None) -> None:
     if death is not None:
         _arm(death)

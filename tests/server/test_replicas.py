@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.federation import Federation, Urls, check
-from tests.killing import Death, free_port, start
+from tests.killing import Death, free_port, of_replicas, start
 from tests.postgres import Cluster
 from tests.server_device import Json
 from umbel.server.settings import Settings
@@ -63,18 +63,7 @@ Disturbance = Callable[[Fleet, Federation], Coroutine[None, None, None]]
 
 @pytest.fixture
 def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
-    url = postgresql.new_database()
-    return [
-        Settings(
-            data=tmp_path / f"replica-{i}",
-            port=free_port(),
-            database_url=url,
-            blobs=str(tmp_path / "blobs"),
-            admin_key_file=tmp_path / "admin.key",
-            audit_key_file=tmp_path / "audit.key",
-        )
-        for i in range(N_REPLICAS)
-    ]
+    return of_replicas(N_REPLICAS, tmp_path, postgresql.new_database())
 
 
 async def fare(

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.killing import SECURE_STEPS, Death, free_port, start
+from tests.killing import SECURE_STEPS, Death, free_port, of_replicas, start
 from tests.postgres import Cluster
 from tests.secure_federation import InTurn, SecureFederation
 from umbel.server.settings import Settings
@@ -59,18 +59,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
-    url = postgresql.new_database()
-    return [
-        Settings(
-            data=tmp_path / f"replica-{i}",
-            port=free_port(),
-            database_url=url,
-            blobs=str(tmp_path / "blobs"),
-            admin_key_file=tmp_path / "admin.key",
-            audit_key_file=tmp_path / "audit.key",
-        )
-        for i in range(N_REPLICAS)
-    ]
+    return of_replicas(N_REPLICAS, tmp_path, postgresql.new_database())
 
 
 @pytest.mark.parametrize("seed", range(2))
