@@ -177,6 +177,10 @@ class SecureDouble(Double):
         """The round is tried again."""
         self.round, self.attempt = self.round - 1, self.attempt + 1
 
+    def offered(self) -> Assignment:
+        """What the ward is asked now."""
+        return _ASSIGNMENT.validate_json(json.dumps(self._assignment(WARD)))
+
     @property
     def totals(self) -> list[Totals]:
         return [one.totals for one in self.attempts.values() if one.totals is not None]
