@@ -12,8 +12,8 @@ revealed is refused if the clients of the two differ by any, but by fewer than `
 may hide an update among, and the difference is a sum, too. The very same clients are allowed, so a round whose sum was
 opened in vain can be made again, and so can one after a rollback.
 
-- What binds is what this client has *revealed*. A sum opens when t clients reveal shares, t being (n + c) / 2 or more
-  (`parameters.py`), so two sums over all but one of the same clients would need an honest client to reveal shares of
+- What binds is what this client has *revealed*. A sum opens when t clients reveal shares, t being more than (n + c) /
+  2 (`parameters.py`), so two sums over all but one of the same clients would need an honest client to reveal shares of
   both: there is always one that refuses the second, also where most were never asked about the first. (Up to 300
   clients; with c of the clients corrupt, which is the worst. For each that is not, two clients more may differ.)
 - A sum that this client has signed, and no more, binds nobody: too few may have signed, and while those who fell silent
