@@ -272,6 +272,7 @@ class Assignment:
     """What one client is asked to do. `window_s`: seconds left, counted from when this message was sent.
 
     `seed` is for the client's own batch order, dropout and the like: the same run, round and client give the same seed.
+    (A client of a secure round draws its own.)
     `share`: how much of the steps to do, 1 for all; less is asked by a canary only. `rank`: the client's place among
     the cohort's names in their order, from 0. `changes`: of the newest versions, oldest first, the last of which makes
     `model`; each makes what the next begins with, and together they are smaller than the model. `secure`: of a round

@@ -60,12 +60,12 @@ class LocalPlan:
     """What a site is asked to do with the model in this round.
 
     Either `epochs` or `steps` is set. `proximal_mu`: FedProx's mu, zero for plain averaging. `seed`: for batch order,
-    dropout and the like; the same round and client give the same seed. `evaluate`: the model was, or will be, measured
-    on the site's held-out data first. `deadline`: on `clock`, when training must end so that there is time to send.
-    `checkpoint`: where to keep a training that takes long; the ready trainer does so by itself. `share`: how much of
-    the work to do, below 1 in a canary; `steps_for` minds it. `within`: by name of a parameter, what takes its gradient
-    to the part of it that can be sent, where the run's codec sends only a part of the model (a structured mask, or low
-    rank); the ready trainer minds it, and of what leaves that part nothing arrives.
+    dropout and the like; the same round and client give the same seed, but in a secure round. `evaluate`: the model
+    was, or will be, measured on the site's held-out data first. `deadline`: on `clock`, when training must end so that
+    there is time to send. `checkpoint`: where to keep a training that takes long; the ready trainer does so by itself.
+    `share`: how much of the work to do, below 1 in a canary; `steps_for` minds it. `within`: by name of a parameter,
+    what takes its gradient to the part of it that can be sent, where the run's codec sends only a part of the model (a
+    structured mask, or low rank); the ready trainer minds it, and of what leaves that part nothing arrives.
     """
 
     epochs: int | None = None

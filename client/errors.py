@@ -13,7 +13,8 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── OutOfTime                     retried to the end of the window in vain
 ├── CoordinatorMisbehaved         an answer that breaks the protocol: too large, wrong digest, not what was asked for
 ├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
-│   └── NotAgain                  it has done so much of this that it cannot do it twice; the next is another matter
+│   ├── AttemptRefused            what it refuses is of this attempt alone; the next is another matter
+│   └── UnfitWork                 what it has trained is beyond a limit of a secure round; nothing else is told
 ├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
 ├── TrainingFailed                the site's own code failed, several times in a row
 ├── StateError                    the state directory is in use, or damaged
@@ -98,8 +99,16 @@ class WorkRefused(ClientError):
     pass
 
 
-class NotAgain(WorkRefused):
-    pass
+class AttemptRefused(WorkRefused):
+    """An attempt that this client takes no part in, or no longer. It is no failure: the client goes on."""
+
+
+class UnfitWork(WorkRefused):
+    """Who has chosen the limit could tell from a refusal that names it what the site's own numbers are beyond."""
+
+    @property
+    def told(self) -> str:
+        return "this client does not take part in this attempt"
 
 
 class Alarm(ClientError):

@@ -55,11 +55,11 @@ from umbel.client.errors import (
     AccessRefused,
     Alarm,
     AssignmentClosed,
+    AttemptRefused,
     ClientError,
     CoordinatorBusy,
     CoordinatorMisbehaved,
     CoordinatorRefused,
-    NotAgain,
     OutOfTime,
     StateError,
     TrainingFailed,
@@ -265,7 +265,7 @@ class Participant:
             log.info("%s: not sent yet, %s", name_of(offer), error)
             self._pause(_OUT_OF_TIME_PAUSE_S)  # a coordinator that offers no time would be asked again at once
             self._settle_pending()
-        except NotAgain as error:
+        except AttemptRefused as error:
             log.warning("%s: declined, %s", name_of(offer), error)
             self._decline(offer.id, error.told, self._patience(within(offer.window_s), window_end))
             self._pause(_OUT_OF_TIME_PAUSE_S)
@@ -381,10 +381,24 @@ class Participant:
         )
 
     def _settle_pending(self) -> None:
-        """Send what an earlier process trained, or what missed its window, if its round still wants it."""
+        """Send what an earlier process trained, or what missed its window, if its round still wants it, and the policy,
+        which may be another now, allows it still.
+        """
         pending = self._store.pending()
+        if pending is not None and not self._may_send(pending):
+            return
         while pending is not None and not self._is_settled(pending):
             self._pause(_OUT_OF_TIME_PAUSE_S)
+
+    def _may_send(self, pending: PendingReport) -> bool:
+        """What is pending is of a plain round: nothing of a secure one outlives its process."""
+        try:
+            self._site.check_plain(self._layout)
+        except WorkRefused as error:
+            log.warning("dropped the unsent update for %s: %s", pending.assignment, error)
+            self._store.forget_work()
+            return False
+        return True
 
     def _is_settled(self, pending: PendingReport) -> bool:
         try:

@@ -22,7 +22,7 @@ from umbel.aggregation.fingerprint import sha256_of_groups
 from umbel.aggregation.members import COHORT_MIN, MemberList
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.types import TARGET_MAX, require_slug, require_within
-from umbel.client.errors import WorkRefused
+from umbel.client.errors import AttemptRefused, WorkRefused
 
 EPOCH_MAX = 1 << 53
 PARAMETERS_MAX = 1 << 53
@@ -58,11 +58,11 @@ class SitePolicy:
     opened. `threshold_share`: more than this share of the holders must be needed to open anything: t >= floor(share *
     n) + 1; two thirds stand against a coordinator that lies and colludes with fewer than a third of the clients
     (Bonawitz et al. 2017, section 6.2). `max_parameters`: values of the largest model. `retrain_after_release`: whether
-    a second, freshly trained update may be given for a round in which shares were released already. `epsilon`: how much
-    of its privacy this site spends on one run, at `delta`; a run without noise is then refused. `allowed_runs`: by
-    name; empty for all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are
-    here. `cohort_change`: what to do about two rounds whose clients differ by so few that the difference of the two
-    sums is of fewer than `minimum_cohort`.
+    a second update, which is always trained anew, may be given for a round, or a model, of which shares were revealed
+    already. `epsilon`: how much of its privacy this site spends on one run, at `delta`; a run without noise is then
+    refused. `allowed_runs`: by name; empty for all. `share_sample_count`: whether the coordinator may be told in clear
+    how many samples there are here. `cohort_change`: what to do about two rounds whose clients differ by so few that
+    the difference of the two sums is of fewer than `minimum_cohort`; over one and the same model it is refused always.
     """
 
     secure_aggregation: Literal["required", "allowed"] = "allowed"
@@ -72,7 +72,7 @@ class SitePolicy:
     minimum_cohort: int = COHORT_MIN
     threshold_share: float = 2 / 3
     max_parameters: int | None = None
-    retrain_after_release: bool = False
+    retrain_after_release: bool = True
     epsilon: float | None = None
     delta: float = 1e-6
     allowed_runs: tuple[str, ...] = ()
@@ -114,10 +114,6 @@ class SitePolicy:
     def threshold_least(self, n_holders: int) -> int:
         """The least threshold that this site takes part under: floor(share * n) + 1, exact for two thirds of any n."""
         return math.floor(Fraction(self.threshold_share).limit_denominator(_DENOMINATOR_MAX) * n_holders) + 1
-
-    def announced(self, sample_count: int) -> int:
-        """The sample count to tell in clear: 1 where the policy keeps the true one."""
-        return sample_count if self.share_sample_count else 1
 
     def check_run(self, run: str) -> None:
         """Raise `WorkRefused` for a run that is not allowed here."""
@@ -162,29 +158,42 @@ class SitePolicy:
         self._check_size(asked.n_parameters)
         self._check_epsilon(asked.epsilon)
 
-    def check_second_update(self, is_released: bool, is_fresh: bool) -> None:
-        """Raise `WorkRefused` for a second update in a round in which this client has released shares.
+    def check_second_update(self, round_: int) -> None:
+        """Raise `AttemptRefused` unless another update may be given for what shares were revealed of in `round_`."""
+        if not self.retrain_after_release:
+            raise AttemptRefused(
+                f"this client has already revealed shares for round {round_}, and this site's policy allows no second "
+                "update (retrain_after_release)"
+            )
 
-        With shares of one attempt, and the same update in another, the coordinator could take the difference of two
-        sums, and have one client's update. `is_fresh`: it was trained anew, from other batches.
+    def check_same_model(self, before: Collection[str], now: Collection[str]) -> None:
+        """Raise `AttemptRefused` for a sum over the very model of one before it, of which shares were revealed, if the
+        clients of the two differ by any, but by fewer than `minimum_cohort`.
         """
-        if is_released and not self.retrain_after_release:
-            raise WorkRefused("shares were released for this round already: this site gives no second update for it")
-        if is_released and not is_fresh:
-            raise WorkRefused("shares were released for this very update already: it can be in no other sum")
+        if changed := self._few_changed(before, now):
+            raise AttemptRefused(
+                f"shares of a sum over this very model were revealed already, and its clients differ by "
+                f"{', '.join(changed)} alone: the difference of the two sums would be theirs"
+            )
+
+    def cohort_change_between(self, before: Collection[str], now: Collection[str]) -> str | None:
+        """What is to be said of two sums over these clients; None if they may both be opened without a word."""
+        if changed := self._few_changed(before, now):
+            names = ", ".join(changed)
+            return f"the clients of two rounds differ by {names} alone, so what differs in the sums is theirs"
+        return None
 
     def check_cohort_change(self, before: Collection[str], now: Collection[str]) -> str | None:
-        """What is to be logged of two sums over these clients; None if they may both be opened without a word.
-
-        Raises `WorkRefused` instead, where the policy says so.
-        """
-        changed = sorted(set(before) ^ set(now))
-        if not changed or len(changed) >= self.minimum_cohort:
-            return None
-        found = f"the clients of two rounds differ by {', '.join(changed)} alone, so what differs in the sums is theirs"
-        if self.cohort_change == "refuse":
-            raise WorkRefused(f"this site's policy does not allow it: {found}")
+        """The same. Raises `AttemptRefused` instead, where the policy says so."""
+        found = self.cohort_change_between(before, now)
+        if found is not None and self.cohort_change == "refuse":
+            raise AttemptRefused(f"this site's policy does not allow it: {found}")
         return found
+
+    def _few_changed(self, before: Collection[str], now: Collection[str]) -> list[str]:
+        """By whom two sums differ, if that is fewer than may be in a sum; else nobody."""
+        changed = sorted(set(before) ^ set(now))
+        return changed if len(changed) < self.minimum_cohort else []
 
     def _check_cohort(self, asked: SecureRound) -> None:
         n_clients, n_least = len(set(asked.cohort)), self.minimum_cohort

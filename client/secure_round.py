@@ -7,8 +7,10 @@ masked update on disk -> upload -> report -- late, surplus --> forget
                                     v accepted
             GET consistency-check -> PUT its signature          who is in the sum
                                     v
-            GET unmasking -> remember -> PUT unmasking          shares
+            GET unmasking -> PUT unmasking                      shares
 ```
+
+Before each of the last three steps, the upload too, the site remembers what it is about to give (`sum_memory.py`).
 
 The keys are in memory and nowhere else. So whatever ends the process ends this client's part in the attempt; the
 coordinator being away does not: it is asked again until it answers.
@@ -29,10 +31,11 @@ from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input
 from umbel.aggregation.secagg.messages import decode_indices
 from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.secagg.words import METRIC_LIMIT
 from umbel.aggregation.types import MaskedInput
 from umbel.client.app import Client
 from umbel.client.coordinator import Coordinator
-from umbel.client.errors import AssignmentClosed, OutOfTime, WorkRefused
+from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
 from umbel.client.exchange import Exchange
 from umbel.client.refusals import alarm_of
 from umbel.client.secure_offer import Asked
@@ -85,7 +88,7 @@ class SecureRound:
         )
 
     def mask(self, app: Client, start: Path, done: Trained) -> tuple[str, int]:
-        """Write the masked update to disk: its SHA-256 and length. Raises `WorkRefused` for what must not be sent."""
+        """Write the masked update to disk: its SHA-256 and length. Raises `UnfitWork` for what must not be sent."""
         for complaint in self._admitted.client.complaints:
             log.warning("round %d: a share does not open: %s", self._asked.assignment.round, complaint)
         asked, admitted = self._asked, self._admitted
@@ -94,14 +97,30 @@ class SecureRound:
                 made = contribution(
                     asked.composition,
                     lambda: weight_changes(app, self._layout, start),
-                    _local_work(done, asked.offer.draws),
+                    self._local_work(done),
                     admitted.index,
                     b"" if asked.offer.plan.noise is None else os.urandom(NOISE_KEY_BYTES),
                 )
-        except ContributionRefused as error:
-            raise WorkRefused(str(error)) from error
-        self._site.charge(asked)
+        except (ContributionRefused, WorkRefused) as error:
+            raise UnfitWork(str(error)) from error
+        self._site.sending(asked)
         return self._store.save_update(masked_input(made, admitted.client))
+
+    def _local_work(self, done: Trained) -> LocalWork:
+        result, evaluation, words = done.result, done.evaluation, self._asked.composition.words
+        metrics, measured = finite(result.metrics), finite(evaluation.metrics) if evaluation else {}
+        of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
+        if cut := {name for values, name in of_both if abs(values.get(name, 0.0)) > METRIC_LIMIT}:
+            log.warning("cut to %g, the most that a masked sum takes: %s", METRIC_LIMIT, ", ".join(sorted(cut)))
+        return LocalWork(
+            sample_count=result.sample_count,
+            steps_done=result.steps_done,
+            steps_planned=result.steps_planned,
+            metrics=metrics,
+            evaluation=measured,
+            evaluation_sample_count=evaluation.sample_count if evaluation else 0,
+            draws=self._asked.offer.draws,
+        )
 
     def report(self, update_sha256: str) -> ReportAnswer:
         """Say which update is this client's, and with whom it is masked."""
@@ -110,14 +129,17 @@ class SecureRound:
         return patiently(lambda: self._coordinator.report(self._id, masked), self._patience)
 
     def open(self) -> None:
-        """Help to take the masks off the sum, once everybody has signed whose it is.
+        """Help to take the masks off the sum, once everybody has signed whose it is; or not, if the site does not want
+        this sum: others may go on without its shares.
 
-        Raises `Alarm`, `WorkRefused` (by the site's policy); `OutOfTime` where the sum is never asked for.
+        Raises `Alarm`; `OutOfTime` where the sum is never asked for.
         """
         try:
             self._open()
         except SecAggError as error:
             raise alarm_of(error) from error
+        except AttemptRefused as error:
+            log.warning("%s: not signed, and no share is given: %s", self._id, error)
         except AssignmentClosed as error:
             log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
         else:
@@ -129,9 +151,10 @@ class SecureRound:
         clients = [context.names[index] for index in decode_indices(inputs, len(context.cohort))]
         self._site.check_sum(self._asked, clients)
         agreed = client.agree(inputs)
+        self._site.signing(self._asked, clients)
         patiently(lambda: self._coordinator.say(self._id, Phase.CONSISTENCY_CHECK, agreed), self._patience)
         shares = client.reveal(self._ask(Phase.UNMASKING))
-        self._site.reveal(self._asked, clients)
+        self._site.revealing(self._asked)
         self._until_done(lambda hold_s: self._coordinator.say(self._id, Phase.UNMASKING, shares, hold_s) or None)
 
     def _ask(self, phase: Phase) -> bytes:
@@ -157,16 +180,3 @@ class SecureRound:
             time.sleep(PAUSE_S)
             waited_s += took_s + PAUSE_S
         raise OutOfTime("the coordinator answers, but says nothing more of this round")
-
-
-def _local_work(done: Trained, draws: int) -> LocalWork:
-    result, evaluation = done.result, done.evaluation
-    return LocalWork(
-        sample_count=result.sample_count,
-        steps_done=result.steps_done,
-        steps_planned=result.steps_planned,
-        metrics=finite(result.metrics),
-        evaluation=finite(evaluation.metrics) if evaluation else {},
-        evaluation_sample_count=evaluation.sample_count if evaluation else 0,
-        draws=draws,
-    )

@@ -1,9 +1,9 @@
 """What a client remembers of secure rounds on disk: that it has spoken, never what it knows.
 
 ```
-<coordinator>/secure/begun.json          the last attempt that keys were made for; those are in memory alone
-<coordinator>/secure/revealed/RUN.json   the last round in which this client has revealed shares, and who was in its sum
-<coordinator>/secure/spent/RUN.json      what the run's private rounds have cost this client, by order
+<coordinator>/secure/begun.json      the last attempt that keys were made for; those are in memory alone
+<coordinator>/secure/sums/RUN.json   the sums that an update of this client may be in (`sum_memory.py` has the rules)
+<coordinator>/secure/spent/RUN.json  what the run's private rounds have cost this client, by order
 ```
 """
 
@@ -19,6 +19,7 @@ from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
 
 T = TypeVar("T")
+SUMS_MAX = 100  # of one run; with cohorts of a thousand clients some 2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +31,23 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Revealed:
-    """The greatest round in which shares were revealed; whom it had invited, and who was in its sum, by name."""
+class RememberedSum:
+    """A sum of one attempt for which this client has sent its masked update, so that the update may be in it.
 
+    `model_sha256`: of the model that was trained. `cohort`: who was invited. `clients`: who is in the sum; empty until
+    this client has signed that. `is_revealed`: it has revealed shares of it.
+    """
+
+    attempt_id: str
     round: int
+    model_sha256: str
     cohort: tuple[str, ...]
-    clients: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+    is_revealed: bool = False
 
 
 _BEGUN = TypeAdapter(Begun)
-_REVEALED = TypeAdapter(Revealed)
+_SUMS = TypeAdapter(tuple[RememberedSum, ...])
 _SPENT = TypeAdapter(Ledger)
 
 
@@ -58,31 +66,44 @@ class SecureStore:
         make_private(self._root)
         write_atomically(self._root / "begun.json", _BEGUN.dump_json(attempt))
 
-    def revealed(self, run: RunId) -> Revealed | None:
-        """The last round of this run in which shares were revealed."""
-        return _read(self._path(run), _REVEALED)
+    def sums(self, run: RunId) -> tuple[RememberedSum, ...]:
+        """Those of this run that are remembered, the oldest first."""
+        return _read(self._sums_path(run), _SUMS) or ()
 
-    def reveal(self, run: RunId, revealed: Revealed) -> None:
-        """Durably, before a share is sent. An earlier round, where the site lets it be made again, lowers nothing."""
-        before = self.revealed(run)
-        if before is None or before.round <= revealed.round:
-            make_private(self._path(run).parent)
-            write_atomically(self._path(run), _REVEALED.dump_json(revealed))
+    def remember(self, run: RunId, one: RememberedSum) -> None:
+        """Durably, in the place of what was known of the same attempt.
+
+        Of more than `SUMS_MAX` the oldest is forgotten, and one of which shares were revealed only where there is no
+        other: a coordinator that breaks off a hundred attempts cannot make a client forget what it has revealed.
+        """
+        before = self.sums(run)
+        if one.attempt_id in {other.attempt_id for other in before}:
+            after = [one if other.attempt_id == one.attempt_id else other for other in before]
+        else:
+            after = [*_newest(before, SUMS_MAX - 1), one]
+        make_private(self._sums_path(run).parent)
+        write_atomically(self._sums_path(run), _SUMS.dump_json(tuple(after)))
 
     def spent(self, run: RunId, delta: float) -> Ledger:
         """What this run's private rounds have cost so far."""
         return replace(_read(self._spent_path(run), _SPENT) or Ledger(delta), delta=delta)
 
     def spend(self, run: RunId, ledger: Ledger) -> None:
-        """Durably, before a share is sent."""
+        """Durably, before an update is sent."""
         make_private(self._spent_path(run).parent)
         write_atomically(self._spent_path(run), _SPENT.dump_json(ledger))
 
     def _spent_path(self, run: RunId) -> Path:
         return self._root / "spent" / f"{run}.json"
 
-    def _path(self, run: RunId) -> Path:
-        return self._root / "revealed" / f"{run}.json"
+    def _sums_path(self, run: RunId) -> Path:
+        return self._root / "sums" / f"{run}.json"
+
+
+def _newest(sums: tuple[RememberedSum, ...], n_most: int) -> list[RememberedSum]:
+    """At most so many of them, in their order: the newest, those that were revealed before all others."""
+    ranked = sorted(range(len(sums)), key=lambda place: (sums[place].is_revealed, place))
+    return [sums[place] for place in sorted(ranked[-n_most:])]
 
 
 def _read(path: Path, adapter: TypeAdapter[T]) -> T | None:
@@ -91,7 +112,4 @@ def _read(path: Path, adapter: TypeAdapter[T]) -> T | None:
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
-        raise StateError(
-            f"{path} is damaged, and without it this client could reveal a round twice: remove it once the round that "
-            "is open now is over, then start again"
-        ) from error
+        raise StateError(f"{path} is damaged, and without it this client XX") from error

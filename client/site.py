@@ -17,21 +17,25 @@ from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
-from umbel.aggregation.types import Assignment, RunId
-from umbel.client.errors import Alarm, NotAgain, WorkRefused
+from umbel.aggregation.types import RunId
+from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
 from umbel.client.identity import Identity
 from umbel.client.members_store import MembersStore, members_in_force
 from umbel.client.policy import SecureRound, SitePolicy
 from umbel.client.refusals import alarm_of
 from umbel.client.secure_offer import Asked
-from umbel.client.secure_store import Begun, Revealed, SecureStore
+from umbel.client.secure_store import Begun, SecureStore
+from umbel.client.sum_memory import SumMemory
 
+_SEED_BITS = 62  # what every generator takes
 log = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A secure round that this site takes part in. `index`: its place in the cohort. `seed`: for its training."""
+    """A secure round that this site takes part in. `index`: its place in the cohort. `seed`: for its training, drawn
+    here: trained twice from one that the coordinator gives, an update would be the same in two sums.
+    """
 
     client: SecureClient
     composition: Composition
@@ -54,6 +58,7 @@ class Site:
         self._identity = identity
         self._state_dir = state_dir
         self._kept = kept
+        self._memory = SumMemory(run, self.policy, kept)
         self._has_warned = False
         self.policy.check_run(run)
         self._list = members_in_force(self.policy, state_dir)
@@ -62,46 +67,53 @@ class Site:
         """Raise `WorkRefused` where this site takes part in secure rounds only, and in a run that had some."""
         self.policy.check_plain_round(layout.n_values)
         begun = self._kept.begun()
-        if self._kept.revealed(self._run) or (begun is not None and begun.assignment.startswith(f"{self._run}.")):
+        if not self._memory.is_empty or (begun is not None and begun.assignment.startswith(f"{self._run}.")):
             raise WorkRefused("this run has had secure rounds here; a plain one would show what they are to hide")
 
     def admit(self, asked: Asked, layout: Layout) -> Admitted:
-        """Take part in a secure round, or raise `WorkRefused`, `NotAgain`, `Alarm`, with the reason to decline it."""
-        offer, context = asked.assignment, asked.context
+        """Take part in a secure round, or raise `WorkRefused`, `AttemptRefused`, `Alarm`: the reason to decline it."""
+        context = asked.context
         self._check_own_key(asked)
         self._check_limits(asked, context.names, layout)
         self._check_members(asked)
-        seed = self._seed_for(offer)
-        begun = Begun(offer.id, context.attempt_id)
+        self._memory.check_invitation(asked)
+        begun = Begun(asked.assignment.id, context.attempt_id)
         if self._kept.begun() == begun:
-            raise NotAgain("restarted: its keys are gone")
+            raise AttemptRefused("restarted: its keys are gone")
         try:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:
             raise alarm_of(error) from error
         self._kept.begin(begun)
-        return Admitted(client, asked.composition, client.index, seed)
+        return Admitted(client, asked.composition, client.index, secrets.randbits(_SEED_BITS))
 
     def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
-        """Raise `WorkRefused` unless those who have come are within the limits, too."""
+        """Raise `AttemptRefused` unless those who have come are within the limits, too: others may come next time."""
         names = asked.context.names
-        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
+        try:
+            self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
+        except WorkRefused as error:
+            raise AttemptRefused(str(error)) from error
 
     def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
-        """Look whether this sum and the one before would show together what one of them hides, as the policy says."""
-        before = self._kept.revealed(self._run)
-        if before is not None:
-            self._check_change(asked.assignment, before.clients, clients)
+        """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
+        self._memory.check_sum(asked, clients)
 
-    def reveal(self, asked: Asked, clients: Collection[str]) -> None:
-        """Remember, before it happens, that shares are revealed in this round, of a sum of these clients."""
-        revealed = Revealed(asked.assignment.round, tuple(asked.context.names), tuple(clients))
-        self._kept.reveal(self._run, revealed)
-
-    def charge(self, asked: Asked) -> None:
-        """Count what a private round costs, before its update is sent: others can open the sum without this client."""
+    def sending(self, asked: Asked) -> None:
+        """Remember, before the masked update is sent, that it may be in a sum, and count what a private round costs:
+        others can open the sum without this client.
+        """
+        self._memory.sending(asked)
         if (noise := asked.offer.plan.noise) is not None:
             self._kept.spend(self._run, self._kept.spent(self._run, self.policy.delta).after(noise.release))
+
+    def signing(self, asked: Asked, clients: Collection[str]) -> None:
+        """Remember, before it is signed, whose sum it is."""
+        self._memory.signing(asked, clients)
+
+    def revealing(self, asked: Asked) -> None:
+        """Remember, before it happens, that shares of the sum are revealed."""
+        self._memory.revealing(asked)
 
     # --- the checks ---
 
@@ -157,33 +169,6 @@ class Site:
                 f"no {wrong[0]!r} in it with this key (and {len(wrong) - 1} others). Nothing is said in this attempt",
                 "the cohort is not of the member list",
             )
-
-    def _seed_for(self, offer: Assignment) -> int:
-        """The round's; another, that nobody can guess, for a second update that the policy allows.
-
-        Trained from the same batches, the update would be the same, and the difference of two sums another client's.
-        """
-        before = self._kept.revealed(self._run)
-        if before is None:
-            return offer.seed
-        if offer.round > before.round:
-            self._check_change(offer, before.cohort, [name for name, _ in offer.secure.cohort] if offer.secure else [])
-            return offer.seed
-        is_private = offer.secure is not None and offer.secure.plan.noise is not None
-        if is_private and self.policy.epsilon is not None:
-            return secrets.randbits(62)  # with noise of its own, and charged to the budget
-        if not self.policy.retrain_after_release:
-            raise NotAgain(
-                f"this client has already revealed shares for round {before.round}; another update for it could be "
-                "told from the first by subtraction"
-            )
-        self.policy.check_second_update(is_released=True, is_fresh=True)
-        return secrets.randbits(62)
-
-    def _check_change(self, offer: Assignment, before: Collection[str], now: Collection[str]) -> None:
-        found = self.policy.check_cohort_change(before, now)
-        if found is not None:
-            log.warning("round %d: %s", offer.round, found)
 
     # --- the member list ---
 

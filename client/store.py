@@ -9,7 +9,7 @@
 <state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
 <state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
 <state>/<coordinator>/feedback/       what error feedback has left over: VERSION.safetensors
-<state>/<coordinator>/secure/         which secure attempt was begun, and in which rounds shares were revealed
+<state>/<coordinator>/secure/         which secure attempt was begun, and which sums hold an update of this client
 ```
 
 `report.json` is written last and removed first: while it is there, the update is whole and unanswered. A masked update

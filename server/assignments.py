@@ -23,7 +23,8 @@ class Assignments:
     async def of(self, live: LiveRun, client: ClientId, state: Training | Closing) -> Assignment:
         """What this client of the cohort is asked to do.
 
-        Its seed leaves the attempt out: a round that had to be tried again trains as it would have the first time.
+        Its seed leaves the attempt out: a round that had to be tried again trains as it would have the first time. (Not
+        a secure one, whose clients draw seeds of their own.)
         """
         plan, file = state.plan, live.run.file
         away_s = state.away_s

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tests.aggregation.secagg.federation import OPENING, identity, seeded
 from tests.client.double import Double, Incoming, Refused, answer, stream
+from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
@@ -152,7 +153,7 @@ class Attempt:
 class SecureDouble(Double):
     """`peers`: who is in the cohort beside the ward. `told`: changes what the ward is told, by phase; None: not yet.
     `said`: all that it has said, by assignment and phase, repeats too. `over_in`: in this phase the round goes on
-    without it.
+    without it. `keeps_model`: each round is of the same model. `fails_after_sum`: so many sums are of no use, it says.
     """
 
     def __init__(self, model: nn.Module, rounds: int = 1, window_s: float = 60.0, peers: tuple[str, ...] = PEERS):
@@ -169,10 +170,16 @@ class SecureDouble(Double):
         self.needs_count = False
         self.change_offer: Callable[[SecureOffer], SecureOffer] = lambda offer: offer
         self.open_again = 0
+        self.keeps_model = False
+        self.fails_after_sum = 0
 
     def repeat_attempt(self) -> None:
         """The round is tried again."""
         self.round, self.attempt = self.round - 1, self.attempt + 1
+
+    def offered(self) -> Assignment:
+        """What the ward is asked now."""
+        return _ASSIGNMENT.validate_json(json.dumps(self._assignment(WARD)))
 
     @property
     def totals(self) -> list[Totals]:
@@ -218,8 +225,23 @@ class SecureDouble(Double):
                 case _:
                     if attempt.totals is None:
                         attempt.reveal(body)
-                        self.round, self.attempt = self.round + 1, 1
+                        self._go_on()
         return stream(204, b"")
+
+    def _go_on(self) -> None:
+        """A sum is there: what became of it, as the ward is told."""
+        if self.fails_after_sum:
+            self.fails_after_sum -= 1
+            self.attempt += 1
+            return
+        self.round, self.attempt = self.round + 1, 1
+        if not self.keeps_model:
+            self.change_model()
+
+    def change_model(self) -> None:
+        """The next rounds are of another model."""
+        _, state = decode_model(self.model_bytes)
+        self.model_bytes = encode_model({name: values + 1 for name, values in state.items()})
 
     def _tell(self, phase: str, attempt: Attempt) -> bytes:
         match phase:

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.client.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
 from umbel.aggregation.types import TrainingPlan
-from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, TrainResult, run_client
+from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import AccessRefused, CoordinatorMisbehaved, StateError, TrainingFailed, WorkRefused
 from umbel.client.shutdown import Shutdown
 from umbel.client.state_dir import locked
@@ -277,6 +277,23 @@ def test_a_damaged_unsent_update_is_dropped(tmp_path: Path) -> None:
     update.write_bytes(update.read_bytes()[:-1] + b"x")
     assert take_part(tmp_path, double).accepted == 1
     assert torch.allclose(double.updates[0], torch.ones(8))
+
+
+def test_what_the_policy_forbids_by_now_is_not_sent_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    double = Double(AddOne().model)
+    with pytest.raises(Crash):
+        take_part(tmp_path, double, wrap=killed_at("POST update"))
+    policy = SitePolicy(share_sample_count=False)
+    with pytest.raises(WorkRefused, match="keeps its sample count"):
+        run_client(AddOne(), URL, tmp_path, "demo", policy=policy, transport=double.transport())
+    assert pending_files(tmp_path) == []
+    assert not double.reports
+    assert not double.updates
+    (dropped,) = [message for message in caplog.messages if message.startswith("dropped")]
+    assert "demo.1.1.ward-7" in dropped
+    assert "keeps its sample count" in dropped
 
 
 class Stepwise(AddOne):

@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.consortium import SITES, after, first_list
-from umbel.client.errors import WorkRefused
+from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy import SecureRound, SitePolicy
 from umbel.client.policy_file import read_policy
 
@@ -23,7 +24,7 @@ def test_without_a_file_both_kinds_of_rounds_are_allowed_and_three_clients_the_l
     policy = SitePolicy()
     policy.check_run("any")
     policy.check_plain_round(10**9)
-    assert (policy.secure_aggregation, policy.minimum_cohort, policy.retrain_after_release) == ("allowed", 3, False)
+    assert (policy.secure_aggregation, policy.minimum_cohort, policy.retrain_after_release) == ("allowed", 3, True)
 
 
 def test_a_secure_round_needs_the_member_list() -> None:
@@ -103,15 +104,23 @@ def test_a_list_older_than_the_policy_takes_is_refused() -> None:
         policy.check_members(first_list())
 
 
-def test_after_shares_were_released_there_is_no_second_update() -> None:
-    retrains = replace(LISTED, retrain_after_release=True)
-    for policy in (LISTED, retrains):
-        policy.check_second_update(is_released=False, is_fresh=False)
-        with pytest.raises(WorkRefused, match="released"):
-            policy.check_second_update(is_released=True, is_fresh=False)
-    with pytest.raises(WorkRefused, match="no second update"):
-        LISTED.check_second_update(is_released=True, is_fresh=True)
-    retrains.check_second_update(is_released=True, is_fresh=True)
+def test_a_site_may_give_no_second_update_for_what_it_has_revealed_shares_of() -> None:
+    LISTED.check_second_update(7)
+    with pytest.raises(AttemptRefused, match=r"already revealed shares for round 7, .* no second update"):
+        replace(LISTED, retrain_after_release=False).check_second_update(7)
+
+
+@pytest.mark.parametrize("cohort_change", ["warn", "refuse"])
+def test_two_sums_over_one_model_may_not_differ_by_fewer_than_a_sum_may_have(
+    cohort_change: Literal["warn", "refuse"],
+) -> None:
+    policy = replace(LISTED, minimum_cohort=3, cohort_change=cohort_change)
+    ten = [f"site-{number}" for number in range(10)]
+    for near in (ten[1:], ten[2:], [*ten[1:], "site-a"], [*ten, "site-a"]):
+        with pytest.raises(AttemptRefused, match="over this very model"):
+            policy.check_same_model(ten, near)
+    for allowed in (ten[::-1], ten[3:], [*ten[1:], "site-a", "site-b"], [f"site-{name}" for name in "abc"]):
+        policy.check_same_model(ten, allowed)
 
 
 def test_two_rounds_that_differ_by_one_client_raise_an_alarm() -> None:
@@ -120,7 +129,7 @@ def test_two_rounds_that_differ_by_one_client_raise_an_alarm() -> None:
         alarm = LISTED.check_cohort_change(ten, now)
         assert alarm is not None
         assert "differ by site-3" in alarm
-        with pytest.raises(WorkRefused, match="differ by site-3"):
+        with pytest.raises(AttemptRefused, match="differ by site-3"):
             replace(LISTED, cohort_change="refuse").check_cohort_change(ten, now)
 
 
@@ -131,9 +140,10 @@ def test_two_rounds_that_differ_by_none_or_by_many_do_not() -> None:
     assert strict.check_cohort_change(ten, ten[3:]) is None
 
 
-def test_a_count_that_is_not_shared_is_one() -> None:
-    assert SitePolicy().announced(812) == 812
-    assert SitePolicy(share_sample_count=False).announced(812) == 1
+def test_the_count_is_told_only_where_the_policy_shares_it_and_rounds_need_not_be_secure() -> None:
+    assert SitePolicy().tells_count
+    assert not SitePolicy(share_sample_count=False).tells_count
+    assert not replace(LISTED, secure_aggregation="required").tells_count
 
 
 # --- the file ---
@@ -155,7 +165,7 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         minimum_cohort = 5
         threshold_share = 0.75
         max_parameters = 1_000_000
-        retrain_after_release = true
+        retrain_after_release = false
         epsilon = 8
         delta = 1e-5
         allowed_runs = ["pilot"]
@@ -165,7 +175,7 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
     )
     members = tmp_path / "lists" / "pilot.json"
     assert policy == SitePolicy(
-        "required", members, HASH, 2, 5, 0.75, 1_000_000, True, 8.0, 1e-5, ("pilot",), False, "refuse"
+        "required", members, HASH, 2, 5, 0.75, 1_000_000, False, 8.0, 1e-5, ("pilot",), False, "refuse"
     )
     assert len(fields(policy)) == 13, "the file above says every key"
 
