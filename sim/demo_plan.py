@@ -109,8 +109,9 @@ def pace_of(rehearsals_s: Sequence[float]) -> float:
 
 
 def make_plan(seed: int, rounds: int, *, calm: bool, plain: bool = False) -> DemoPlan:
-    """`calm`: no kill and nobody slow, and every round waits for all twelve: the same seed, the same final model.
+    """`calm`: no kill and nobody slow, and every round waits for all twelve.
 
+    Calm and plain, the same seed gives the same final model; in secure rounds clinics train from seeds of their own.
     `plain`: updates are not masked, and those of the last round are kept, so that it can be made again.
     """
     clients = [_client(number, calm) for number in range(1, N_CLIENTS + 1)]
