@@ -22,7 +22,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where rounds.jsonl and curves.png go.")] = Path("demo-out"),
     seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="For the split, the model, every draw.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, max=500, help="Rounds to train.")] = 24,
-    calm: Annotated[bool, typer.Option(help="Kill and slow down nobody. With --plain, the same seed gives the same model.")] = False,
+    calm: Annotated[
+        bool, typer.Option(help="Kill and slow down nobody. With --plain, the same seed gives the same model.")
+    ] = False,
     plain: Annotated[bool, typer.Option(help="Updates that the coordinator can read, not masked ones.")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the files of coordinator and clients, in a folder in OUT.")] = False,
     json: JsonOption = False,
