@@ -16,7 +16,7 @@ demo: $(VENV)/.demo ## the whole system on this machine: a coordinator, twelve c
 	$(BIN)/umbel demo
 
 test: $(VENV)/.dev ## every test, the slow ones too, on all cores
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/.dev ## the tests that take no real processes
 	$(BIN)/python -m pytest -q -m "not slow"

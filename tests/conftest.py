@@ -18,6 +18,12 @@ settings.register_profile("nightly", calm, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: of several workers, all wait for whoever is at the last file."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Generator[Cluster]:
     """A PostgreSQL server for this process's tests."""
