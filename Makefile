@@ -41,6 +41,7 @@ bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench aggregate
 	$(BIN)/umbel bench window
 	$(BIN)/umbel bench codec
+	$(BIN)/umbel bench secagg
 
 docs: $(VENV)/.dev ## check that the documentation tells the truth
 	$(BIN)/python -m pytest -q tests/test_docs.py

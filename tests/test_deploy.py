@@ -77,28 +77,28 @@ def test_the_containers_may_open_as_many_files_as_they_want(file: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_hospitals_finish_the_example_run_through_the_compose_scripts(
+def test_four_hospitals_finish_the_example_run_through_the_compose_scripts(
     coordinator: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    sites = [tmp_path / "sites" / name for name in ("site-1", "site-2")]
+    sites = [tmp_path / "sites" / name for name in ("site-1", "site-2", "site-3", "site-4")]
     for site in sites:
         site.mkdir(parents=True)
     environment = {**environment, "UMBEL_SERVER": coordinator}
     for _ in range(2):  # a second `docker compose up` must change nothing
         subprocess.run(["sh", "deploy/first-run.sh"], cwd=ROOT, env=environment, check=True, timeout=PROCESS_TIMEOUT_S)
     tokens = [(site / "token").read_text().strip() for site in sites]
-    assert len(set(tokens)) == 2
+    assert len(set(tokens)) == 4
 
     hospitals = [
         subprocess.Popen(
             ["sh", "deploy/join-site.sh", site.name],
             cwd=ROOT,
-            env={**environment, "STATE": str(site), "HOSPITAL": site.name[-1]},
+            env={**environment, "STATE": str(site), "HOSPITAL": str(int(site.name[-1]) - 1)},
         )
         for site in sites
     ]
     try:
-        assert [hospital.wait(timeout=PROCESS_TIMEOUT_S) for hospital in hospitals] == [0, 0]
+        assert [hospital.wait(timeout=PROCESS_TIMEOUT_S) for hospital in hospitals] == [0] * 4
     finally:
         for hospital in hospitals:
             hospital.kill()
