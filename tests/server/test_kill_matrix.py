@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import cycle, pairwise, product
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -152,10 +153,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[type[Federatio
     return models
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> Settings:
     url = None
-    if request.param == "postgresql":
+    if database == "postgresql":
         cluster: Cluster = request.getfixturevalue("postgresql")
         url = cluster.new_database()
     return Settings(data=tmp_path, port=free_port(), database_url=url)
@@ -202,12 +203,16 @@ def test_every_command_of_every_kind_of_round_every_order_and_every_ending_is_in
     assert set(ENDINGS) <= {step.method for step in steps}
 
 
-MATRIX = {
-    name: deaths for step in (*STEPS, *LIFE_STEPS) if step not in OF_OTHERS for name, deaths in deaths_of(step).items()
-}
+def matrix() -> Iterator[Any]:
+    """Over both databases; the long lives over the one and the other in turn."""
+    turns = cycle([("sqlite",), ("postgresql",)])
+    for step in (step for step in (*STEPS, *LIFE_STEPS) if step not in OF_OTHERS):
+        for name, deaths in deaths_of(step).items():
+            for database in next(turns) if step in LIFE_STEPS else ("sqlite", "postgresql"):
+                yield pytest.param(deaths, database, id=f"{database}-{name}")
 
 
-@pytest.mark.parametrize("deaths", MATRIX.values(), ids=MATRIX)
+@pytest.mark.parametrize(("deaths", "database"), [*matrix()])
 def test_killed_before_a_step_and_after_it_it_goes_on_to_the_same_model(
     deaths: tuple[Death, ...], settings: Settings, undisturbed: dict[type[Federation], str]
 ) -> None:
