@@ -185,6 +185,7 @@ def _live(site: MortalSite, life: int, after_round: int) -> None:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     logging.basicConfig(level=logging.INFO, format=f"life {life} %(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # what is said is written down elsewhere
     torch.set_num_threads(1)  # threads of many processes on few cores wait for each other
     line = Line(site, life, after_round)
     with pytest.MonkeyPatch.context() as patch:
