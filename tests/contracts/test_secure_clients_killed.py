@@ -7,7 +7,8 @@ itself, one step further on than the one before it, and is started again over th
 import base64
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing.connection import wait
@@ -73,7 +74,13 @@ class Death:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    data = tmp_path / "coordinator"
+    with running(tmp_path / "coordinator") as coordinator:
+        yield coordinator
+
+
+@contextmanager
+def running(data: Path) -> Generator[Coordinator]:
+    """A coordinator in a process of its own."""
     process = start(Settings(data=data, port=0))
     try:
         wait_for(data / "endpoint")
@@ -168,12 +175,17 @@ class Sites:
             expected = torch.tensor([SAMPLES[name] / n_samples if name in names else 0.0 for name in NAMES])
             assert torch.allclose(change, expected[:, None].expand_as(change), rtol=0.0, atol=0.01), record.round
 
+    def models(self) -> list[str]:
+        """The hash of each version."""
+        with self._coordinator.operator() as operator:
+            return [version.sha256 for version in operator.versions(RUN)]
+
     def _changes(self) -> list[torch.Tensor]:
         """By how much each round has changed the weights, a row for each site."""
         weights, path = list[torch.Tensor](), self._folder / "model.safetensors"
         with self._coordinator.operator() as operator:
-            for version in operator.versions(RUN):
-                operator.download_model(version.sha256, path)
+            for sha256 in self.models():
+                operator.download_model(sha256, path)
                 weights.append(decode_model(path.read_bytes())[1]["weight"])
         return [after - before for before, after in pairwise(weights)]
 
@@ -218,6 +230,16 @@ def without(*dead: str) -> tuple[str, ...]:
     return tuple(name for name in NAMES if name not in dead)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The models of a run in which nobody dies, as many as any of these has."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with running(folder / "coordinator") as coordinator:
+        sites = Sites(coordinator, folder, len(AFTER_ITS_REPORT) + 1, {})
+        sites.live()
+        return sites.models()
+
+
 def test_a_client_that_is_killed_before_its_report_is_not_in_the_sum_and_in_the_next_one_again(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
@@ -230,18 +252,19 @@ def test_a_client_that_is_killed_before_its_report_is_not_in_the_sum_and_in_the_
 
 
 def test_one_that_is_killed_after_its_report_was_accepted_is_in_the_sum(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator, tmp_path: Path, undisturbed: list[str]
 ) -> None:
     sites = Sites(coordinator, tmp_path, len(AFTER_ITS_REPORT) + 1, in_turn(AFTER_ITS_REPORT))
     sites.live()
     assert [(death.step, death.remembers) for death in sites.died] == [*AFTER_ITS_REPORT.items()]
     sites.require_sums([NAMES] * (len(AFTER_ITS_REPORT) + 1))
+    assert sites.models() == undisturbed
     sites.require_new_lives()
     assert [sites.said_again(death) for death in sites.died] == [set()] * len(sites.died)
 
 
 def test_where_too_few_are_left_alive_the_next_attempt_has_everyone_with_new_keys(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator, tmp_path: Path, undisturbed: list[str]
 ) -> None:
     sites = Sites(coordinator, tmp_path, 2, {"north": {1: "after PUT share-keys"}, "west": {1: "before POST update"}})
     sites.live()
@@ -249,12 +272,13 @@ def test_where_too_few_are_left_alive_the_next_attempt_has_everyone_with_new_key
     assert (first.round, first.attempt, first.committed) == (1, 1, False)
     assert {death.name for death in sites.died} == {"north", "west"}
     sites.require_sums([NAMES, NAMES])
+    assert sites.models() == undisturbed[:3]
     sites.require_new_lives()
     assert [sites.said_again(death) for death in sites.died] == [{"PUT decline"}] * 2
 
 
 def test_one_that_is_killed_before_it_has_begun_takes_part_all_the_same(
-    coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator, tmp_path: Path, undisturbed: list[str]
 ) -> None:
     """It was asked, and has made no keys yet."""
     sites = Sites(coordinator, tmp_path, 1, {"south": {1: "after POST check-ins"}})
@@ -262,4 +286,5 @@ def test_one_that_is_killed_before_it_has_begun_takes_part_all_the_same(
     (death,) = sites.died
     assert "PUT unmasking" in sites.said_again(death)
     sites.require_sums([NAMES])
+    assert sites.models() == undisturbed[:2]
     sites.require_new_lives()
