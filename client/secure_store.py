@@ -112,4 +112,7 @@ def _read(path: Path, adapter: TypeAdapter[T]) -> T | None:
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
-        raise StateError(f"{path} is damaged, and without it this client XX") from error
+        raise StateError(
+            f"{path} is damaged, and without it this client does not know what it has given in secure rounds before: "
+            "remove it once the run is over, then start again"
+        ) from error

@@ -60,5 +60,5 @@ def test_a_damaged_file_stops_the_client(tmp_path: Path, store: SecureStore) -> 
     store.remember(RUN, sum_of(1))
     (path,) = tmp_path.glob("sums/*")
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(StateError, match=r"demo\.json is damaged"):
+    with pytest.raises(StateError, match=r"demo\.json is damaged, .* remove it once the run is over"):
         store.sums(RUN)
