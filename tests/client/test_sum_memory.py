@@ -101,6 +101,17 @@ def test_of_the_same_or_of_many_others_it_is_not(tmp_path: Path, clients: Collec
     Site(tmp_path).is_in(asked(2, clients), clients)
 
 
+@pytest.mark.parametrize(("first", "second"), [(("peer-x", "peer-y"), ()), ((), ("peer-x", "peer-y"))])
+def test_how_many_may_collude_goes_by_the_greater_of_the_two_cohorts(
+    tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    """Of twelve that is four, and three are to be left; of ten six would do."""
+    Site(tmp_path).is_in(asked(1, (*ALL, *first)), ALL)
+    with pytest.raises(AttemptRefused, match="over this very model"):
+        Site(tmp_path).is_in(asked(2, (*ALL, *second)), ALL[6:])
+    Site(tmp_path).is_in(asked(3, (*ALL, *second)), ALL[7:])
+
+
 def test_every_sum_that_was_revealed_counts_not_the_last_alone(tmp_path: Path) -> None:
     Site(tmp_path).is_in(asked(1), ALL)
     for round_ in range(2, 6):
