@@ -38,6 +38,7 @@ class SecureRound:
     `cohort`: who is invited; `minimum`: the fewest clients whose sum is opened; `threshold`: how many of the
     `n_holders` of a client's shares open them (all clients of the cohort, in a complete graph); `n_parameters`: values
     of the model. `epsilon`: what the run has spent of this site's privacy, this round included; None without noise.
+    `colluders`: how many of the clients its noise counts on as adding none; None without noise.
     """
 
     cohort: Collection[str]
@@ -46,26 +47,30 @@ class SecureRound:
     n_holders: int
     n_parameters: int
     epsilon: float | None = None
+    colluders: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SitePolicy:
     """A site's own limits. Without a file, these defaults hold. Raises `ValueError` for what makes no sense.
 
-    `secure_aggregation`: "required" refuses every round without it; "allowed" takes both kinds. `members`,
-    `members_sha256`, `members_epoch`: the file with the consortium's member list, the hash of the list that this site
-    trusts to begin with, and the oldest epoch that it takes. `minimum_cohort`: the fewest clients whose sum may be
-    opened. `threshold_share`: more than this share of the holders must be needed to open anything: t >= floor(share *
-    n) + 1; two thirds stand against a coordinator that lies and colludes with fewer than a third of the clients
-    (Bonawitz et al. 2017, section 6.2). `max_parameters`: values of the largest model. `retrain_after_release`: whether
-    a second update, which is always trained anew, may be given for a round, or a model, of which shares were revealed
-    already. `epsilon`: how much of its privacy this site spends on one run, at `delta`; a run without noise is then
-    refused. `allowed_runs`: by name; empty for all. `share_sample_count`: whether the coordinator may be told in clear
-    how many samples there are here. `cohort_change`: what to do about two rounds whose clients differ by so few that
-    the difference of the two sums is of fewer than `minimum_cohort`; over one and the same model it is refused always.
+    `secure_aggregation`: "required" refuses every round without it; "allowed" takes both kinds; None is the first
+    where `members` names a list, else the second. `members`, `members_sha256`, `members_epoch`: the file with the
+    consortium's member list, the hash of the list that this site trusts to begin with, and the oldest epoch that it
+    takes. `minimum_cohort`: the fewest clients whose sum may be opened. `threshold_share`: more than this share of the
+    holders must be needed to open anything: t >= floor(share * n) + 1; two thirds stand against a coordinator that lies
+    and colludes with fewer than a third of the clients (Bonawitz et al. 2017, section 6.2). The threshold is worked out
+    from the number of clients, about two thirds of them, so a higher share refuses cohorts of most sizes.
+    `max_parameters`: values of the largest model. `retrain_after_release`: whether a second update, which is always
+    trained anew, may be given for a round, or a model, of which shares were revealed already. `epsilon`: how much of
+    its privacy this site spends on one run, at `delta`; a run without noise is then refused. `colluders`: how many
+    clients the noise of a private round must count on, at least, as adding none. `allowed_runs`: by name; empty for
+    all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are here.
+    `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; over
+    one and the same model more than that is asked, and less refused always (`check_same_model`).
     """
 
-    secure_aggregation: Literal["required", "allowed"] = "allowed"
+    secure_aggregation: Literal["required", "allowed"] | None = None
     members: Path | None = None
     members_sha256: str = ""
     members_epoch: int = 1
@@ -75,6 +80,7 @@ class SitePolicy:
     retrain_after_release: bool = True
     epsilon: float | None = None
     delta: float = 1e-6
+    colluders: int = 0
     allowed_runs: tuple[str, ...] = ()
     share_sample_count: bool = True
     cohort_change: Literal["warn", "refuse"] = "warn"
@@ -90,6 +96,7 @@ class SitePolicy:
         if self.epsilon is not None:
             require_within(self.epsilon, "epsilon", 1e-6, EPSILON_MAX)
         require_within(self.delta, "delta", DELTA_MIN, DELTA_MAX)
+        require_within(self.colluders, "colluders", 0, TARGET_MAX)
         if len(self.allowed_runs) > RUNS_MAX:
             raise ValueError(f"allowed_runs names {len(self.allowed_runs)} runs, at most {RUNS_MAX} can be named")
         for run in self.allowed_runs:
@@ -107,9 +114,14 @@ class SitePolicy:
             raise ValueError('secure_aggregation = "required" needs the member list: members = "FILE"')
 
     @property
+    def requires_secure_rounds(self) -> bool:
+        """Whoever pins a member list wants no round without it, unless the policy says "allowed" in so many words."""
+        return (self.secure_aggregation or ("allowed" if self.members is None else "required")) == "required"
+
+    @property
     def tells_count(self) -> bool:
         """Whether the coordinator may be told in clear how much data there is: not where rounds must be secure."""
-        return self.share_sample_count and self.secure_aggregation != "required"
+        return self.share_sample_count and not self.requires_secure_rounds
 
     def threshold_least(self, n_holders: int) -> int:
         """The least threshold that this site takes part under: floor(share * n) + 1, exact for two thirds of any n."""
@@ -130,7 +142,7 @@ class SitePolicy:
 
     def check_plain_round(self, n_parameters: int) -> None:
         """Raise `WorkRefused` unless a round without secure aggregation, and without noise, is allowed."""
-        if self.secure_aggregation == "required":
+        if self.requires_secure_rounds:
             raise WorkRefused(
                 "this site's policy requires secure aggregation, and this round would show the coordinator the update"
             )
@@ -157,20 +169,27 @@ class SitePolicy:
         self._check_cohort(asked)
         self._check_size(asked.n_parameters)
         self._check_epsilon(asked.epsilon)
+        self._check_colluders(asked.colluders)
 
-    def check_second_update(self, round_: int) -> None:
-        """Raise `AttemptRefused` unless another update may be given for what shares were revealed of in `round_`."""
+    def check_second_update(self, round_: int, run: str = "") -> None:
+        """Raise `AttemptRefused` unless another update may be given for what shares were revealed of in `round_`.
+
+        `run`: whose round it is, if not this one's.
+        """
         if not self.retrain_after_release:
+            where = f"round {round_} of run {run!r}" if run else f"round {round_}"
             raise AttemptRefused(
-                f"this client has already revealed shares for round {round_}, and this site's policy allows no second "
+                f"this client has already revealed shares for {where}, and this site's policy allows no second "
                 "update (retrain_after_release)"
             )
 
-    def check_same_model(self, before: Collection[str], now: Collection[str]) -> None:
+    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int) -> None:
         """Raise `AttemptRefused` for a sum over the very model of one before it, of which shares were revealed, if the
-        clients of the two differ by any, but by fewer than `minimum_cohort`.
+        clients of the two differ by any, but by so few that, with those who may work for the coordinator taken off, the
+        difference would be of fewer than `minimum_cohort`. These are a third of `n_invited`, the greater of the two
+        cohorts (`parameters.py`).
         """
-        if changed := self._few_changed(before, now):
+        if changed := _few_changed(before, now, self.minimum_cohort + n_invited // 3):
             raise AttemptRefused(
                 f"shares of a sum over this very model were revealed already, and its clients differ by "
                 f"{', '.join(changed)} alone: the difference of the two sums would be theirs"
@@ -178,7 +197,7 @@ class SitePolicy:
 
     def cohort_change_between(self, before: Collection[str], now: Collection[str]) -> str | None:
         """What is to be said of two sums over these clients; None if they may both be opened without a word."""
-        if changed := self._few_changed(before, now):
+        if changed := _few_changed(before, now, self.minimum_cohort):
             names = ", ".join(changed)
             return f"the clients of two rounds differ by {names} alone, so what differs in the sums is theirs"
         return None
@@ -189,11 +208,6 @@ class SitePolicy:
         if found is not None and self.cohort_change == "refuse":
             raise AttemptRefused(f"this site's policy does not allow it: {found}")
         return found
-
-    def _few_changed(self, before: Collection[str], now: Collection[str]) -> list[str]:
-        """By whom two sums differ, if that is fewer than may be in a sum; else nobody."""
-        changed = sorted(set(before) ^ set(now))
-        return changed if len(changed) < self.minimum_cohort else []
 
     def _check_cohort(self, asked: SecureRound) -> None:
         n_clients, n_least = len(set(asked.cohort)), self.minimum_cohort
@@ -225,6 +239,19 @@ class SitePolicy:
                 f"this site's privacy budget is epsilon = {self.epsilon:g} for a run, and this round would bring it to "
                 f"{epsilon:g}"
             )
+
+    def _check_colluders(self, colluders: int | None) -> None:
+        if colluders is not None and colluders < self.colluders:
+            raise WorkRefused(
+                f"this site's policy wants noise that counts on {self.colluders} colluders or more, and this round's "
+                f"counts on {colluders}"
+            )
+
+
+def _few_changed(before: Collection[str], now: Collection[str], least: int) -> list[str]:
+    """By whom two sums differ, if that is fewer than `least`; else nobody."""
+    changed = sorted(set(before) ^ set(now))
+    return changed if len(changed) < least else []
 
 
 def _sha256(text: str) -> str:

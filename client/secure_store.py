@@ -20,6 +20,12 @@ from umbel.client.files import make_private, write_atomically
 
 T = TypeVar("T")
 SUMS_MAX = 100  # of one run; with cohorts of a thousand clients some 2 MB
+_ADVICE = {
+    "begun": "could begin an attempt twice: remove it once the round that is open now is over, then start again",
+    "sums": "could help to show by two sums what one of them hides: remove it once this run has a newer model, then "
+    "start again",
+    "spent": "could spend its privacy twice: remove it once this run is over, then start again",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +40,12 @@ class Begun:
 class RememberedSum:
     """A sum of one attempt for which this client has sent its masked update, so that the update may be in it.
 
-    `model_sha256`: of the model that was trained. `cohort`: who was invited. `clients`: who is in the sum; empty until
-    this client has signed that. `is_revealed`: it has revealed shares of it.
+    `key`: drawn here, so that nobody else can name this entry; `attempt_id`: the coordinator's word. `model_sha256`: of
+    the model that was trained. `cohort`: who was invited. `clients`: who is in the sum; empty until this client has
+    signed that. `is_revealed`: it has revealed shares of it.
     """
 
+    key: str
     attempt_id: str
     round: int
     model_sha256: str
@@ -59,7 +67,7 @@ class SecureStore:
 
     def begun(self) -> Begun | None:
         """The attempt that was begun last."""
-        return _read(self._root / "begun.json", _BEGUN)
+        return _read(self._root / "begun.json", _BEGUN, _ADVICE["begun"])
 
     def begin(self, attempt: Begun) -> None:
         """Durably, before a word is said in it."""
@@ -68,17 +76,22 @@ class SecureStore:
 
     def sums(self, run: RunId) -> tuple[RememberedSum, ...]:
         """Those of this run that are remembered, the oldest first."""
-        return _read(self._sums_path(run), _SUMS) or ()
+        return _read(self._sums_path(run), _SUMS, _ADVICE["sums"]) or ()
+
+    def sums_of_all_runs(self) -> dict[RunId, tuple[RememberedSum, ...]]:
+        """Those of every run with this coordinator, by its name."""
+        runs = sorted(RunId(path.stem) for path in (self._root / "sums").glob("*.json"))
+        return {run: self.sums(run) for run in runs}
 
     def remember(self, run: RunId, one: RememberedSum) -> None:
-        """Durably, in the place of what was known of the same attempt.
+        """Durably, in the place of the entry of the same key.
 
         Of more than `SUMS_MAX` the oldest is forgotten, and one of which shares were revealed only where there is no
         other: a coordinator that breaks off a hundred attempts cannot make a client forget what it has revealed.
         """
         before = self.sums(run)
-        if one.attempt_id in {other.attempt_id for other in before}:
-            after = [one if other.attempt_id == one.attempt_id else other for other in before]
+        if one.key in {other.key for other in before}:
+            after = [one if other.key == one.key else other for other in before]
         else:
             after = [*_newest(before, SUMS_MAX - 1), one]
         make_private(self._sums_path(run).parent)
@@ -86,7 +99,7 @@ class SecureStore:
 
     def spent(self, run: RunId, delta: float) -> Ledger:
         """What this run's private rounds have cost so far."""
-        return replace(_read(self._spent_path(run), _SPENT) or Ledger(delta), delta=delta)
+        return replace(_read(self._spent_path(run), _SPENT, _ADVICE["spent"]) or Ledger(delta), delta=delta)
 
     def spend(self, run: RunId, ledger: Ledger) -> None:
         """Durably, before an update is sent."""
@@ -106,13 +119,11 @@ def _newest(sums: tuple[RememberedSum, ...], n_most: int) -> list[RememberedSum]
     return [sums[place] for place in sorted(ranked[-n_most:])]
 
 
-def _read(path: Path, adapter: TypeAdapter[T]) -> T | None:
+def _read(path: Path, adapter: TypeAdapter[T], advice: str) -> T | None:
+    """None where there is none. `advice`: what could happen without it, and what to do. Raises `StateError`."""
     try:
         return adapter.validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
-        raise StateError(
-            f"{path} is damaged, and without it this client does not know what it has given in secure rounds before: "
-            "remove it once the run is over, then start again"
-        ) from error
+        raise StateError(f"{path} is damaged, and without it this client {advice}") from error

@@ -76,10 +76,11 @@ class Site:
         self._check_own_key(asked)
         self._check_limits(asked, context.names, layout)
         self._check_members(asked)
-        self._memory.check_invitation(asked)
+        self._memory.check_invitation(asked, self._members())
         begun = Begun(asked.assignment.id, context.attempt_id)
         if self._kept.begun() == begun:
             raise AttemptRefused("restarted: its keys are gone")
+        self._memory.check_attempt(asked)
         try:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:
@@ -97,7 +98,7 @@ class Site:
 
     def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
         """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
-        self._memory.check_sum(asked, clients)
+        self._memory.check_sum(asked, clients, self._members())
 
     def sending(self, asked: Asked) -> None:
         """Remember, before the masked update is sent, that it may be in a sum, and count what a private round costs:
@@ -133,8 +134,8 @@ class Site:
         if len(names) < roster_min(n_invited):
             raise WorkRefused(f"{len(names)} of {n_invited} clients are too few to keep a secret")
         plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
-        cost = self._cost_with(asked)
-        round_ = SecureRound(names, plan.minimum, parameters.t, parameters.k + 1, layout.n_values, cost)
+        cost, colluders = self._cost_with(asked), None if plan.noise is None else plan.noise.colluders
+        round_ = SecureRound(names, plan.minimum, parameters.t, parameters.k + 1, layout.n_values, cost, colluders)
         if self._has_policy:
             self.policy.check_secure_round(round_)
         else:
@@ -181,6 +182,13 @@ class Site:
         except (OSError, MembersRefused) as error:
             log.warning("%s; the list that was taken before still holds", error)
         return [] if self._list is None else [self._list]
+
+    def _members(self) -> Collection[str] | None:
+        """Whose names are on the policy's list, as it was when the round was admitted; None where it names none.
+
+        A list that is pinned without a policy is not meant: of several, the coordinator could choose.
+        """
+        return None if self._list is None else self._list.members.keys()
 
     def _warn_of_no_list(self) -> None:
         if not self._has_warned:

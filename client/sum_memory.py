@@ -7,15 +7,19 @@ the difference is that client's update. Three things stand against it.
 another one each time, though near the last: what is said below is about updates that are near, not equal.
 
 *One model.* Updates to one and the same model differ by the chance of their training alone, so the difference of two
-such sums is nearly that of the clients by whom they differ. A sum over a model of which shares of another sum were
-revealed is refused if the clients of the two differ by any, but by fewer than `minimum_cohort`: the least that a sum
-may hide an update among, and the difference is a sum, too. The very same clients are allowed, so a round whose sum was
-opened in vain can be made again, and so can one after a rollback.
+such sums is nearly that of the clients by whom they differ. Some of these may work for the coordinator, which then
+knows what they have sent, and takes it off: c = floor(N / 3) at most, N being the greater of the two cohorts. So a sum
+over a model of which shares of another sum were revealed is refused, unless its clients are the very same, or differ by
+`minimum_cohort` + c or more: what is left then is of `minimum_cohort` honest clients, the least that a sum may hide an
+update among. The very same are allowed, so a round whose sum was opened in vain can be made again, and so can one after
+a rollback. The model is what counts, not the run: another run from it would be the same attack.
 
-- What binds is what this client has *revealed*. A sum opens when t clients reveal shares, t being more than (n + c) /
-  2 (`parameters.py`), so two sums over all but one of the same clients would need an honest client to reveal shares of
-  both: there is always one that refuses the second, also where most were never asked about the first. (Up to 300
-  clients; with c of the clients corrupt, which is the worst. For each that is not, two clients more may differ.)
+- What binds is what this client has *revealed*. A sum of u clients, of n in the roster, opens when t of the u reveal
+  shares, t > (n + c) / 2 (`parameters.py`, up to 300 clients). Two that differ by d clients are of (u + u' + d) / 2
+  together, so more than c - d / 2 reveal shares of both. If c' of these work for the coordinator, there is one that
+  does not, and refuses the second sum, where d <= 2 (c - c') + 1: also where most were never asked about the first.
+  With c' = c that is d = 1 alone. For greater d the coordinator could have the one sum opened by some sites, the other
+  by others, and the rule holds as far as it must ask the same ones.
 - A sum that this client has signed, and no more, binds nobody: too few may have signed, and while those who fell silent
   are away the clients that are left could never go on. The others that revealed shares of it, if any did, refuse.
 - A sum that this client was never told of may be of any of its cohort. Nothing is certain of it, and every attempt that
@@ -23,8 +27,17 @@ opened in vain can be made again, and so can one after a rollback.
 - An invitation is refused at once if the sum cannot be of the same clients as before, and would be too near; else it
   hangs on who comes, and the sum is looked at when it is told, before it is signed.
 
-*Several models.* From round to round models differ, and so do updates, the less the further a run is. What differs by
-few clients is a warning, or with `cohort_change = "refuse"` a refusal, against every sum that is remembered.
+*Several models.* From round to round of a run models differ, and so do updates, the less the further a run is. What
+differs by fewer than `minimum_cohort` is a warning, or with `cohort_change = "refuse"` a refusal, against every sum of
+the run that is remembered.
+
+*Who was taken off.* A member that cheated, or left for good, would bind the others to its coming for ever. So who is
+not on the member list that this site's policy names, and the round is bound to, does not count in a difference.
+Officers have signed that list; the coordinator cannot take a member off. The price is that the update of who was taken
+off may be had by subtraction.
+
+*Names.* An attempt's id is the coordinator's word: one that is remembered is refused (`check_attempt`), and an entry
+goes by a key of this client's own, which only the process that made the entry knows.
 
 What this does not do: a coordinator that changes one bit of the model has another model. Three sums or more, of which
 each two differ by many, can be added and subtracted to leave one client; no client need be in all of them. Against
@@ -33,78 +46,103 @@ there and each attempt is charged, so nothing is refused but what the policy's `
 """
 
 import logging
+import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from umbel.aggregation.types import RunId
+from umbel.client.errors import AttemptRefused
 from umbel.client.policy import SitePolicy
 from umbel.client.secure_offer import Asked
-from umbel.client.secure_store import RememberedSum, SecureStore
+from umbel.client.secure_store import Begun, RememberedSum, SecureStore
 
+_KEY_BYTES = 16
 log = logging.getLogger("umbel.client")
 
 
 class SumMemory:
-    """The sums of one run that an update of this client may be in. Kept on disk: a restart forgets nothing."""
+    """The sums that an update of this client may be in. Kept on disk: a restart forgets nothing.
+
+    `members`, where it is asked for: the names on the list that the policy names; None if there is no such list.
+    """
 
     def __init__(self, run: RunId, policy: SitePolicy, kept: SecureStore) -> None:
         self._run = run
         self._policy = policy
         self._kept = kept
-        self._warned_in = 0  # the round
+        self._own: RememberedSum | None = None  # of the attempt under way, and made by this process
+        self._warned_in: Begun | None = None  # the attempt
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing is remembered of this run."""
         return not self._kept.sums(self._run)
 
     # --- what is asked ---
 
-    def check_invitation(self, asked: Asked) -> None:
+    def check_invitation(self, asked: Asked, members: Collection[str] | None = None) -> None:
         """Raise `AttemptRefused` for an attempt whose sum must not be, whoever comes of its cohort."""
-        invited, sums = set(asked.context.names), self._kept.sums(self._run)
+        invited = set(asked.context.names)
         if not self._is_budgeted(asked):
-            self._check_second_update(asked, sums)
-            for one in self._bound_by(asked, sums):
-                if not invited.issuperset(one.clients):
-                    self._policy.check_same_model(one.clients, invited)
-        known = [one.cohort for one in sums if one.clients]
-        self._check_change(asked, invited, known, [one.cohort for one in sums if not one.clients])
+            self._check_second_update(asked)
+            for _, one in self._bound_by(asked):
+                before = _counted(one.clients, members)
+                if not invited.issuperset(before):
+                    self._policy.check_same_model(before, invited, _n_invited(asked, one))
+        sums = self._kept.sums(self._run)
+        known = [_counted(one.cohort, members) for one in sums if one.clients]
+        self._check_change(asked, invited, known, [_counted(one.cohort, members) for one in sums if not one.clients])
 
-    def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
-        """The same of the sum, now that it is told whose it is."""
-        sums = [one for one in self._kept.sums(self._run) if one.attempt_id != asked.context.attempt_id]
+    def check_attempt(self, asked: Asked) -> None:
+        """Raise `AttemptRefused` for an attempt whose id a sum of any run has that is remembered."""
+        every = self._kept.sums_of_all_runs().values()
+        if any(one.attempt_id == asked.context.attempt_id for sums in every for one in sums):
+            raise AttemptRefused("an update of this client was sent in an attempt of this very id before")
+
+    def check_sum(self, asked: Asked, clients: Collection[str], members: Collection[str] | None = None) -> None:
+        """What `check_invitation` does of the sum, now that it is told whose it is."""
         if not self._is_budgeted(asked):
-            for one in self._bound_by(asked, sums):
-                self._policy.check_same_model(one.clients, clients)
-        self._check_change(asked, set(clients), [one.clients for one in sums if one.clients])
+            for _, one in self._bound_by(asked):
+                self._policy.check_same_model(_counted(one.clients, members), clients, _n_invited(asked, one))
+        known = [one.clients for one in self._kept.sums(self._run) if one.clients]
+        self._check_change(asked, set(clients), [_counted(one, members) for one in known])
 
     # --- what happens ---
 
     def sending(self, asked: Asked) -> None:
         """Before the masked update is sent: from then on it may be in a sum that this client is not told of."""
-        offer = asked.assignment
-        names = tuple(asked.context.names)
-        self._kept.remember(self._run, RememberedSum(asked.context.attempt_id, offer.round, offer.model.sha256, names))
+        offer, names = asked.assignment, tuple(asked.context.names)
+        key = secrets.token_hex(_KEY_BYTES)
+        self._remember(RememberedSum(key, asked.context.attempt_id, offer.round, offer.model.sha256, names))
 
     def signing(self, asked: Asked, clients: Collection[str]) -> None:
         """Before it is signed whose sum it is."""
-        self._kept.remember(self._run, replace(self._own(asked), clients=tuple(clients)))
+        self._remember(replace(self._own_of(asked), clients=tuple(clients)))
 
     def revealing(self, asked: Asked) -> None:
         """Before shares are sent."""
-        self._kept.remember(self._run, replace(self._own(asked), is_revealed=True))
+        self._remember(replace(self._own_of(asked), is_revealed=True))
+
+    def _remember(self, one: RememberedSum) -> None:
+        self._kept.remember(self._run, one)
+        self._own = one
+
+    def _own_of(self, asked: Asked) -> RememberedSum:
+        """What this process has made of this attempt. Raises `LookupError` if it has sent nothing in it."""
+        if self._own is None or self._own.attempt_id != asked.context.attempt_id:
+            raise LookupError("no update was sent in this attempt")
+        return self._own
 
     # --- the rules ---
 
-    def _check_second_update(self, asked: Asked, sums: Iterable[RememberedSum]) -> None:
+    def _check_second_update(self, asked: Asked) -> None:
         """The policy's word where shares were revealed of the round, of one after it, or of the model."""
         offer = asked.assignment
-        revealed = [one for one in sums if one.is_revealed]
-        newest = max((one.round for one in revealed), default=0)
+        newest = max((one.round for one in self._kept.sums(self._run) if one.is_revealed), default=0)
         if offer.round <= newest:
             self._policy.check_second_update(newest)
-        for one in self._bound_by(asked, revealed):
-            self._policy.check_second_update(one.round)
+        for run, one in self._bound_by(asked):
+            self._policy.check_second_update(one.round, "" if run == self._run else run)
 
     def _check_change(
         self,
@@ -113,23 +151,33 @@ class SumMemory:
         known: Iterable[Collection[str]],
         unknown: Iterable[Collection[str]] = (),
     ) -> None:
-        """Raise `AttemptRefused` for clients too near to some that are known, or warn, once a round; of those that are
-        not known, warn.
+        """Raise `AttemptRefused` for clients too near to some that are known, or warn, once an attempt; of those that
+        are not known, warn.
         """
         near = [clients for clients in known if self._policy.check_cohort_change(clients, now) is not None]
         near += [clients for clients in unknown if self._policy.cohort_change_between(clients, now) is not None]
-        if near and self._warned_in != asked.assignment.round:
-            self._warned_in = asked.assignment.round
+        attempt = Begun(asked.assignment.id, asked.context.attempt_id)
+        if near and self._warned_in != attempt:
+            self._warned_in = attempt
             nearest = min(near, key=lambda clients: len(set(clients) ^ set(now)))
-            log.warning("round %d: %s", self._warned_in, self._policy.cohort_change_between(nearest, now))
+            log.warning("round %d: %s", asked.assignment.round, self._policy.cohort_change_between(nearest, now))
 
-    def _bound_by(self, asked: Asked, sums: Iterable[RememberedSum]) -> list[RememberedSum]:
-        """Those over the same model of which this client has revealed shares."""
-        model = asked.assignment.model.sha256
-        return [one for one in sums if one.is_revealed and one.model_sha256 == model]
+    def _bound_by(self, asked: Asked) -> list[tuple[RunId, RememberedSum]]:
+        """Those over the same model, of any run, of which this client has revealed shares."""
+        model, every = asked.assignment.model.sha256, self._kept.sums_of_all_runs()
+        return [
+            (run, one) for run, sums in every.items() for one in sums if one.is_revealed and one.model_sha256 == model
+        ]
 
     def _is_budgeted(self, asked: Asked) -> bool:
         return asked.offer.plan.noise is not None and self._policy.epsilon is not None
 
-    def _own(self, asked: Asked) -> RememberedSum:
-        return next(one for one in self._kept.sums(self._run) if one.attempt_id == asked.context.attempt_id)
+
+def _counted(clients: Collection[str], members: Collection[str] | None) -> list[str]:
+    """Of the clients of an earlier sum, those that count in a difference: who is still on the list, if there is one."""
+    return [name for name in clients if members is None or name in members]
+
+
+def _n_invited(asked: Asked, one: RememberedSum) -> int:
+    """The greater of the two cohorts."""
+    return max(len(asked.context.cohort), len(one.cohort))

@@ -24,7 +24,7 @@ def test_without_a_file_both_kinds_of_rounds_are_allowed_and_three_clients_the_l
     policy = SitePolicy()
     policy.check_run("any")
     policy.check_plain_round(10**9)
-    assert (policy.secure_aggregation, policy.minimum_cohort, policy.retrain_after_release) == ("allowed", 3, True)
+    assert (policy.requires_secure_rounds, policy.minimum_cohort, policy.retrain_after_release) == (False, 3, True)
 
 
 def test_a_secure_round_needs_the_member_list() -> None:
@@ -36,6 +36,14 @@ def test_a_secure_round_needs_the_member_list() -> None:
 def test_a_site_that_requires_secure_aggregation_takes_part_in_nothing_else() -> None:
     with pytest.raises(WorkRefused, match="requires secure aggregation"):
         replace(LISTED, secure_aggregation="required").check_plain_round(1)
+
+
+def test_who_names_a_member_list_takes_a_plain_round_only_if_the_policy_says_that_it_is_allowed() -> None:
+    with pytest.raises(WorkRefused, match="requires secure aggregation"):
+        LISTED.check_plain_round(1)
+    replace(LISTED, secure_aggregation="allowed").check_plain_round(1)
+    assert not LISTED.tells_count
+    assert replace(LISTED, secure_aggregation="allowed").tells_count
 
 
 REFUSED: Mapping[str, tuple[SitePolicy, SecureRound, str]] = {
@@ -54,6 +62,11 @@ REFUSED: Mapping[str, tuple[SitePolicy, SecureRound, str]] = {
     "a larger model": (replace(LISTED, max_parameters=999), ROUND, "models of 999 parameters, and this one has 1000"),
     "no noise": (replace(LISTED, epsilon=2.0), ROUND, "adds no noise"),
     "beyond the budget": (replace(LISTED, epsilon=2.0), replace(ROUND, epsilon=2.1), "would bring it to 2.1"),
+    "noise of too few": (
+        replace(LISTED, colluders=2),
+        replace(ROUND, epsilon=1.0, colluders=1),
+        "noise that counts on 2 colluders or more, and this round's counts on 1",
+    ),
     "a budget that is no number": (replace(LISTED, epsilon=2.0), replace(ROUND, epsilon=math.nan), "bring it to nan"),
 }
 
@@ -108,19 +121,40 @@ def test_a_site_may_give_no_second_update_for_what_it_has_revealed_shares_of() -
     LISTED.check_second_update(7)
     with pytest.raises(AttemptRefused, match=r"already revealed shares for round 7, .* no second update"):
         replace(LISTED, retrain_after_release=False).check_second_update(7)
+    with pytest.raises(AttemptRefused, match="already revealed shares for round 7 of run 'first',"):
+        replace(LISTED, retrain_after_release=False).check_second_update(7, "first")
 
 
 @pytest.mark.parametrize("cohort_change", ["warn", "refuse"])
 def test_two_sums_over_one_model_may_not_differ_by_fewer_than_a_sum_may_have(
     cohort_change: Literal["warn", "refuse"],
 ) -> None:
+    """Three, and a third of the ten, or eleven, that were invited: these may work for the coordinator."""
     policy = replace(LISTED, minimum_cohort=3, cohort_change=cohort_change)
     ten = [f"site-{number}" for number in range(10)]
-    for near in (ten[1:], ten[2:], [*ten[1:], "site-a"], [*ten, "site-a"]):
+    for near in (ten[1:], ten[2:], [*ten[1:], "site-a"], [*ten, "site-a"], ten[3:], ten[5:]):
         with pytest.raises(AttemptRefused, match="over this very model"):
-            policy.check_same_model(ten, near)
-    for allowed in (ten[::-1], ten[3:], [*ten[1:], "site-a", "site-b"], [f"site-{name}" for name in "abc"]):
-        policy.check_same_model(ten, allowed)
+            policy.check_same_model(ten, near, 10)
+    for allowed in (ten[::-1], ten[6:], [*ten[3:], "site-a", "site-b", "site-c"], [f"site-{name}" for name in "abc"]):
+        policy.check_same_model(ten, allowed, 11)
+    with pytest.raises(AttemptRefused, match="over this very model"):
+        policy.check_same_model(ten, ten[6:], 12)
+
+
+@given(st.integers(3, 10), st.integers(3, 60), st.data())
+def test_what_two_sums_over_one_model_differ_by_is_a_sum_still_when_colluders_are_taken_off(
+    minimum: int, n_invited: int, data: st.DataObject
+) -> None:
+    cohort = [f"site-{number}" for number in range(n_invited)]
+    first, second = (data.draw(st.sets(st.sampled_from(cohort))) for _ in range(2))
+    policy = replace(LISTED, minimum_cohort=minimum)
+    try:
+        policy.check_same_model(first, second, n_invited)
+    except AttemptRefused:
+        return
+    changed = sorted(first ^ second)
+    honest = changed[n_invited // 3 :] if changed else changed
+    assert not changed or len(honest) >= minimum
 
 
 def test_two_rounds_that_differ_by_one_client_raise_an_alarm() -> None:
@@ -168,6 +202,7 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         retrain_after_release = false
         epsilon = 8
         delta = 1e-5
+        colluders = 2
         allowed_runs = ["pilot"]
         share_sample_count = false
         cohort_change = "refuse"
@@ -175,9 +210,9 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
     )
     members = tmp_path / "lists" / "pilot.json"
     assert policy == SitePolicy(
-        "required", members, HASH, 2, 5, 0.75, 1_000_000, False, 8.0, 1e-5, ("pilot",), False, "refuse"
+        "required", members, HASH, 2, 5, 0.75, 1_000_000, False, 8.0, 1e-5, 2, ("pilot",), False, "refuse"
     )
-    assert len(fields(policy)) == 13, "the file above says every key"
+    assert len(fields(policy)) == 14, "the file above says every key"
 
 
 def test_an_empty_file_says_the_defaults(tmp_path: Path) -> None:
@@ -208,6 +243,7 @@ UNUSABLE = {
     "max_parameters = 0": "max_parameters must lie between",
     "epsilon = 0": "epsilon must lie between",
     "epsilon = inf": "epsilon must lie between",
+    "colluders = -1": "colluders must lie between 0",
     'allowed_runs = ["A run"]': "a run of allowed_runs must be",
     'allowed_runs = "pilot"': "allowed_runs: Input should be a valid",
     'cohort_change = "ignore"': "cohort_change: Input should be 'warn' or 'refuse'",

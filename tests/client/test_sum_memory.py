@@ -1,8 +1,10 @@
 """Which sums a client has no part in, for what they would tell together with those that it was in."""
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from torch import nn
@@ -20,10 +22,18 @@ from umbel.client.sum_memory import SumMemory
 OTHERS = tuple(f"peer-{number}" for number in range(9))
 ALL = (*OTHERS, WARD)
 ONE_MODEL, ANOTHER = "aa" * 32, "bb" * 32
+_NUMBERS = itertools.count(1)
 
 
-def asked(round_: int, clients: Collection[str] = ALL, model: str = ONE_MODEL, *, is_private: bool = False) -> Asked:
-    """A round to which these clients are invited."""
+def asked(
+    round_: int,
+    clients: Collection[str] = ALL,
+    model: str = ONE_MODEL,
+    *,
+    is_private: bool = False,
+    attempt_id: str = "",
+) -> Asked:
+    """A round to which these clients are invited. `attempt_id`: by default another one each time."""
     module = nn.Linear(30, 10)
     double = SecureDouble(module, rounds=100, peers=tuple(sorted(set(clients) - {WARD})))
     double.keys[WARD] = public_key_bytes(peer_key(WARD), "a key")
@@ -32,20 +42,30 @@ def asked(round_: int, clients: Collection[str] = ALL, model: str = ONE_MODEL, *
         noise = NoisePlan.of(4.0, 10**9, 320, least=3, colluders=0)
         double.plan = replace(double.plan, metrics=(), evaluation=(), weight_unit=1, noise=noise)
     offer = double.offered()
-    offer = replace(offer, model=replace(offer.model, sha256=model))
+    assert offer.secure is not None
+    secure = replace(offer.secure, attempt_id=attempt_id or f"{next(_NUMBERS):032x}")
+    offer = replace(offer, model=replace(offer.model, sha256=model), secure=secure)
     return read_offer(offer, WARD, double.layout)
 
 
 class Site:
     """What a client would do, and remember; a new one for each step, as after a restart, but for the last word."""
 
-    def __init__(self, directory: Path, policy: SitePolicy | None = None) -> None:
-        self.memory = SumMemory(RunId("demo"), policy or SitePolicy(), SecureStore(directory))
+    def __init__(
+        self,
+        directory: Path,
+        policy: SitePolicy | None = None,
+        run: str = "demo",
+        members: Collection[str] | None = None,
+    ) -> None:
+        self.memory = SumMemory(RunId(run), policy or SitePolicy(), SecureStore(directory))
+        self.members = members
 
     def is_in(self, one: Asked, clients: Collection[str], *, signs: bool = True, reveals: bool = True) -> None:
-        self.memory.check_invitation(one)
+        self.memory.check_invitation(one, self.members)
+        self.memory.check_attempt(one)
         self.memory.sending(one)
-        self.memory.check_sum(one, clients)
+        self.memory.check_sum(one, clients, self.members)
         if signs:
             self.memory.signing(one, clients)
         if reveals:
@@ -55,6 +75,8 @@ class Site:
 NEAR = {
     "one less": ALL[1:],
     "two less": ALL[2:],
+    "three less, of ten of whom three may collude": ALL[3:],
+    "five less": ALL[5:],
     "one for another": (*ALL[1:], "peer-x"),
     "one more": (*ALL, "peer-x"),
 }
@@ -70,13 +92,24 @@ def test_another_sum_over_the_model_of_nearly_the_same_clients_is_refused(
     Site(tmp_path).is_in(asked(3, clients, ANOTHER), clients)
 
 
-FAR = {"the same clients": ALL, "three less": ALL[3:], "others": ("peer-x", "peer-y", WARD)}
+FAR = {"the same clients": ALL, "six less": ALL[6:], "others": ("peer-x", "peer-y", WARD)}
 
 
 @pytest.mark.parametrize("clients", FAR.values(), ids=FAR.keys())
 def test_of_the_same_or_of_many_others_it_is_not(tmp_path: Path, clients: Collection[str]) -> None:
     Site(tmp_path).is_in(asked(1), ALL)
     Site(tmp_path).is_in(asked(2, clients), clients)
+
+
+@pytest.mark.parametrize(("first", "second"), [(("peer-x", "peer-y"), ()), ((), ("peer-x", "peer-y"))])
+def test_how_many_may_collude_goes_by_the_greater_of_the_two_cohorts(
+    tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    """Of twelve that is four, and three are to be left; of ten six would do."""
+    Site(tmp_path).is_in(asked(1, (*ALL, *first)), ALL)
+    with pytest.raises(AttemptRefused, match="over this very model"):
+        Site(tmp_path).is_in(asked(2, (*ALL, *second)), ALL[6:])
+    Site(tmp_path).is_in(asked(3, (*ALL, *second)), ALL[7:])
 
 
 def test_every_sum_that_was_revealed_counts_not_the_last_alone(tmp_path: Path) -> None:
@@ -130,7 +163,7 @@ def test_a_private_round_that_is_charged_may_be_of_any_clients(tmp_path: Path) -
         Site(tmp_path).is_in(asked(3, ALL[2:], is_private=True), ALL[2:])
 
 
-def test_there_is_one_warning_a_round_and_it_names_the_nearest(
+def test_there_is_one_warning_an_attempt_and_it_names_the_nearest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = Site(tmp_path)
@@ -152,3 +185,116 @@ def test_sums_that_nobody_was_told_of_are_warned_of_even_where_the_policy_refuse
     site.is_in(asked(3), ALL)
     with pytest.raises(AttemptRefused, match=r"does not allow it: .* differ by peer-0 alone"):
         site.memory.check_invitation(asked(4, ALL[1:], "04" * 32))
+
+
+def test_a_coordinator_that_stays_at_one_round_is_warned_of_in_each_attempt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path)
+    site.is_in(asked(7, ALL, "01" * 32), ALL)
+    site.is_in(asked(7, ALL[1:], "02" * 32), ALL[1:])
+    assert len(caplog.messages) == 1
+    site.is_in(asked(7, ALL, "03" * 32), ALL)
+    site.is_in(asked(7, ALL[:1] + ALL[2:], "04" * 32), ALL[:1] + ALL[2:])
+    assert ["peer-1 alone" in message for message in caplog.messages] == [False, False, True]
+
+
+# --- attempts of one name ---
+
+
+@pytest.mark.parametrize("cohort_change", ["warn", "refuse"])
+@pytest.mark.parametrize("run", ["demo", "other"])
+@pytest.mark.parametrize("model", [ONE_MODEL, ANOTHER])
+@pytest.mark.parametrize("reveals", [True, False])
+def test_an_attempt_that_is_called_as_one_before_it_is_refused(
+    tmp_path: Path, cohort_change: Literal["warn", "refuse"], run: str, model: str, reveals: bool
+) -> None:
+    policy = SitePolicy(cohort_change=cohort_change)
+    Site(tmp_path, policy).is_in(asked(1, attempt_id="11" * 16), ALL, signs=reveals, reveals=reveals)
+    before = SecureStore(tmp_path).sums_of_all_runs()
+    with pytest.raises(AttemptRefused, match="in an attempt of this very id before"):
+        Site(tmp_path, policy, run).is_in(asked(2, ALL, model, attempt_id="11" * 16), ALL)
+    assert SecureStore(tmp_path).sums_of_all_runs() == before
+
+
+def test_an_entry_is_changed_by_the_process_that_made_it_alone(tmp_path: Path) -> None:
+    """Even if two attempts of one name were let in."""
+    one, again = (asked(round_, attempt_id="11" * 16) for round_ in (1, 2))
+    Site(tmp_path).is_in(one, ALL)
+    (before,) = SecureStore(tmp_path).sums(RunId("demo"))
+    later = Site(tmp_path)
+    with pytest.raises(LookupError):
+        later.memory.signing(again, ALL[1:])
+    later.memory.sending(again)
+    later.memory.signing(again, ALL[1:])
+    with pytest.raises(LookupError):
+        later.memory.revealing(asked(3))
+    kept = SecureStore(tmp_path).sums(RunId("demo"))
+    assert kept[0] == before
+    assert [(found.clients, found.is_revealed) for found in kept] == [(ALL, True), (ALL[1:], False)]
+
+
+# --- other runs ---
+
+
+def test_another_run_from_the_same_model_is_under_the_same_rule(tmp_path: Path) -> None:
+    Site(tmp_path).is_in(asked(5), ALL)
+    with pytest.raises(AttemptRefused, match=r"over this very model .* differ by peer-0 alone"):
+        Site(tmp_path, run="other").memory.check_invitation(asked(1, ALL[1:]))
+    with pytest.raises(AttemptRefused, match=r"over this very model .* differ by peer-0 alone"):
+        Site(tmp_path, run="other").is_in(asked(1), ALL[1:])
+    Site(tmp_path, run="other").is_in(asked(1), ALL)
+
+
+def test_of_another_model_each_run_stands_for_itself(tmp_path: Path) -> None:
+    policy = SitePolicy(cohort_change="refuse")
+    Site(tmp_path, policy).is_in(asked(1), ALL)
+    Site(tmp_path, policy, "other").is_in(asked(1, ALL[1:], ANOTHER), ALL[1:])
+    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+        Site(tmp_path, policy).is_in(asked(2, ALL[1:], ANOTHER), ALL[1:])
+
+
+def test_no_second_update_for_a_model_is_so_in_every_run(tmp_path: Path) -> None:
+    policy = SitePolicy(retrain_after_release=False)
+    Site(tmp_path, policy).is_in(asked(5), ALL)
+    with pytest.raises(AttemptRefused, match="already revealed shares for round 5 of run 'demo'"):
+        Site(tmp_path, policy, "other").memory.check_invitation(asked(1))
+    Site(tmp_path, policy, "other").memory.check_invitation(asked(1, model=ANOTHER))
+
+
+# --- who was taken off the member list ---
+
+
+def test_who_is_on_the_list_no_more_does_not_count(tmp_path: Path) -> None:
+    Site(tmp_path, members=ALL).is_in(asked(1), ALL)
+    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+        Site(tmp_path, run="second").memory.check_invitation(asked(1, ALL[1:]), ALL)
+    Site(tmp_path, run="second", members=ALL[1:]).is_in(asked(1, ALL[1:]), ALL[1:])
+
+
+def test_beside_who_was_taken_off_the_others_count_as_before(tmp_path: Path) -> None:
+    Site(tmp_path, members=ALL).is_in(asked(1), ALL)
+    without = Site(tmp_path, run="second", members=ALL[1:])
+    with pytest.raises(AttemptRefused, match="differ by peer-1 alone"):
+        without.memory.check_invitation(asked(1, ALL[2:]), ALL[1:])
+    with pytest.raises(AttemptRefused, match="differ by peer-1 alone"):
+        without.is_in(asked(1, ALL[1:]), ALL[2:])
+
+
+def test_who_has_come_on_the_list_counts_too(tmp_path: Path) -> None:
+    """One for another: what differs would be the newcomer's, for the other may be the coordinator's."""
+    Site(tmp_path, members=ALL).is_in(asked(1), ALL)
+    others = (*ALL[1:], "peer-x")
+    with pytest.raises(AttemptRefused, match="differ by peer-x alone"):
+        Site(tmp_path, run="second", members=others).is_in(asked(1, others), others)
+    Site(tmp_path, run="second", members=others).is_in(asked(2, others), ALL[1:])
+
+
+def test_nor_does_it_count_from_model_to_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    policy = SitePolicy(cohort_change="refuse")
+    Site(tmp_path, policy, members=ALL).is_in(asked(1), ALL)
+    Site(tmp_path, policy, members=ALL).is_in(asked(2, model="02" * 32), ALL, signs=False, reveals=False)
+    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+        Site(tmp_path, policy).memory.check_invitation(asked(3, ALL[1:], ANOTHER), ALL)
+    Site(tmp_path, policy, members=ALL[1:]).is_in(asked(4, ALL[1:], ANOTHER), ALL[1:])
+    assert not caplog.messages

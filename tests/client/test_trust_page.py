@@ -88,6 +88,8 @@ def _written(name: str, default: object) -> str:
     assert default is not MISSING
     if name == "threshold_share":
         return "two thirds"
+    if name == "secure_aggregation":
+        return '`"required"` with `members`, else `"allowed"`'
     if default is None:
         return ""
     if default == ():

@@ -1,0 +1,143 @@
+"""What a whole site lets itself be asked: its policy, the list that its officers have signed, and what it has done."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from torch import nn
+
+from tests.aggregation.secagg.federation import identity
+from tests.client.secure_double import WARD, SecureDouble, peer_key
+from tests.client.test_sum_memory import ALL, ONE_MODEL, asked
+from tests.consortium import OFFICERS, first_list, signed, without
+from umbel.aggregation.member_files import members_bytes
+from umbel.aggregation.members import MemberList
+from umbel.aggregation.types import RunId
+from umbel.client.errors import AttemptRefused, WorkRefused
+from umbel.client.identity import Identity
+from umbel.client.members_store import MembersStore
+from umbel.client.policy import SitePolicy
+from umbel.client.secure_offer import Asked, read_offer
+from umbel.client.secure_store import SecureStore
+from umbel.client.site import Site
+
+LAYOUT = SecureDouble(nn.Linear(30, 10)).layout
+FIRST = replace(first_list(), members={name: peer_key(name) for name in ALL})
+SECOND = without(FIRST, ALL[0])
+
+
+class House:
+    """One site's disk. A new process for each attempt."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.list_path = directory / "pilot.json"
+        self.policy = SitePolicy("required", self.list_path, FIRST.sha256)
+        self.show(FIRST, *OFFICERS)
+
+    def show(self, members: MemberList, *officers: str) -> None:
+        """The file beside the policy is this list from now on, with these officers' signatures."""
+        self.list_path.write_bytes(members_bytes(signed(members, *officers)))
+
+    def site(self, run: str = "demo", *, has_policy: bool = True) -> Site:
+        policy = self.policy if has_policy else None
+        return Site(
+            RunId(run), Identity(WARD, identity(WARD)), policy, self.directory, SecureStore(self.directory / "secure")
+        )
+
+    def take_part(self, offer: Asked, clients: Collection[str], run: str = "demo", *, has_policy: bool = True) -> None:
+        """To the last word: shares of a sum of these clients are revealed."""
+        site = self.site(run, has_policy=has_policy)
+        site.admit(offer, LAYOUT)
+        site.sending(offer)
+        site.check_sum(offer, clients)
+        site.signing(offer, clients)
+        site.revealing(offer)
+
+
+def bound(offer: Asked, members: MemberList) -> Asked:
+    """The same round, bound to this list."""
+    assert offer.assignment.secure is not None
+    secure = replace(offer.assignment.secure, members_sha256=members.sha256)
+    return read_offer(replace(offer.assignment, secure=secure), WARD, LAYOUT)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+# --- attempts of one name ---
+
+
+@pytest.mark.parametrize("cohort_change", ["warn", "refuse"])
+def test_a_second_round_under_the_id_of_the_first_gets_no_word(
+    house: House, cohort_change: Literal["warn", "refuse"]
+) -> None:
+    """Else the second sum, of all but one, would stand in the place of the first, and there would be nothing to see."""
+    house.policy = replace(house.policy, cohort_change=cohort_change)
+    first, second = (bound(asked(round_, attempt_id="11" * 16), FIRST) for round_ in (1, 2))
+    house.take_part(first, ALL)
+    with pytest.raises(AttemptRefused, match="in an attempt of this very id before"):
+        house.take_part(second, ALL[1:])
+    (one,) = SecureStore(house.directory / "secure").sums(RunId("demo"))
+    assert (one.round, one.clients, one.is_revealed) == (1, ALL, True)
+
+
+def test_the_attempt_that_was_begun_last_is_still_declined_as_a_restart(house: House) -> None:
+    offer = bound(asked(1), FIRST)
+    house.take_part(offer, ALL)
+    with pytest.raises(AttemptRefused, match="restarted: its keys are gone"):
+        house.site().admit(offer, LAYOUT)
+
+
+# --- who was taken off the member list ---
+
+
+def test_once_officers_have_taken_a_member_off_a_new_run_goes_on_from_the_same_model(house: House) -> None:
+    house.take_part(bound(asked(3), FIRST), ALL)
+    house.show(SECOND, "anna", "bert")
+    house.take_part(bound(asked(1, ALL[1:]), SECOND), ALL[1:], "second")
+    assert len(SecureStore(house.directory / "secure").sums(RunId("second"))) == 1
+
+
+UNTAKEN = {"nobody's": (), "too few officers'": ("anna",), "other officers'": ("x", "y")}
+
+
+@pytest.mark.parametrize("names", UNTAKEN.values(), ids=UNTAKEN.keys())
+def test_without_their_signatures_nobody_is_taken_off(house: House, names: Collection[str]) -> None:
+    site = house.site("second")
+    house.take_part(bound(asked(3), FIRST), ALL)
+    house.show(SECOND, *names)
+    with pytest.raises(AttemptRefused, match=r"over this very model .* differ by peer-0 alone"):
+        site.admit(bound(asked(1, ALL[1:]), FIRST), LAYOUT)
+    with pytest.raises(WorkRefused, match="bound to another member list"):
+        site.admit(bound(asked(1, ALL[1:]), SECOND), LAYOUT)
+
+
+def test_two_lists_that_are_pinned_without_a_policy_are_no_way_out(house: House) -> None:
+    """The coordinator could choose the one without the member whose update it wants."""
+    house.take_part(asked(3), ALL, has_policy=False)
+    other = replace(FIRST, name="other", members=SECOND.members)
+    for members in (FIRST, other):
+        MembersStore(house.directory).take(signed(members, *OFFICERS), is_confirmed=True)
+    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+        house.take_part(bound(asked(1, ALL[1:]), other), ALL[1:], has_policy=False)
+
+
+# --- noise ---
+
+
+@pytest.mark.parametrize(("colluders", "is_taken"), [(0, True), (1, False)])
+def test_noise_must_count_on_as_many_colluders_as_the_policy_says(house: House, colluders: int, is_taken: bool) -> None:
+    """The round's noise counts on none."""
+    house.policy = replace(house.policy, colluders=colluders)
+    house.site().admit(bound(asked(1), FIRST), LAYOUT)
+    private = bound(asked(2, model=ONE_MODEL, is_private=True), FIRST)
+    if is_taken:
+        house.site().admit(private, LAYOUT)
+    else:
+        with pytest.raises(WorkRefused, match="noise that counts on 1 colluders or more, and this round's counts on 0"):
+            house.site().admit(private, LAYOUT)
