@@ -7,6 +7,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -129,7 +130,8 @@ def test_every_command_of_a_shell_block_is_complete(
                 for name, _, value in (word.partition("=") for word in words[1:]):
                     monkeypatch.setenv(name, value)
             elif "umbel" in words:
-                _require_complete(cli, [word for word in words[words.index("umbel") + 1 :] if word != "&"])
+                typed = takewhile(lambda word: word not in ("&", ">"), words[words.index("umbel") + 1 :])
+                _require_complete(cli, list(typed))
 
 
 def _require_complete(cli: TyperGroup, words: list[str]) -> None:
