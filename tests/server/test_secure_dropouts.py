@@ -211,13 +211,14 @@ def test_who_refuses_the_sum_is_not_waited_for_though_the_coordinator_is_restart
             assert (await attempt.parties[0].decline("not with so few")).status_code == 204
         async with house(tmp_path, clock) as it:
             attempt.move_to(it)
-            refused = await attempt.parties[0].put("consistency-check", bytes(64))
-            assert problem(refused) in ("assignment-closed", "malformed-request"), "it has said that it will not"
-            for phase in list(Phase)[3:]:
-                assert await attempt.speak(phase, range(1, 6))
+            one = attempt.parties[0]
+            signed = await one.put("consistency-check", one.party.agree(await one.get("consistency-check")))
+            assert problem(signed) == "assignment-closed", "it has said that it will not"
+            assert await attempt.speak(Phase.CONSISTENCY_CHECK, range(1, 6))
+            assert attempt.driver.state.exchange.phase is Phase.UNMASKING, "nobody was waited for"
+            assert await attempt.speak(Phase.UNMASKING, range(1, 6))
             [record] = await it.ended(1)
             assert record["committed"], record["reason"]
-            assert clock.late_s == 0.0, "nobody was waited for"
             assert fates(record)["d0"] in ("accepted", "partial")
             assert (await it.model(record["model_sha256"]))["w"].equal(attempt.model(STATE["w"], range(6)))
 
