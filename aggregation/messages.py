@@ -155,7 +155,7 @@ class ReportAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """PUT /v1/assignments/{id}/decline: this client will not report, and why."""
+    """PUT /v1/assignments/{id}/decline: this client will not report, or not sign a sum, and why."""
 
     reason: str
 

@@ -124,7 +124,8 @@ class Abandoned:
 
     `opened_at`: when its window opened, or `closed_at` if it never did. `was_revealed`: whether clients have revealed
     shares of a secure round, so that its sum may be known. `blamed`: client -> why a secure round has failed by it;
-    also of clients whose reports were accepted.
+    also of clients whose reports were accepted. `refused`: client whose report was accepted -> why it would not sign
+    who is in the sum.
     """
 
     plan: RoundPlan
@@ -138,6 +139,7 @@ class Abandoned:
     away_s: float = 0.0
     was_revealed: bool = False
     blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    refused: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
     phase: Literal["abandoned"] = "abandoned"
 
 
@@ -162,11 +164,13 @@ class Gathered:
 class Revealed:
     """Which shares of a secure round have come to the replica that unmasks its sum; nobody else knows.
 
-    `clients`: whose. `lacking`: dealer -> how too few shares of its secret opened, in words.
+    `clients`: whose. `lacking`: dealer -> at whom its shares did not open, in words; `withheld`: client -> of whom it
+    has revealed no share though others have, in words (`Lacking`, secagg/unmasking.py).
     """
 
     clients: tuple[ClientId, ...]
     lacking: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    withheld: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,7 @@ class Spoke:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A client will not report."""
+    """A client will not report; or, of a secure round that has closed, will not sign who is in the sum."""
 
     now: float
     client: ClientId

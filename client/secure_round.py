@@ -35,7 +35,7 @@ from umbel.aggregation.secagg.words import METRIC_LIMIT
 from umbel.aggregation.types import MaskedInput
 from umbel.client.app import Client
 from umbel.client.coordinator import Coordinator
-from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
+from umbel.client.errors import AssignmentClosed, AttemptRefused, ClientError, OutOfTime, UnfitWork, WorkRefused
 from umbel.client.exchange import Exchange
 from umbel.client.refusals import alarm_of
 from umbel.client.secure_offer import Asked
@@ -129,8 +129,8 @@ class SecureRound:
         return patiently(lambda: self._coordinator.report(self._id, masked), self._patience)
 
     def open(self) -> None:
-        """Help to take the masks off the sum, once everybody has signed whose it is; or not, if the site does not want
-        this sum: others may go on without its shares.
+        """Help to take the masks off the sum, once everybody has signed whose it is; or decline, if the site does not
+        want this sum: others may go on without its shares.
 
         Raises `Alarm`; `OutOfTime` where the sum is never asked for.
         """
@@ -140,6 +140,7 @@ class SecureRound:
             raise alarm_of(error) from error
         except AttemptRefused as error:
             log.warning("%s: not signed, and no share is given: %s", self._id, error)
+            self._decline(error.told)
         except AssignmentClosed as error:
             log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
         else:
@@ -156,6 +157,13 @@ class SecureRound:
         shares = client.reveal(self._ask(Phase.UNMASKING))
         self._site.revealing(self._asked)
         self._until_done(lambda hold_s: self._coordinator.say(self._id, Phase.UNMASKING, shares, hold_s) or None)
+
+    def _decline(self, reason: str) -> None:
+        """Tell the coordinator not to wait for a signature. If even that fails, its time for it does."""
+        try:
+            patiently(lambda: self._coordinator.decline(self._id, reason), self._patience)
+        except ClientError as error:
+            log.debug("could not decline %s: %s", self._id, error)
 
     def _ask(self, phase: Phase) -> bytes:
         n_cohort = len(self._asked.context.cohort)

@@ -171,9 +171,11 @@ def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Membe
     accepted = state.accepted.get(client)
     blamed = state.blamed.get(client) if isinstance(state, Abandoned) else None
     if accepted is not None and blamed is None:
-        if isinstance(state, Abandoned):
-            return Fate.RELEASED, f"the round was abandoned: {state.reason}"
-        return _accepted(accepted)
+        if not isinstance(state, Abandoned):
+            return _accepted(accepted)
+        if (why := state.refused.get(client)) is not None:
+            return Fate.DECLINED, why
+        return Fate.RELEASED, f"the round was abandoned: {state.reason}"
     if isinstance(state, Training):
         if (why := state.declined.get(client)) is not None:
             return Fate.RELEASED if is_late(why) else Fate.DECLINED, why

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
-from umbel.aggregation.advance import advance
+from umbel.aggregation.advance import advance, refuses
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.messages import (
     AssignmentState,
@@ -51,6 +51,11 @@ class Place:
     client: ClientId
     assignment: AssignmentId
     past: StoredAssignment | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is of the newest attempt still."""
+        return self.past is None and self.driver.knows(self.client, self.assignment)
 
     @property
     def training(self) -> Training | None:
@@ -135,11 +140,14 @@ class Reception:
         self._coordinator.refuse_if_closing()
 
     async def decline(self, client: ClientId, assignment: AssignmentId, reason: str) -> None:
-        """Note that a client will not report; too late is the same as nothing to note."""
+        """Note that a client will not report, or will not sign who is in the sum; too late is as nothing to note."""
         place = await self.place(client, assignment)
-        if place.training:
+        event = Declined(self._services.clock.now(), client, reason)
+        if place.training is None:
+            await self.secure.keep_up(place, Phase.CONSISTENCY_CHECK)
+        if place.training or (place.is_current and refuses(place.driver.state, event)):
             with suppress(PastAttempt):
-                await place.driver.submit(Letter(Declined(self._services.clock.now(), client, reason), assignment))
+                await place.driver.submit(Letter(event, assignment))
         place.driver.wake()
 
     async def place(self, client: ClientId, assignment: AssignmentId) -> Place:

@@ -111,7 +111,7 @@ async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, a
     openapi_extra=body_of(_DECLINE),
 )
 async def put_decline(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
-    """Say that no report will come, and why."""
+    """Say that no report will come, and why; or, once a secure round has closed, that its sum will not be signed."""
     message = await read_message(request, device.body_sha256, _DECLINE)
     await state.reception.decline(device.client, AssignmentId(assignment), message.reason)
     return Response(status_code=204)

@@ -92,12 +92,8 @@ class SecureReception:
                 await line.hold(clock, bell, left_s)
 
 
-def _is_current(place: "Place") -> bool:
-    return place.past is None and place.driver.knows(place.client, place.assignment)
-
-
 def _is_over(place: "Place") -> bool:
-    return not (_is_current(place) and isinstance(place.driver.state, Training | Closing))
+    return not (place.is_current and isinstance(place.driver.state, Training | Closing))
 
 
 def _turn(state: RoundState) -> Phase | None:
@@ -107,7 +103,7 @@ def _turn(state: RoundState) -> Phase | None:
 def _require_part(place: "Place") -> None:
     """Raise `Refused` unless the round goes on, and with this client."""
     state = place.driver.state
-    if not _is_current(place) or not isinstance(state, Training | Closing):
+    if not place.is_current or not isinstance(state, Training | Closing):
         raise _closed()
     is_left_out = place.client in (state.declined if isinstance(state, Training) else state.missing)
     if is_left_out:

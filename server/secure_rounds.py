@@ -7,13 +7,14 @@ what is made of that, is in this object's memory alone: after a restart they are
 import base64
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from umbel.aggregation.phrases import some
 from umbel.aggregation.round import Closing, Committed, Revealed, RoundState, Training
 from umbel.aggregation.secagg.agreement import context_of
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.errors import ChangedMessage, SecAggError
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
     Inbox,
@@ -118,6 +119,8 @@ class SecureRounds:
         index = known.context.index_of(client)
         try:
             await self._take(live, index, body)
+        except ChangedMessage as error:
+            raise Refused("changed-message", str(error)) from error
         except SecAggError as error:
             _log.warning("run %s, round %d: %s", live.name, live.plan.number, error)
             raise Refused("malformed-request", f"these shares are refused: {error}") from error
@@ -186,19 +189,23 @@ class SecureRounds:
         return unmasker.open() if unmasker.is_enough else None
 
     def revealed(self, live: LiveRun) -> Revealed | None:
-        """Whose shares have come here, and of whose secrets too few though enough have answered.
+        """Whose shares have come here, and by whom a secret has too few though enough have answered.
 
         None at a replica that has not been at it: one that has just started has heard nobody, whoever has spoken.
         """
         known = self._known
         if known is None or known.round_id != live.round_id or known.session is None or known.unmasker is None:
             return None
-        names, least = known.context.names, known.session.threshold
-        lacking = {
-            names[dealer]: f"shares that it dealt did not open: {n_open} of at least {least} were revealed"
-            for dealer, n_open in known.unmasker.lacking.items()
-        }
-        return Revealed(tuple(names[index] for index in sorted(known.unmasker.answered)), lacking)
+        names, lacking = known.context.names, known.unmasker.lacking
+
+        def listed(indices: Iterable[int]) -> str:
+            return some([names[index] for index in indices])
+
+        return Revealed(
+            tuple(names[index] for index in sorted(known.unmasker.answered)),
+            {names[i]: f"shares that it dealt did not open at {listed(at)}" for i, at in lacking.dealers.items()},
+            {names[i]: f"it revealed no share of {listed(of)}" for i, of in lacking.withheld.items()},
+        )
 
     async def _take(self, live: LiveRun, index: int, body: bytes) -> None:
         """Raises `SecAggError` for shares that are not those that were dealt."""

@@ -114,6 +114,11 @@ class SecureDevice:
         answer = await self.put("consistency-check", self.party.agree(await self.get("consistency-check")))
         assert answer.status_code == 204, answer.text
 
+    async def decline(self, reason: str) -> httpx.Response:
+        return await self.device.send(
+            "PUT", f"/v1/assignments/{self.offer.id}/decline", json.dumps({"reason": reason}).encode()
+        )
+
     async def reveal(self) -> None:
         """Reveal shares until they are needed no more."""
         answer = self.party.reveal(await self.get("unmasking"))

@@ -7,6 +7,7 @@ SecAggError(ValueError)
 ├── BadSelfMask        a self mask that is not the committed one
 ├── MalformedMessage   bytes that are no message of the protocol, or not of this length
 ├── Disagreement       a coordinator that says different things, or what cannot be: there is nothing more to say to it
+├── ChangedMessage     a client's message after another one of the same kind: in one attempt it says one thing only
 ├── OutOfTurn          ours: a step that is not this client's to take now
 ├── TooFew             fewer clients than the floor or the threshold
 ├── CheatingDealer     clients whose shares are those they committed to, and do not make their secrets
@@ -54,6 +55,10 @@ class MalformedMessage(SecAggError):
 
 
 class Disagreement(SecAggError):
+    pass
+
+
+class ChangedMessage(SecAggError):
     pass
 
 

@@ -70,11 +70,13 @@ def is_late(reason: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class Spoken:
     """What one client has said. `keys`: its AdvertiseKeys message, base64; `shares`: the SHA-256 of its ShareKeys
-    message, hex; `agreed`: its signature of the ConsistencyCheck, base64. Empty: not yet."""
+    message, hex; `agreed`: its signature of the ConsistencyCheck, base64; `refused`: why it will not sign that, in its
+    own words. Empty: not yet."""
 
     keys: str = ""
     shares: str = ""
     agreed: str = ""
+    refused: str = ""
 
 
 _WORD: Mapping[Phase, str] = {
@@ -117,6 +119,11 @@ class Exchange:
         return tuple(sorted(client for client, spoken in self.spoken.items() if getattr(spoken, word)))
 
     @property
+    def refused(self) -> dict[ClientId, str]:
+        """Who will not sign who is in the sum -> why, in the order of names."""
+        return {client: spoken.refused for client, spoken in sorted(self.spoken.items()) if spoken.refused}
+
+    @property
     def masked(self) -> tuple[ClientId, ...]:
         """Whose masked vectors can be summed: U2, once its phase is over."""
         return () if self.phase.is_before_inputs else self.who(Phase.SHARE_KEYS)
@@ -125,11 +132,18 @@ class Exchange:
         """Whether this client's word counts now. `cohort`: who was asked, or, once the round has closed, U3."""
         if phase is not self.phase or phase not in _WORD or self.said(client, phase):
             return False
+        if self.spoken.get(client, _NOBODY).refused:
+            return False
         return client in cohort and (phase is not Phase.SHARE_KEYS or bool(self.said(client, Phase.ADVERTISE_KEYS)))
 
     def with_word(self, client: ClientId, phase: Phase, word: str) -> "Exchange":
         """After a word that counts."""
         spoken = replace(self.spoken.get(client, _NOBODY), **{_WORD[phase]: word})
+        return replace(self, spoken={**self.spoken, client: spoken})
+
+    def with_refusal(self, client: ClientId, why: str) -> "Exchange":
+        """After a client whose signature is asked for has said that it gives none."""
+        spoken = replace(self.spoken.get(client, _NOBODY), refused=why)
         return replace(self, spoken={**self.spoken, client: spoken})
 
     # --- whose turn it is ---------------------------------------------------------------------------------------------

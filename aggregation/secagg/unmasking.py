@@ -1,7 +1,8 @@
 """From the shares that clients reveal to the masks that come off the sum: a coordinator's only secrets, in memory."""
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from umbel.aggregation.secagg.curve import KeyPair
@@ -13,7 +14,7 @@ from umbel.aggregation.secagg.derive import (
     require_share,
     self_mask_key,
 )
-from umbel.aggregation.secagg.errors import BadKey, BadShare, CheatingDealer, SecAggError, TooFew
+from umbel.aggregation.secagg.errors import BadKey, BadShare, ChangedMessage, CheatingDealer, SecAggError, TooFew
 from umbel.aggregation.secagg.masks import Masks
 from umbel.aggregation.secagg.messages import Indices, ShareKeys, Unmasking
 from umbel.aggregation.secagg.session import Session, name_of
@@ -28,6 +29,18 @@ class Sum:
     inputs: Indices
 
 
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """Why a secret lacks shares though t clients or more have answered that were dealt one.
+
+    `dealers`: dealer -> at whom its shares did not open, which are so many that no t others are left. `withheld`:
+    client -> of whom else it has revealed no share: of dealers of whom others have, or could have, t.
+    """
+
+    dealers: Mapping[int, Indices]
+    withheld: Mapping[int, Indices]
+
+
 class Unmasker:
     """Takes Unmasking messages until every secret that stands in the way can be made. Not thread-safe.
 
@@ -40,13 +53,19 @@ class Unmasker:
         self._dealt = dealt
         self._inputs = frozenset(of.inputs)
         self._shares: dict[int, dict[int, bytes]] = {dealer: {} for dealer in of.shared}
-        self.answered: set[int] = set()
+        self._said: dict[int, Unmasking] = {}
+
+    @property
+    def answered(self) -> Set[int]:
+        """Who has revealed shares."""
+        return self._said.keys()
 
     def take(self, message: Unmasking) -> None:
         """Take in what one client reveals. The same again changes nothing.
 
         Raises `SecAggError` for a client that is not in the sum or a share that was not asked for, `BadShare`, naming
-        the client, for one that its dealer did not commit to. A refused message changes nothing.
+        the client, for one that its dealer did not commit to, `ChangedMessage` for another message than its first. A
+        refused message changes nothing.
         """
         session, holder = self._session, message.index
         if holder not in self._inputs:
@@ -64,9 +83,11 @@ class Unmasker:
             except BadShare as error:
                 name, dealt_by = name_of(session.context, holder), name_of(session.context, dealer)
                 raise BadShare(f"{name} reveals a share that is not the one {dealt_by} dealt to it") from error
+        if self._said.setdefault(holder, message) != message:
+            name = name_of(session.context, holder)
+            raise ChangedMessage(f"{name} has revealed shares before, and they were not these: it may do so once only")
         for dealer, share in message.shares.items():
             self._shares[dealer][holder] = share
-        self.answered.add(holder)
 
     @property
     def is_enough(self) -> bool:
@@ -74,16 +95,26 @@ class Unmasker:
         return all(len(shares) >= self._session.threshold for shares in self._shares.values())
 
     @property
-    def lacking(self) -> Mapping[int, int]:
-        """Of whose secrets fewer than t shares came, though t clients or more have answered that were dealt one: how
-        many, by dealer. The others have left theirs out, as one is that does not open.
+    def lacking(self) -> Lacking:
+        """By whom a secret has fewer than t shares though t clients or more have answered that were dealt one.
+
+        Who answers may leave a share out, as it must one that does not open, and nobody sees which it was. A dealer is
+        named only where n - t + 1 of its n holders or more left its share out: then no t of them could have come. Of
+        fewer, the others could have come, had they all answered; there those who left it out are named.
         """
-        holders, threshold = self._session.holders, self._session.threshold
-        return {
-            dealer: len(shares)
-            for dealer, shares in self._shares.items()
-            if len(shares) < threshold <= len(self.answered.intersection(holders(dealer)))
-        }
+        threshold, dealers, withheld = self._session.threshold, dict[int, Indices](), defaultdict[int, list[int]](list)
+        for dealer, shares in self._shares.items():
+            holders = self._session.holders(dealer)
+            asked = self.answered & set(holders)
+            if not len(shares) < threshold <= len(asked):
+                continue
+            without = tuple(sorted(asked - shares.keys()))
+            if len(without) > len(holders) - threshold:
+                dealers[dealer] = without
+            else:
+                for holder in without:
+                    withheld[holder].append(dealer)
+        return Lacking(dealers, {holder: tuple(withheld[holder]) for holder in sorted(withheld)})
 
     def open(self) -> "Opened":
         """Make every secret. Raises `TooFew`, and `CheatingDealer` where good shares make wrong secrets."""

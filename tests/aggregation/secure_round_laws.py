@@ -1,14 +1,14 @@
 """What a secure round's machine must keep beside the laws of every round (`round_laws.py`), and its own walks.
 
-The books here: who has said what and was heard (U1, U2, U4; U3 is who was accepted), and the latest time that the
-machine has been told.
+The books here: who has said what and was heard (U1, U2, U4; U3 is who was accepted), who has refused the sum, and the
+latest time that the machine has been told.
 """
 
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from tests.aggregation.round_laws import CLIENTS, RoundLaws, anybody, claims, seldom
-from umbel.aggregation.advance import advance, hears, next_deadline
+from umbel.aggregation.advance import advance, hears, next_deadline, refuses
 from umbel.aggregation.round import (
     Abandoned,
     Announce,
@@ -17,6 +17,7 @@ from umbel.aggregation.round import (
     Command,
     Commit,
     Committed,
+    Declined,
     Event,
     Gathered,
     Invite,
@@ -50,6 +51,7 @@ class SecureRoundLaws(RoundLaws):
     def open_books(self, plan: RoundPlan, excluded: tuple[ClientId, ...] = ()) -> None:
         super().open_books(plan, excluded)
         self.said: dict[Phase, dict[ClientId, str]] = {phase: {} for phase in PHASES}
+        self.sum_refused: dict[ClientId, str] = {}
         self.n_invited = 0
 
     @property
@@ -60,10 +62,18 @@ class SecureRoundLaws(RoundLaws):
         return max(self.plan.minimum, MINIMUM_LEAST, roster_least, survivors_least)
 
     @property
+    def n_keys(self) -> int:
+        return len(self.said[Phase.ADVERTISE_KEYS])
+
+    @property
+    def n_may_sign(self) -> int:
+        """How many have signed who is in the sum, or may yet."""
+        return len(self.counted.keys() - self.sum_refused.keys())
+
+    @property
     def is_agreed(self) -> bool:
         """Whether so many have signed who is in the sum that it may be opened."""
-        n_keys, n_agreed = len(self.said[Phase.ADVERTISE_KEYS]), len(self.said[Phase.CONSISTENCY_CHECK])
-        return n_keys >= MINIMUM_LEAST and n_agreed >= parameters_for(n_keys).t
+        return self.n_keys >= MINIMUM_LEAST and len(self.said[Phase.CONSISTENCY_CHECK]) >= parameters_for(self.n_keys).t
 
     def gathered(self, *candidates: Candidate) -> Gathered:
         return Gathered(self.now, candidates, random=bytes(range(48)))
@@ -131,9 +141,16 @@ class SecureRoundLaws(RoundLaws):
         if isinstance(event, Spoke) and is_heard:
             assert event.client not in self.said[event.turn], "heard twice"
             self.said[event.turn][event.client] = event.word
+        is_refusal = isinstance(event, Declined) and refuses(before, event)
+        if isinstance(event, Declined) and is_refusal:
+            assert event.client in self.counted.keys() - self.said[Phase.CONSISTENCY_CHECK].keys()
+            assert event.client not in self.sum_refused, "heard twice"
+            self.sum_refused[event.client] = event.reason
         super().send(event)
         if isinstance(event, Spoke) and not is_heard:
             assert self.state == before, "who is not heard changes nothing"
+        if isinstance(before, Closing) and isinstance(event, Declined) and not is_refusal:
+            assert self.state == before, "so does who has nothing to refuse"
         self.check_the_exchange(before, event)
         self.check_that_time_went_on(event)
 
@@ -185,7 +202,8 @@ class SecureRoundLaws(RoundLaws):
         super().check_the_end(before, event)
         if isinstance(before, Closing) and isinstance(self.state, Abandoned) and not isinstance(event, Spoiled):
             assert before.exchange is not None
-            assert event.now >= before.exchange.ends_at, "the sum was not waited for"
+            is_hopeless = isinstance(event, Declined) and self.n_may_sign < parameters_for(self.n_keys).t
+            assert event.now >= before.exchange.ends_at or is_hopeless, "the sum was not waited for"
         if isinstance(before, Closing) and isinstance(self.state, Committed):
             assert isinstance(event, Applied)
         if isinstance(self.state, Abandoned) and not isinstance(before, Recruiting | Abandoned):
@@ -200,6 +218,8 @@ class SecureRoundLaws(RoundLaws):
         assert all(ended.missing[client] == why for client, why in ended.blamed.items() if client in ended.missing)
         did_it = self.counted if exchange.phase is Phase.MASKED_INPUT else self.said[exchange.phase]
         assert ended.blamed.keys().isdisjoint(did_it.keys() - self.refused)
+        assert ended.blamed.keys().isdisjoint(self.sum_refused)
+        assert ended.refused == self.sum_refused
 
     def is_given_up_early(self, before: Training, event: Event) -> bool:
         """Too few are left who have kept pace with the phases, or the time of one of these was up."""
@@ -224,6 +244,16 @@ class SecureRoundLaws(RoundLaws):
             for phase in SAID_IN:
                 assert {c: exchange.said(c, phase) for c in exchange.who(phase)} == self.said[phase]
                 assert exchange.who(phase) == tuple(sorted(self.said[phase]))
+
+    @invariant()
+    def nobody_is_waited_for_who_has_refused(self) -> None:
+        """Neither by itself, nor where it has left too few."""
+        exchange = exchange_of(self.state)
+        if exchange is None or exchange.phase is not Phase.CONSISTENCY_CHECK:
+            return
+        assert exchange.refused == self.sum_refused
+        assert self.n_may_sign >= parameters_for(self.n_keys).t
+        assert len(self.said[Phase.CONSISTENCY_CHECK]) < self.n_may_sign, "all have signed who may"
 
     @invariant()
     def nobody_counts_who_has_not_shared(self) -> None:

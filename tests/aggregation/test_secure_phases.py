@@ -160,6 +160,77 @@ def test_below_the_threshold_no_sum_is_opened() -> None:
     assert not any(isinstance(command, Commit) for command in commands)
 
 
+# --- who will not sign who is in the sum ------------------------------------------------------------------------------
+
+
+def refused(now: float, *names: ClientId) -> list[Event]:
+    return [Declined(now, name, "not with so few") for name in names]
+
+
+def test_who_refuses_the_sum_is_not_waited_for() -> None:
+    """All others have signed: without the refusal they would wait for the fifth."""
+    signed, _ = after(closed(), *said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:4]))
+    state, commands = after(signed, *refused(51.1, NAMES[4]))
+    assert commands == [Announce(NAMES[:4]), Commit()]
+    assert exchange_of(state).phase is Phase.UNMASKING
+    state, commands = after(closed(), *refused(50.5, NAMES[4]), *said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:4]))
+    assert commands == [Announce(NAMES[:4]), Commit()]
+    committed, _ = after(state, Applied(52.0, "f" * 64))
+    assert isinstance(committed, Committed)
+    assert committed.closing.aggregate.clients == NAMES, "its update is in the sum all the same"
+
+
+def test_who_has_refused_signs_no_more_and_who_has_signed_refuses_no_more() -> None:
+    state, _ = after(closed(), *refused(51.0, NAMES[4]), *said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:1]))
+    assert exchange_of(state).refused == {NAMES[4]: "not with so few"}
+    again = Declined(52.0, NAMES[4], "on battery")
+    assert after(state, *said(Phase.CONSISTENCY_CHECK, 52.0, NAMES[4:]), again, *refused(52.0, NAMES[0])) == (state, [])
+
+
+def test_a_sum_is_refused_only_while_signatures_are_asked_for_and_by_whose_it_is() -> None:
+    opening = unmasking()
+    assert after(opening, *refused(52.0, *NAMES)) == (opening, [])
+    assert after(closed(), *refused(52.0, ClientId("stranger"))) == (closed(), [])
+
+
+def test_where_too_few_are_left_to_sign_the_attempt_ends_at_once_and_nobody_is_to_blame() -> None:
+    ended = failed(*said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:1]), *refused(52.0, *NAMES[3:]), since=closed())
+    assert ended.reason == "1 of at least 4 clients have signed who is in the sum in time; declined by d, e"
+    assert ended.refused == dict.fromkeys(NAMES[3:], "not with so few")
+    assert ended.blamed == {}
+    assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()
+
+
+def test_who_fell_silent_is_to_blame_and_not_those_who_refuse_the_sum_that_lacks_it() -> None:
+    keyed, _ = after(drawn(), *said(Phase.ADVERTISE_KEYS, 1.0), *said(Phase.SHARE_KEYS, 2.0))
+    without, _ = after(keyed, *[Reported(50.0, name, WORK) for name in NAMES[:4]], Tick(100.0))
+    ended = failed(*refused(101.0, NAMES[0]), since=without)
+    assert ended.blamed == ended.missing
+    assert ended.blamed.keys() == {NAMES[4]}
+    assert asked_next(ended) == {*NAMES[:4], ClientId("n0")}
+
+
+def test_who_refuses_is_not_to_blame_for_one_that_signs_too_late() -> None:
+    signed = said(Phase.CONSISTENCY_CHECK, 52.0, NAMES[:3])
+    ended = failed(*signed, *refused(53.0, NAMES[3]), Tick(100.0), since=closed())
+    assert ended.reason == "3 of at least 4 clients have signed who is in the sum in time; declined by d"
+    assert ended.blamed == {NAMES[4]: Phase.CONSISTENCY_CHECK.late_words}
+    assert ended.refused == {NAMES[3]: "not with so few"}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["not needed", "late"])
+def test_of_an_over_selection_only_who_was_late_is_to_blame_for_a_sum_without_it(*, is_late: bool) -> None:
+    plan = replace(PLAN, target=4, over_selection=1.25)
+    n_with_keys = 4 if is_late else 5
+    keyed, _ = after(drawn(plan), *said(Phase.ADVERTISE_KEYS, 1.0, NAMES[:n_with_keys]), Tick(30.0))
+    shared, _ = after(keyed, *said(Phase.SHARE_KEYS, 31.0, NAMES[:n_with_keys]))
+    enough, _ = after(shared, *[Reported(50.0, name, WORK) for name in NAMES[:4]])
+    assert isinstance(enough, Closing)
+    assert enough.late is Outcome.SURPLUS
+    ended = failed(*refused(51.0, *NAMES[:2]), since=enough)
+    assert ended.blamed == ({NAMES[4]: Phase.ADVERTISE_KEYS.late_words} if is_late else {})
+
+
 # --- by whom a round has failed ---------------------------------------------------------------------------------------
 
 
@@ -238,6 +309,23 @@ def test_a_dealer_whose_shares_did_not_open_is_named_in_the_reason() -> None:
     ended = failed(Tick(101.0, revealed), since=unmasking())
     assert ended.reason == "the sum could not be unmasked in time: too few shares opened of those that b dealt"
     assert ended.blamed == {NAMES[1]: "shares that it dealt did not open", NAMES[4]: Phase.UNMASKING.late_words}
+
+
+def test_who_revealed_no_share_of_a_client_of_whom_others_did_is_named_in_the_reason() -> None:
+    withheld = {NAMES[2]: "it revealed no share of a", ClientId("stranger"): "nor this one"}
+    ended = failed(Tick(101.0, Revealed(NAMES[:4], withheld=withheld)), since=unmasking())
+    assert ended.reason == ("the sum could not be unmasked in time: c revealed no shares of clients of whom others did")
+    assert ended.blamed == {NAMES[2]: "it revealed no share of a", NAMES[4]: Phase.UNMASKING.late_words}
+
+
+def test_who_dealt_false_shares_and_revealed_none_of_anothers_is_told_both() -> None:
+    revealed = Revealed(NAMES, {NAMES[1]: "they did not open at c, d"}, {NAMES[1]: "it revealed no share of a"})
+    ended = failed(Tick(101.0, revealed), since=unmasking())
+    assert ended.reason == (
+        "the sum could not be unmasked in time: too few shares opened of those that b dealt; "
+        "b revealed no shares of clients of whom others did"
+    )
+    assert ended.blamed == {NAMES[1]: "they did not open at c, d; it revealed no share of a"}
 
 
 def test_where_nobody_knows_what_was_revealed_nobody_is_to_blame() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.double import TOKEN, URL, Double, Handler
+from tests.client.double import TOKEN, URL, Double, Handler, problem
 from tests.client.secure_double import PEERS, SAMPLE_COUNT_MAX, WARD, SecureDouble, peer_key
 from tests.consortium import OFFICERS, public_key, signed
 from umbel.aggregation.member_files import members_bytes
@@ -644,7 +644,29 @@ def test_a_sum_that_has_lost_one_client_is_not_signed(tmp_path: Path, caplog: py
     assert (end.status, end.accepted) == ("finished", 2)
     assert sum("not signed, and no share is given" in record.message for record in caplog.records) == 1
     assert not [phase for assignment, phase in double.said if assignment.startswith("demo.2") and phase in AFTER_INPUT]
-    assert double.declined == {"demo.2.1.ward-7": "restarted: its keys are gone"}, "of the refusal nothing is said"
+    (reason,) = double.declined.values()
+    assert double.declined.keys() == {"demo.2.1.ward-7"}
+    assert "differ by peer-1 alone" in reason, "so that nobody waits for its signature"
+
+
+def test_a_refusal_that_the_coordinator_does_not_take_ends_nothing(tmp_path: Path) -> None:
+    """Then the time for its signature has to run out; the client goes on."""
+    double = SecureDouble(Ward().model, rounds=2)
+    double.told["consistency-check"] = lambda told: encode_indices(range(1, 5)) if double.totals else told
+
+    def deaf(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if not request.url.path.endswith("/decline"):
+                return handler(request)
+            double.round, double.attempt = 3, 1
+            double.change_model()
+            return problem(404, "not-found")
+
+        return handle
+
+    policy = listed(tmp_path, double, cohort_change="refuse")
+    end = take_part(tmp_path, double, policy=policy, wrap=deaf)
+    assert (end.status, end.accepted) == ("finished", 2)
 
 
 def test_the_same_model_with_one_client_less_is_refused_by_any_policy(tmp_path: Path) -> None:

@@ -117,6 +117,23 @@ def test_who_is_to_blame_for_an_abandoned_round_is_told_so_though_its_report_was
     assert set(told.values()) == {(Fate.RELEASED, "the round was abandoned: the sum cannot be unmasked")}
 
 
+def test_who_refused_the_sum_of_a_round_that_was_abandoned_has_declined_though_its_report_was_in() -> None:
+    training = opened()
+    ended = Abandoned(
+        training.plan,
+        "too few have signed",
+        training.cohort,
+        {client: machine.Accepted(1, WorkDone(10, 1, 1, "0" * 64)) for client in training.cohort},
+        {},
+        100.0,
+        170.0,
+        refused={NORTH: "the clients differ by one alone"},
+    )
+    told = {one.client: (one.fate, one.reason) for one in client_records(ended, book(training))}
+    assert told.pop(NORTH) == (Fate.DECLINED, "the clients differ by one alone")
+    assert set(told.values()) == {(Fate.RELEASED, "the round was abandoned: too few have signed")}
+
+
 def test_who_is_to_blame_and_was_silent_is_lost() -> None:
     told = fates_of({NORTH: "it had not revealed shares in time"}, heard_at=120.0)
     assert told[NORTH] == (Fate.LOST, "silent for 50.0 s when the round ended; it had not revealed shares in time")

@@ -332,6 +332,32 @@ def test_a_client_that_hears_of_its_turn_at_one_may_speak_to_another(
     asyncio.run(scenario())
 
 
+def test_a_client_that_hears_of_the_sum_at_one_may_refuse_it_at_another(
+    tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has not seen that the round has closed, and all three would have to sign."""
+
+    async def scenario() -> None:
+        async with replicas(tmp_path, postgresql, 2) as ((one, other), _):
+            cohort = await parties(one)
+            with monkeypatch.context() as blind:
+                blind.setattr(Coordinator, "_look_at", _see_nothing)
+                await asyncio.gather(*(party.begin() for party in cohort))
+                await asyncio.gather(*(party.advertise() for party in cohort))
+                await asyncio.gather(*(party.share() for party in cohort))
+                await asyncio.gather(*(party.hear() for party in cohort))
+                for i, party in enumerate(cohort):
+                    update = party.masked(change_of(LAYOUT, i))
+                    assert (await party.send_input(update)).json()["outcome"] == "accepted"
+                await cohort[0].get("consistency-check")
+                speaks_to(cohort[0], other)
+                assert (await cohort[0].decline("not with so few")).status_code == 204
+                [record] = await other.ended(1)
+                assert record["reason"].endswith("; declined by d0")
+
+    asyncio.run(scenario())
+
+
 def test_shares_that_come_to_a_replica_that_has_not_seen_the_end_are_not_refused(
     tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """What is stored of a round is the round: head and rows, changed row by row, give the state back after any events."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import given
@@ -21,6 +21,7 @@ from umbel.aggregation.round import (
     Tick,
     Training,
 )
+from umbel.aggregation.secagg.server import Exchange, Phase, Spoken
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
 from umbel.server.round_rows import (
@@ -28,6 +29,7 @@ from umbel.server.round_rows import (
     accepted_of,
     changed_columns,
     head_of,
+    spoken_of,
     state_of,
     with_head,
     with_rows,
@@ -102,8 +104,22 @@ def test_a_report_changes_one_row_and_a_small_head() -> None:
     assert len(head_of(after)) < 2000
 
 
+def test_who_has_refused_a_sum_stands_in_its_row_and_what_was_stored_before_has_nobody_that_did() -> None:
+    before = Exchange.begun(bytes(48), 0.0, 60.0).with_word(CLIENTS[0], Phase.CONSISTENCY_CHECK, "signed")
+    after = before.with_refusal(CLIENTS[1], "not with so few")
+    cohort = dict.fromkeys(CLIENTS, Member(1, 10))
+    state = Training(PLAN, cohort, 0.0, exchange=before)
+    changed = changed_columns(state, replace(state, exchange=after))
+    assert list(changed) == [CLIENTS[1]]
+    spoken = spoken_of(str(changed[CLIENTS[1]]["spoken"]))
+    assert spoken == Spoken(refused="not with so few")
+    read = with_rows(state, [ClientRow(CLIENTS[1], Member(1, 10), spoken=spoken)])
+    assert read == replace(state, exchange=after)
+    assert spoken_of('{"keys": "k", "shares": "s", "agreed": "a"}') == Spoken("k", "s", "a", refused="")
+
+
 def test_an_attempt_that_was_stored_before_anybody_was_blamed_is_read_with_nobody_to_blame() -> None:
     state, _ = advance(Recruiting(PLAN, since=0.0), Stopped(1.0, "enough"))
     head = json.loads(head_of(state))
-    assert head.pop("blamed") == {}
+    assert head.pop("blamed") == head.pop("refused") == {}
     assert state_of(json.dumps(head), []) == state

@@ -186,14 +186,65 @@ def test_who_declines_in_mid_exchange_is_not_waited_for(tmp_path: Path) -> None:
             await attempt.each(SecureDevice.begin)
             await attempt.speak(Phase.ADVERTISE_KEYS, range(6))
             await attempt.speak(Phase.SHARE_KEYS, range(6))
-            url = f"/v1/assignments/{attempt.parties[0].offer.id}/decline"
-            declined = await attempt.parties[0].device.send("PUT", url, b'{"reason": "on battery"}')
-            assert declined.status_code == 204
+            assert (await attempt.parties[0].decline("on battery")).status_code == 204
             for phase in list(Phase)[2:]:
                 assert await attempt.speak(phase, range(1, 6))
             [record] = await it.ended(1)
             assert record["committed"], record["reason"]
             assert clock.late_s == 0.0, "nobody was waited for"
             assert (await it.model(record["model_sha256"]))["w"].equal(attempt.model(STATE["w"], range(1, 6)))
+
+    asyncio.run(scenario())
+
+
+def test_who_refuses_the_sum_is_not_waited_for_though_the_coordinator_is_restarted(tmp_path: Path) -> None:
+    """Its update stays in the sum: the others take its mask off."""
+
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(secure_run(target=6, minimum=4), STATE)
+            attempt = Attempt.of(it, clock, await it.devices(6, sample_count=0))
+            await attempt.each(SecureDevice.begin)
+            for phase in list(Phase)[:3]:
+                assert await attempt.speak(phase, range(6))
+            assert (await attempt.parties[0].decline("not with so few")).status_code == 204
+        async with house(tmp_path, clock) as it:
+            attempt.move_to(it)
+            one = attempt.parties[0]
+            signed = await one.put("consistency-check", one.party.agree(await one.get("consistency-check")))
+            assert problem(signed) == "assignment-closed", "it has said that it will not"
+            assert await attempt.speak(Phase.CONSISTENCY_CHECK, range(1, 6))
+            assert attempt.driver.state.exchange.phase is Phase.UNMASKING, "nobody was waited for"
+            assert await attempt.speak(Phase.UNMASKING, range(1, 6))
+            [record] = await it.ended(1)
+            assert record["committed"], record["reason"]
+            assert fates(record)["d0"] in ("accepted", "partial")
+            assert (await it.model(record["model_sha256"]))["w"].equal(attempt.model(STATE["w"], range(6)))
+
+    asyncio.run(scenario())
+
+
+def test_a_report_that_counts_is_declined_only_while_signatures_are_asked_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(secure_run(target=4), STATE)
+            attempt = Attempt.of(it, clock, await it.devices(4, sample_count=0))
+            one = attempt.parties[0]
+            await attempt.each(SecureDevice.begin)
+            for phase in list(Phase)[:2]:
+                assert await attempt.speak(phase, range(4))
+            await attempt.speak(Phase.MASKED_INPUT, (0,))
+            assert (await one.decline("too early")).status_code == 204
+            await attempt.speak(Phase.MASKED_INPUT, range(1, 4))
+            await attempt.speak(Phase.CONSISTENCY_CHECK, (0,))
+            assert (await one.decline("it has signed")).status_code == 204
+            await attempt.speak(Phase.CONSISTENCY_CHECK, range(1, 4))
+            assert (await one.decline("too late")).status_code == 204
+            assert attempt.driver.state.exchange.refused == {}
+            await attempt.speak(Phase.UNMASKING, range(4))
+            [record] = await it.ended(1)
+            assert record["committed"], record["reason"]
 
     asyncio.run(scenario())

@@ -396,6 +396,29 @@ def test_an_attempt_that_is_over_takes_nothing_more(is_stopped: bool, tmp_path: 
     asyncio.run(scenario())
 
 
+def test_a_client_reveals_one_thing_only(tmp_path: Path) -> None:
+    """Another message of shares is refused though each of them is the right one, and the first still counts."""
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            scene = await brought_to(it, Phase.UNMASKING)
+            said = await scene.own(scene.one)
+            index = scene.one.party.index
+            shares = Unmasking.decode(said, index, N).shares
+            other = Unmasking(index, {dealer: share for dealer, share in shares.items() if dealer == index}).encode()
+            assert (await scene.put(said)).status_code == 202
+            check = unchanged(it)
+            assert problem(await scene.put(other)) == "changed-message"
+            assert (await scene.put(said)).status_code == 202
+            check()
+            await scene.attempt.speak(Phase.UNMASKING, range(1, N))
+            [record] = await it.ended(1)
+            assert record["committed"], record["reason"]
+            assert (await scene.put(other)).status_code == 204, "nothing is needed any more"
+
+    asyncio.run(scenario())
+
+
 def test_who_is_not_in_the_sum_has_nothing_to_sign_or_reveal(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:

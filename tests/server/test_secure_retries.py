@@ -12,6 +12,7 @@ from tests.secure_cohort import LAYOUT, STATE, Attempt, fates, secure_run, until
 from tests.secure_device import SecureDevice
 from tests.server_device import Device, House, Json, LateClock, house
 from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.messages import Unmasking
 from umbel.aggregation.secagg.server import Phase
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time", "no_outages")
@@ -104,6 +105,68 @@ def test_a_dealer_of_false_shares_is_named_and_not_asked_again(
             why = "it has dealt wrong shares" if kind is WrongDealer else "shares that it dealt did not open"
             assert [name for name, reason in reasons(record).items() if why in reason] == ["d2"]
             await require_that_it_does_without(it, clock, devices, {"d2"})
+
+    asyncio.run(scenario())
+
+
+def test_who_reveals_no_share_but_its_own_is_named_and_no_honest_dealer(tmp_path: Path) -> None:
+    """D3 is silent, which the others would survive."""
+
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(RUN, STATE)
+            devices = await it.devices(N + 2, sample_count=0)
+            first = Attempt.of(it, clock, devices[:N])
+            await first.each(SecureDevice.begin)
+            await ordered(it, "pause")
+            for phase in list(Phase)[:-1]:
+                assert await first.speak(phase, range(N))
+            assert await first.speak(Phase.UNMASKING, (0, 1))
+            liar = first.parties[2]
+            whole = Unmasking.decode(liar.party.reveal(await liar.get("unmasking")), liar.party.index, N)
+            body = Unmasking(liar.party.index, {liar.party.index: whole.shares[liar.party.index]}).encode()
+            assert (await liar.put("unmasking", body)).status_code == 202
+            await first.run_out()
+            [record] = await it.ended(1)
+            assert record["reason"] == (
+                "the sum could not be unmasked in time: d2 revealed no shares of clients of whom others did"
+            )
+            told = reasons(record)
+            assert told["d2"].endswith("; it revealed no share of d0, d1, d3")
+            assert told["d3"].endswith(Phase.UNMASKING.late_words)
+            assert {told["d0"], told["d1"]} == {f"the round was abandoned: {record['reason']}"}
+            await require_that_it_does_without(it, clock, devices, {"d2", "d3"})
+
+    asyncio.run(scenario())
+
+
+def test_who_was_silent_is_not_asked_again_where_others_refuse_the_sum_without_it(tmp_path: Path) -> None:
+    """All three that are left would have to sign. So it ends with the first that does not, at once."""
+
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(RUN, STATE)
+            devices = await it.devices(N + 1, sample_count=0)
+            first = Attempt.of(it, clock, devices[:N])
+            await first.each(SecureDevice.begin)
+            await ordered(it, "pause")
+            for phase in list(Phase)[:2]:
+                assert await first.speak(phase, range(N))
+            assert await first.speak(Phase.MASKED_INPUT, (0, 2, 3))
+            await first.run_out()
+            late_s = clock.late_s
+            refusing = first.parties[0]
+            await refusing.get("consistency-check")
+            assert (await refusing.decline("they differ by d1 alone")).status_code == 204
+            [record] = await it.ended(1)
+            assert clock.late_s == late_s, "nobody was waited for"
+            assert record["reason"] == ("0 of at least 3 clients have signed who is in the sum in time; declined by d0")
+            [told] = [one for one in record["clients"] if one["client"] == "d0"]
+            assert (told["fate"], told["reason"]) == ("declined", "they differ by d1 alone")
+            assert (await refusing.decline("they differ by d1 alone")).status_code == 204, "again, and it is nothing"
+            await require_that_it_does_without(it, clock, devices, {"d1"})
 
     asyncio.run(scenario())
 

@@ -18,11 +18,18 @@ from tests.aggregation.secagg.adversary import (
 )
 from tests.aggregation.secagg.federation import Federation
 from umbel.aggregation.secagg.derive import Vector
-from umbel.aggregation.secagg.errors import BadShare, CheatingDealer, MalformedMessage, SecAggError, TooFew
+from umbel.aggregation.secagg.errors import (
+    BadShare,
+    ChangedMessage,
+    CheatingDealer,
+    MalformedMessage,
+    SecAggError,
+    TooFew,
+)
 from umbel.aggregation.secagg.messages import Dealt, ShareKeys, Unmasking, encode_agreements
 from umbel.aggregation.secagg.sealed import SEALED_BYTES
 from umbel.aggregation.secagg.shamir import SHARE_BYTES, split
-from umbel.aggregation.secagg.unmasking import Sum, Unmasker
+from umbel.aggregation.secagg.unmasking import Lacking, Sum, Unmasker
 
 VICTIM = 0
 DEALER = 2
@@ -214,8 +221,9 @@ def test_a_dealer_whose_shares_open_for_nobody_is_named(*, is_gone: bool) -> Non
     unmasker, agreements = federation.unmasker(), encode_agreements(federation.agreed)
     for n_answered, index in enumerate(federation.inputs, start=1):
         unmasker.take(Unmasking.decode(federation.clients[index].reveal(agreements), index, 5))
-        n_of_its_own = int(DEALER in unmasker.answered)
-        assert unmasker.lacking == ({DEALER: n_of_its_own} if n_answered >= 4 else {}), "before, it may be the silent"
+        others = tuple(sorted(unmasker.answered - {DEALER}))
+        found = Lacking({DEALER: others} if n_answered >= 4 else {}, {})
+        assert unmasker.lacking == found, "before, it may be the silent"
     assert not unmasker.is_enough
 
 
@@ -300,6 +308,74 @@ def test_a_share_that_was_not_asked_for_is_refused() -> None:
     message = Unmasking.decode(answer, 3, 6)
     with pytest.raises(SecAggError, match="client-0003 reveals a share of client-0005, which it was not asked for"):
         unmasker.take(replace(message, shares={**message.shares, 5: bytes(33)}))
+
+
+@pytest.mark.parametrize("is_less", [False, True], ids=["another share", "one share less"])
+def test_another_answer_of_the_same_client_is_refused_and_changes_nothing(*, is_less: bool) -> None:
+    """Two that are each in order: of a share more, or less, than before."""
+    _, unmasker, answers = answered()
+    less = replace(answers[3], shares={dealer: share for dealer, share in answers[3].shares.items() if dealer != 1})
+    first, second = (answers[3], less) if is_less else (less, answers[3])
+    unmasker.take(first)
+    with pytest.raises(ChangedMessage, match="client-0003 has revealed shares before, and they were not these"):
+        unmasker.take(second)
+    unmasker.take(first)
+    for index in (0, 1, 2, 5):
+        unmasker.take(answers[index])
+    assert unmasker.is_enough is is_less, "t is five: the first one counts"
+
+
+# --- whose doing it is that shares are missing ------------------------------------------------------------------------
+
+
+def ten_answers() -> tuple[Unmasker, dict[int, Unmasking]]:
+    """What ten clients would reveal, of whom seven are enough. So a dealer is named where four left its share out."""
+    federation = heard(10)
+    federation.mask({index: secret_vector(index) for index in range(10)})
+    federation.agree()
+    message = encode_agreements(federation.agreed)
+    answers = {i: Unmasking.decode(federation.clients[i].reveal(message), i, 10) for i in range(10)}
+    assert federation.session.threshold == 7
+    return federation.unmasker(), answers
+
+
+def test_who_leaves_out_all_shares_but_its_own_is_named_and_no_honest_dealer() -> None:
+    """Three are silent, which the others survive; so it hangs on this one."""
+    unmasker, answers = ten_answers()
+    for index in range(6):
+        unmasker.take(answers[index])
+    unmasker.take(Unmasking(6, {6: answers[6].shares[6]}))
+    assert not unmasker.is_enough
+    assert unmasker.lacking == Lacking({}, {6: (0, 1, 2, 3, 4, 5, 7, 8, 9)})
+
+
+@pytest.mark.parametrize("n_silent", [0, 1, 2, 3])
+@pytest.mark.parametrize("n_without", [1, 2, 3, 4, 5])
+def test_a_dealer_is_named_where_so_many_left_its_share_out_that_no_t_could_have_come(
+    n_without: int, n_silent: int
+) -> None:
+    unmasker, answers = ten_answers()
+    without = tuple(index for index in range(10) if index != DEALER)[:n_without]
+    for index in range(10 - n_silent):
+        shares = {dealer: share for dealer, share in answers[index].shares.items() if dealer != DEALER}
+        unmasker.take(Unmasking(index, shares) if index in without else answers[index])
+    if n_without >= 4:
+        assert unmasker.lacking == Lacking({DEALER: without}, {})
+    elif n_silent + n_without > 3:
+        assert unmasker.lacking == Lacking({}, dict.fromkeys(without, (DEALER,)))
+    else:
+        assert unmasker.is_enough
+        assert unmasker.lacking == Lacking({}, {})
+
+
+def test_a_false_dealer_and_who_leaves_out_anothers_share_are_both_named() -> None:
+    unmasker, answers = ten_answers()
+    for index in range(7):
+        left_out = {DEALER} if index in (3, 4, 5, 6) else set[int]()
+        left_out |= {0} if index == 4 else set()
+        kept = {dealer: share for dealer, share in answers[index].shares.items() if dealer not in left_out}
+        unmasker.take(Unmasking(index, kept))
+    assert unmasker.lacking == Lacking({DEALER: (3, 4, 5, 6)}, {4: (0,)})
 
 
 def test_the_same_answer_twice_is_one_answer() -> None:
