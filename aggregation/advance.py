@@ -35,10 +35,11 @@ The coordinator and the simulator both drive this machine, and so do its tests.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
+from umbel.aggregation.blame import late_for, left_out_by_themselves, not_unmasked, unheard
 from umbel.aggregation.cohort import choose
 from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
@@ -78,7 +79,6 @@ from umbel.aggregation.weighting import Candidate, weight_of
 
 Step: TypeAlias = tuple[RoundState, tuple[Command, ...]]
 _NOBODY: Mapping[ClientId, str] = {}
-_UNHEARD = "had not reported: "
 
 
 def advance(state: RoundState, event: Event) -> Step:
@@ -267,7 +267,7 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
     waited_for, spoke = [c for c in asked if c not in state.declined], exchange.who(phase)
     least = exchange.least(plan.minimum, len(state.cohort))
     is_over = exchange.is_over(waited_for, now)
-    late = _silent(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
+    late = late_for(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
     out = {**state.declined, **late}  # by whom it fails, if it does: the others were not asked, or have time left
     if now >= state.closes_at:  # nobody has ticked for long: what is left of the round would be after its end
         reason = f"{_window(state)} is over, and clients have not all {phase.done_words}"
@@ -410,41 +410,20 @@ def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Reveal
     if len(agreed) >= least:
         return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
     reason = f"{len(agreed)} of at least {least} clients have {exchange.phase.done_words} in time"
-    late = _silent(exchange.phase, waited_for, agreed) if is_over else {}  # the others have time left
+    late = late_for(exchange.phase, waited_for, agreed) if is_over else {}  # the others have time left
     if not refused:
         return _abandon_closed(state, now, reason, late)
-    return _abandon_closed(state, now, f"{reason}; declined by {some([*refused])}", {**_left_out(state), **late})
-
-
-def _left_out(state: Closing) -> dict[ClientId, str]:
-    """Whom the sum lacks by their own doing, not because it had enough -> why: for them others may have refused it."""
-    had_enough = state.late is Outcome.SURPLUS
-    return {client: why for client, why in state.missing.items() if not (had_enough and why.startswith(_UNHEARD))}
+    blamed = {**left_out_by_themselves(state), **late}
+    return _abandon_closed(state, now, f"{reason}; declined by {some([*refused])}", blamed)
 
 
 def _abandon_masked(
     state: Closing, agreed: Collection[ClientId], least: int, now: float, revealed: Revealed | None
 ) -> Step:
     """The time to reveal shares is up. Where it is not known what was revealed, nobody is said to have been silent."""
-    reason = f"the sum could not be unmasked in time: fewer than {least} of {len(agreed)} clients revealed shares"
-    if revealed is None:
-        return _abandon_closed(state, now, reason)
-    lacking, withheld = (
-        {c: of[c] for c in sorted(of) if c in state.cohort} for of in (revealed.lacking, revealed.withheld)
-    )
-    found = [f"too few shares opened of those that {some([*lacking])} dealt"] if lacking else []
-    found += [f"{some([*withheld])} revealed no shares of clients of whom others did"] if withheld else []
-    if found:
-        reason = f"the sum could not be unmasked in time: {'; '.join(found)}"
-    both = {client: f"{lacking[client]}; {withheld[client]}" for client in lacking.keys() & withheld.keys()}
-    silent = _silent(Phase.UNMASKING, agreed, revealed.clients)
-    return _abandon_closed(state, now, reason, {**silent, **lacking, **withheld, **both})
-
-
-def _silent(phase: Phase, asked: Iterable[ClientId], spoke: Collection[ClientId]) -> dict[ClientId, str]:
-    """Who was asked in a phase and was too late for it -> that in words."""
-    heard = frozenset(spoke)
-    return {client: phase.late_words for client in asked if client not in heard}
+    why, blamed = not_unmasked(state, agreed, revealed) if revealed is not None else ("", _NOBODY)
+    why = why or f"fewer than {least} of {len(agreed)} clients revealed shares"
+    return _abandon_closed(state, now, f"the sum could not be unmasked in time: {why}", blamed)
 
 
 def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) -> tuple[Command, ...]:
@@ -462,8 +441,7 @@ def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) 
 
 
 def _missing(state: Training, reason: str) -> dict[ClientId, str]:
-    silent = dict.fromkeys(_unheard(state), f"{_UNHEARD}{reason}")
-    return dict(sorted({**silent, **state.declined}.items()))
+    return dict(sorted({**unheard(_unheard(state), reason), **state.declined}.items()))
 
 
 def _unheard(state: Training) -> tuple[ClientId, ...]:
