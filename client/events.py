@@ -49,7 +49,9 @@ class Events:
 
 def _ended(record: RoundRecord) -> Iterator[str]:
     outcome = "done" if record.committed else "failed" if record.task.tries_clients else "abandoned"
-    counts = f"{record.reported} of {record.selected} clients reported, {record.samples_share:.0%} of their data"
+    counts = f"{record.reported} of {record.selected} clients reported"
+    if record.samples_selected:  # a secure round is not told who has how much
+        counts += f", {record.samples_share:.0%} of their data"
     means = [
         f"{where}: {figures(found)}"
         for where, found in (("training", record.metrics), ("held-out", record.evaluation))

@@ -85,7 +85,9 @@ def notes_on(record: RoundRecord) -> Text | None:
     parts += [_uncovered(gap, record.absent, told) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
     parts += _exceptions(record, told)
     if record.absent is not None and record.absent.clients:
-        parts.append(f"{absent_words(record.absent)}; {record.share_of_known:.0%} of all known data is in")
+        parts.append(absent_words(record.absent))
+        if record.samples_selected:  # a secure round is not told who has how much
+            parts.append(f"{record.share_of_known:.0%} of all known data is in")
     return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
 
 
@@ -110,7 +112,7 @@ def _state(record: RoundRecord) -> str:
 
 def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
     """How much of all known data was in, where somebody was not there to be asked."""
-    if not any(one.absent is not None and one.absent.clients for one in records):
+    if not any(one.absent is not None and one.absent.clients and one.samples_selected for one in records):
         return []
     shares = ["" if one.absent is None else f"{one.share_of_known:.0%}" for one in records]
     return [Column("of all known", [Text(cell) for cell in shares], worth=75)]

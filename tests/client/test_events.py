@@ -32,6 +32,13 @@ def test_the_end_of_a_round_tells_what_it_brought_and_who_was_not_there() -> Non
     ]
 
 
+def test_of_a_secure_round_no_share_of_data_is_told() -> None:
+    ended = replace(ROUND, absent=EAST)
+    first, second, *_ = told(Events(), replace(NEWS, ended=(ended,)))
+    assert first == "round 2: done in 3.0 s, 1 of 3 clients reported; training: loss 0.2500"
+    assert second == "round 2: absent: east (114 samples, last heard of 22:13Z)"
+
+
 def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reaches_the_log() -> None:
     events, away = Events(), (TurnedAway("h4", "its\x1b model does not fit", 1.7e9),)
     told(events, NEWS)
