@@ -192,7 +192,8 @@ class SitePolicy:
         if changed := _few_changed(before, now, self.minimum_cohort + n_invited // 3):
             raise AttemptRefused(
                 f"shares of a sum over this very model were revealed already, and its clients differ by "
-                f"{', '.join(changed)} alone: the difference of the two sums would be theirs"
+                f"{', '.join(changed)} alone: the difference of the two sums would be theirs; go on with the same "
+                "clients, or in a run from another model (umbel model init --seed N)"
             )
 
     def cohort_change_between(self, before: Collection[str], now: Collection[str]) -> str | None:

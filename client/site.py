@@ -167,7 +167,8 @@ class Site:
         if wrong:
             raise Alarm(
                 f"the cohort of round {asked.assignment.round} is not of the member list {members.name!r}: there is "
-                f"no {wrong[0]!r} in it with this key (and {len(wrong) - 1} others). Nothing is said in this attempt",
+                f"no {wrong[0]!r} in it with this key{_and_others(len(wrong) - 1)}. Nothing is said in this attempt; "
+                "the coordinator's operator takes a stranger out with umbel client remove",
                 "the cohort is not of the member list",
             )
 
@@ -197,3 +198,7 @@ class Site:
                 "round; name the consortium's list in a policy (--policy)"
             )
         self._has_warned = True
+
+
+def _and_others(n_others: int) -> str:
+    return f" (and {n_others} others)" if n_others else ""
