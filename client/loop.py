@@ -43,7 +43,7 @@ from umbel.aggregation.messages import (
     Outcome,
     RunStatus,
 )
-from umbel.aggregation.types import Assignment, AssignmentId, ClientId, RunId
+from umbel.aggregation.types import Assignment, ClientId, RunId
 from umbel.aggregation.update_codec import codec_for
 from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Checkpoint, Client, LocalPlan
@@ -70,6 +70,7 @@ from umbel.client.identity import Identity
 from umbel.client.measure import measure
 from umbel.client.offer import check_able, check_layout, check_offer
 from umbel.client.policy import SitePolicy
+from umbel.client.refusals import decline
 from umbel.client.secure_offer import read_offer
 from umbel.client.secure_round import SecureRound
 from umbel.client.shutdown import Interrupted, Shutdown
@@ -267,7 +268,7 @@ class Participant:
             self._settle_pending()
         except AttemptRefused as error:
             log.warning("%s: declined, %s", name_of(offer), error)
-            self._decline(offer.id, error.told, self._patience(within(offer.window_s), window_end))
+            decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), window_end))
             self._pause(_OUT_OF_TIME_PAUSE_S)
         except (AccessRefused, StateError):
             raise
@@ -278,7 +279,7 @@ class Participant:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
         log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
         self._store.forget_work()
-        self._decline(offer.id, error.told, self._patience(within(offer.window_s), window_end))
+        decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), window_end))
         self._failures += 1
         if self._failures >= FAILURES_MAX:
             raise error
@@ -340,7 +341,7 @@ class Participant:
         if watch.closed is not None:
             log.info("%s: told to stop, %s", name_of(offer), watch.closed)
         elif done is None:
-            self._decline(offer.id, "this client has no held-out data to measure the model on", patience)
+            decline(self._coordinator, offer.id, "this client has no held-out data to measure the model on", patience)
         else:
             answer = patiently(lambda: self._coordinator.report_evaluation(offer.id, done), patience)
             self._delivery.count(answer)
@@ -356,7 +357,7 @@ class Participant:
                 )
                 return path
         except Interrupted as interruption:
-            self._decline(offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
+            decline(self._coordinator, offer.id, f"the client is leaving: {interruption}", Patience(until=0.0))
             raise
 
     def _local_plan(self, offer: Assignment, window_end: float, watch: Watch) -> LocalPlan:
@@ -415,13 +416,6 @@ class Participant:
             log.info("dropped the unsent update for %s: %s", pending.assignment, error)
             self._store.forget_work()
         return True
-
-    def _decline(self, assignment: AssignmentId, reason: str, patience: Patience) -> None:
-        """Tell the coordinator not to wait. If even that fails, its window does."""
-        try:
-            patiently(lambda: self._coordinator.decline(assignment, reason), patience)
-        except ClientError as error:
-            log.debug("could not decline %s: %s", assignment, error)
 
 
 def _either(*askers: Callable[[], str | None]) -> Callable[[], str | None]:

@@ -1,10 +1,16 @@
-"""What the coordinator hears when a secure round is not as it should be: what kind of thing, and nothing else.
+"""What the coordinator hears of what a client will not do; of a secure round that is not as it should be, what kind of
+thing that is, and nothing else.
 
 The site's own log has the whole sentence. Whoever asks may be the one who lies, so it learns no number and no name.
 """
 
+import logging
+
 from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
-from umbel.client.errors import Alarm
+from umbel.aggregation.types import AssignmentId
+from umbel.client.coordinator import Coordinator
+from umbel.client.errors import Alarm, ClientError
+from umbel.client.transport import Patience, patiently
 
 _TOLD: tuple[tuple[type[SecAggError], str], ...] = (
     (Disagreement, "the coordinator says different things, or what cannot be"),
@@ -13,9 +19,18 @@ _TOLD: tuple[tuple[type[SecAggError], str], ...] = (
     (TooFew, "there are fewer clients than this one takes part with"),
 )
 _OTHERWISE = "a message of this round is not as the protocol has it"
+log = logging.getLogger("umbel.client")
 
 
 def alarm_of(error: SecAggError) -> Alarm:
     """The alarm that an error of the protocol is."""
     told = next((words for kind, words in _TOLD if isinstance(error, kind)), _OTHERWISE)
     return Alarm(f"{told}: {error}. Nothing more is said in this attempt", f"{told}; nothing more is said")
+
+
+def decline(coordinator: Coordinator, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+    """Tell the coordinator not to wait for a report, or for a signature. If even that fails, its own time ends it."""
+    try:
+        patiently(lambda: coordinator.decline(assignment, reason), patience)
+    except ClientError as error:
+        log.debug("could not decline %s: %s", assignment, error)

@@ -35,9 +35,9 @@ from umbel.aggregation.secagg.words import METRIC_LIMIT
 from umbel.aggregation.types import MaskedInput
 from umbel.client.app import Client
 from umbel.client.coordinator import Coordinator
-from umbel.client.errors import AssignmentClosed, AttemptRefused, ClientError, OutOfTime, UnfitWork, WorkRefused
+from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
 from umbel.client.exchange import Exchange
-from umbel.client.refusals import alarm_of
+from umbel.client.refusals import alarm_of, decline
 from umbel.client.secure_offer import Asked
 from umbel.client.site import Admitted, Site
 from umbel.client.store import Store
@@ -140,7 +140,7 @@ class SecureRound:
             raise alarm_of(error) from error
         except AttemptRefused as error:
             log.warning("%s: not signed, and no share is given: %s", self._id, error)
-            self._decline(error.told)
+            decline(self._coordinator, self._id, error.told, self._patience)
         except AssignmentClosed as error:
             log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
         else:
@@ -157,13 +157,6 @@ class SecureRound:
         shares = client.reveal(self._ask(Phase.UNMASKING))
         self._site.revealing(self._asked)
         self._until_done(lambda hold_s: self._coordinator.say(self._id, Phase.UNMASKING, shares, hold_s) or None)
-
-    def _decline(self, reason: str) -> None:
-        """Tell the coordinator not to wait for a signature. If even that fails, its time for it does."""
-        try:
-            patiently(lambda: self._coordinator.decline(self._id, reason), self._patience)
-        except ClientError as error:
-            log.debug("could not decline %s: %s", self._id, error)
 
     def _ask(self, phase: Phase) -> bytes:
         n_cohort = len(self._asked.context.cohort)
