@@ -26,8 +26,13 @@ floors = st.builds(
     st.sampled_from([(), ("odd",), ("nothing",)]),
     st.booleans(),
 )
-plans = st.builds(
-    lambda minimum, more, over, window_s, weighting, seed, floor: RoundPlan(
+
+
+def training_plan(
+    minimum: int, more: int, over: float, window_s: float, weighting: Weighting, seed: int, floor: CoverageFloor
+) -> RoundPlan:
+    fits = len(floor.sites) + len(floor.tiers) <= minimum + more
+    return RoundPlan(
         RunId("demo"),
         1,
         1,
@@ -39,16 +44,32 @@ plans = st.builds(
         100,
         64.0,
         seed,
-        floor if len(floor.sites) + len(floor.tiers) <= minimum + more else NO_FLOOR,
-    ),
-    minimum=st.integers(1, 3),
-    more=st.integers(0, 2),
-    over=st.sampled_from([1.0, 1.5, 2.0]),
-    window_s=st.sampled_from([5.0, 40.0]),
-    weighting=st.sampled_from(Weighting),
-    seed=st.integers(0, 20),
-    floor=st.one_of(st.just(NO_FLOOR), floors),
-)
+        floor if fits else NO_FLOOR,
+    )
+
+
+def secured(plan: RoundPlan) -> RoundPlan:
+    is_proportional = plan.weighting is Weighting.PROPORTIONAL
+    return replace(plan, secure=SecurePlan(16, 1, 16, minimum=plan.minimum, is_proportional=is_proportional))
+
+
+def training_plans(
+    minimum: st.SearchStrategy[int], *floor: st.SearchStrategy[CoverageFloor]
+) -> st.SearchStrategy[RoundPlan]:
+    return st.builds(
+        training_plan,
+        minimum=minimum,
+        more=st.integers(0, 2),
+        over=st.sampled_from([1.0, 1.5, 2.0]),
+        window_s=st.sampled_from([5.0, 40.0]),
+        weighting=st.sampled_from(Weighting),
+        seed=st.integers(0, 20),
+        floor=st.one_of(*floor),
+    )
+
+
+plans = training_plans(st.integers(1, 3), st.just(NO_FLOOR), floors)
+secure = training_plans(st.integers(3, 4), st.just(NO_FLOOR), st.just(NO_FLOOR), floors).map(secured)
 others = st.builds(
     lambda task, minimum, more, over, window_s, seed, sites: RoundPlan(
         RunId("demo"),
@@ -72,30 +93,6 @@ others = st.builds(
     window_s=st.sampled_from([5.0, 40.0]),
     seed=st.integers(0, 20),
     sites=st.sampled_from([(), (CLIENTS[0],), (CLIENTS[5],), (ClientId("nowhere"),)]),
-)
-secure = st.builds(
-    lambda minimum, more, over, window_s, weighting, seed, floor: RoundPlan(
-        RunId("demo"),
-        1,
-        1,
-        minimum + more,
-        minimum,
-        over,
-        window_s,
-        weighting,
-        100,
-        64.0,
-        seed,
-        floor if len(floor.sites) + len(floor.tiers) <= minimum + more else NO_FLOOR,
-        secure=SecurePlan(16, 1, 16, minimum=minimum, is_proportional=weighting is Weighting.PROPORTIONAL),
-    ),
-    minimum=st.integers(3, 4),
-    more=st.integers(0, 2),
-    over=st.sampled_from([1.0, 1.5, 2.0]),
-    window_s=st.sampled_from([5.0, 40.0]),
-    weighting=st.sampled_from(Weighting),
-    seed=st.integers(0, 20),
-    floor=st.one_of(st.just(NO_FLOOR), st.just(NO_FLOOR), floors),
 )
 
 
