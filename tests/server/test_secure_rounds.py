@@ -77,6 +77,32 @@ def test_a_private_round_has_its_noise_counts_what_it_costs_and_says_nothing_els
                 assert float((after - before).std()) == pytest.approx(expected, rel=0.1)
                 before = after
             assert 0 < costs[0] < costs[1] <= 8.0
+            run = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()
+            assert run["privacy"] == {"epsilon": costs[1], "delta": 1e-5, "budget": 8.0, "sums": 2, "sums_max": 2}
+
+    asyncio.run(scenario())
+
+
+def test_before_its_first_round_a_private_run_has_cost_nothing_and_names_the_list_that_it_is_bound_to(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            bound = private_run().replace("[privacy]", f'members_sha256 = "{"7f" * 32}"\n[privacy]')
+            await it.begin(bound, STATE)
+            [run] = (await it.http.get("/v1/admin/runs", headers=it.admin)).json()
+            assert run["privacy"] == {"epsilon": 0.0, "delta": 1e-5, "budget": 8.0, "sums": 0, "sums_max": 2}
+            assert run["members_sha256"] == "7f" * 32
+
+    asyncio.run(scenario())
+
+
+def test_of_a_run_without_noise_no_cost_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(secure_run(), STATE)
+            run = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()
+            assert (run["privacy"], run["members_sha256"]) == (None, "")
 
     asyncio.run(scenario())
 
@@ -101,6 +127,8 @@ def test_what_was_revealed_in_vain_costs_too_and_the_run_stops_at_its_budget(tmp
             assert not failed["committed"]
             assert "fewer than 3 of 4 clients revealed shares" in failed["reason"]
             assert failed["epsilon"] > 0
+            spent = (await it.progress())["run"]["privacy"]
+            assert (spent["sums"], spent["epsilon"]) == (1, failed["epsilon"])
 
             again = [SecureDevice(one, LAYOUT) for one in devices]
             await asyncio.gather(*(one.take_part(torch.zeros(LAYOUT.n_values)) for one in again))
@@ -108,5 +136,6 @@ def test_what_was_revealed_in_vain_costs_too_and_the_run_stops_at_its_budget(tmp
             run = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()
             assert run["status"] == "finished", "of two rounds one was done, and two sums were revealed"
             assert "privacy budget" in run["reason"]
+            assert run["privacy"]["sums"] == 2
 
     asyncio.run(scenario())
