@@ -16,6 +16,11 @@ def counted(n: int, one: str, many: str = "") -> str:
     return f"{n} {agreeing(n, one, many or f'{one}s')}"
 
 
+def part_of(n: int, total: int, noun: str, does: str, do: str) -> str:
+    """How many of how many do what: `1 of 3 reports is in`, `2 of 3 reports are in`, `0 of 1 report is in`."""
+    return f"{n} of {counted(total, noun)} {does if 1 in (n, total) else do}"
+
+
 def agreeing(n: int, one: str, many: str) -> str:
     """The word that goes with a number that stands elsewhere in the sentence."""
     return one if n == 1 else many

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.phrases import counted, part_of
 from umbel.aggregation.records import RoundRecord, RunProgress
 from umbel.client.figures import figures
 from umbel.client.printable import printable
@@ -29,8 +29,7 @@ class Events:
             yield from self._if_new(f"away {away.client}", f"{away.client} turned away: {away.reason}")
         run, live = progress.run, progress.live
         state = f"{run.name}: {run.status.value}" + (f", {run.reason}" if run.reason else "")
-        rounds = counted(run.rounds_planned, "round")
-        how_far = f", {run.rounds_done} of {rounds} {agreeing(run.rounds_done, 'is', 'are')} done"
+        how_far = f", {part_of(run.rounds_done, run.rounds_planned, 'round', 'is', 'are')} done"
         if self._is_new("run", state):
             yield printable(state) + how_far
         if live is not None and self._is_new("live", f"{name_of(live)}: {live.phase}"):

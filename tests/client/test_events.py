@@ -21,7 +21,7 @@ def test_what_has_not_changed_is_not_told_again() -> None:
         "ward: running, 1 of 5 rounds is done",
         "round 3: training, 1 client is asked, closes in 60 s; 0 of 2 reports are in",
     ]
-    assert told(events, replace(NEWS, live=replace(LIVE, why="1 of 2 reports are in", closes_in_s=9.0))) == []
+    assert told(events, replace(NEWS, live=replace(LIVE, why="1 of 2 reports is in", closes_in_s=9.0))) == []
 
 
 def test_the_end_of_a_round_tells_what_it_brought_and_who_was_not_there() -> None:

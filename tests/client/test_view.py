@@ -33,7 +33,7 @@ ROUND = RoundRecord(
     round=2,
     attempt=1,
     committed=True,
-    reason="the target of 1 reports is in",
+    reason="the target of 1 report is in",
     model_version=2,
     model_sha256="a" * 64,
     opened_at=1.7e9,
@@ -210,7 +210,7 @@ def test_on_a_screen_the_round_under_way_is_first_and_nothing_is_wrapped_or_cut_
     width: int, height: int, n_clients: int
 ) -> None:
     clients = tuple(ClientRecord(f"hospital-{number:03}", Fate.TRAINING, "busy", 9) for number in range(n_clients))
-    live = LiveRound(40, 1, "training", "1 of 2 reports are in", 0, 2, 41.2, clients, absent=EAST)
+    live = LiveRound(40, 1, "training", "1 of 2 reports is in", 0, 2, 41.2, clients, absent=EAST)
     means = {f"a-metric-of-some-length-{number}": 0.123456 for number in range(4)}
     ended = [replace(ROUND, round=number, metrics=means, absent=EAST) for number in range(1, 40)]
     away = tuple(TurnedAway(f"h{number}", "its model does not fit " * 9, 1.7e9) for number in range(20))
