@@ -43,7 +43,7 @@ from umbel.aggregation.blame import late_for, left_out_by_themselves, not_unmask
 from umbel.aggregation.cohort import choose
 from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.phrases import some
+from umbel.aggregation.phrases import agreeing, counted, some
 from umbel.aggregation.round import (
     Abandoned,
     Accepted,
@@ -252,7 +252,7 @@ def _settle(state: Training, now: float) -> Step:
     least = plan.minimum if state.exchange is None else state.exchange.least(plan.minimum, len(state.cohort))
     if n_clients >= least or plan.task.tries_clients:
         return _settle_enough(state, now, is_over=is_over)
-    shortfall = f"{n_clients} of at least {least} reports"
+    shortfall = f"{n_clients} of at least {counted(least, 'report')}"
     if is_over:
         return _abandon_short(state, now, f"{_window(state)} is over with {shortfall}")
     if state.n_open == 0:
@@ -273,7 +273,8 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
         reason = f"{_window(state)} is over, and clients have not all {phase.done_words}"
         return _abandon(state, now, reason, out)
     if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
-        reason = f"{len(spoke)} of at least {least} clients have {phase.done_words} in time"
+        have = agreeing(len(spoke), "has", "have")
+        reason = f"{len(spoke)} of at least {counted(least, 'client')} {have} {phase.done_words} in time"
         return _abandon(state, now, reason, out)
     if not is_over:
         is_enough = len(spoke) == least
@@ -296,11 +297,11 @@ def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
     if uncovered and plan.coverage.strict:
         return _abandon(state, now, f"strict coverage is not met at the window's end: {words(uncovered)}")
     if has_target and not is_over:
-        reason = f"the target of {plan.target} {plan.target_unit} is in"
+        reason = f"the target of {counted(plan.target, plan.target_unit)} is in"
     elif is_over:
-        reason = f"the window of {plan.window_s:g} s is over with {n_clients} reports"
+        reason = f"the window of {plan.window_s:g} s is over with {counted(n_clients, 'report')}"
     else:
-        reason = f"{n_clients} reports are in and nobody is left to wait for"
+        reason = f"{counted(n_clients, 'report is', 'reports are')} in and nobody is left to wait for"
     return _shut(state, now, Outcome.SURPLUS if has_target and not is_over else Outcome.LATE, reason, uncovered)
 
 
@@ -409,7 +410,8 @@ def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Reveal
         return (replace(state, exchange=exchange.hurried(now, state.plan.window_s)) if is_enough else state), ()
     if len(agreed) >= least:
         return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
-    reason = f"{len(agreed)} of at least {least} clients have {exchange.phase.done_words} in time"
+    have = agreeing(len(agreed), "has", "have")
+    reason = f"{len(agreed)} of at least {counted(least, 'client')} {have} {exchange.phase.done_words} in time"
     late = late_for(exchange.phase, waited_for, agreed) if is_over else {}  # the others have time left
     if not refused:
         return _abandon_closed(state, now, reason, late)
@@ -422,7 +424,7 @@ def _abandon_masked(
 ) -> Step:
     """The time to reveal shares is up. Where it is not known what was revealed, nobody is said to have been silent."""
     why, blamed = not_unmasked(state, agreed, revealed) if revealed is not None else ("", _NOBODY)
-    why = why or f"fewer than {least} of {len(agreed)} clients revealed shares"
+    why = why or f"fewer than {least} of {counted(len(agreed), 'client')} revealed shares"
     return _abandon_closed(state, now, f"the sum could not be unmasked in time: {why}", blamed)
 
 

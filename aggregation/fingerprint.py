@@ -25,6 +25,11 @@ def grouped(digits: str) -> str:
     return " ".join(digits[first : first + _GROUP] for first in range(0, len(digits), _GROUP)).upper()
 
 
+def beginning(digits: str) -> str:
+    """The first four groups of a list's SHA-256, to know it again by; to compare two lists all sixteen are needed."""
+    return f"{grouped(digits[: 4 * _GROUP])} …"
+
+
 def sha256_of_groups(text: str) -> str:
     """A SHA-256 as file names and comparisons have it, of either spelling. Raises `ValueError` for what is none."""
     digits = "".join(text.split()).lower()

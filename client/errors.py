@@ -146,6 +146,7 @@ _ACCESS = {
     "token-used",
     "token-mismatch",
     "name-taken",
+    "key-taken",
     "admin-key-refused",
 }
 _CLOSED = {"assignment-closed", "unknown-assignment"}

@@ -78,7 +78,10 @@ class Coordinator:
         if (driver := self.drivers.get(run)) is None and (run in self._over or not self.services.replicas.is_alone):
             driver = await self._open(run)
         if driver is None:
-            raise Refused("unknown-run", f"there is no run named {run!r}; ask the coordinator's operator for its name")
+            detail = (
+                f"there is no run named {run!r}; the coordinator's operator sees those that there are: umbel run list"
+            )
+            raise Refused("unknown-run", detail)
         driver.asked_at = self.services.clock.now()
         return driver
 

@@ -9,6 +9,7 @@ from typing import TypeAlias, assert_never
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
@@ -253,9 +254,13 @@ def _go_on(
     if (spent := _spent(run, end.n_released)) is not None and number < run.file.rounds.count:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
     if number >= run.file.rounds.count:
-        return replace(end, status=RunStatus.FINISHED, reason=f"all {number} rounds are committed")
+        return replace(end, status=RunStatus.FINISHED, reason=_all_done(number))
     plan = numbered(_plan(run, number + 1, 1, known, end.record))
     return replace(end, next_state=Recruiting(plan, since=known.now))
+
+
+def _all_done(n_rounds: int) -> str:
+    return "the one round is committed" if n_rounds == 1 else f"all {n_rounds} rounds are committed"
 
 
 def _spent(run: StoredRun, n_released: int) -> str | None:
@@ -263,8 +268,8 @@ def _spent(run: StoredRun, n_released: int) -> str | None:
     privacy, count = run.file.privacy, run.file.rounds.count
     if privacy is None or n_released < count:
         return None
-    budget = f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g}" if privacy.epsilon else f"{count} sums"
-    return f"the privacy budget of {budget} is spent: {n_released} sums were revealed"
+    budget = f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g}" if privacy.epsilon else counted(count, "sum")
+    return f"the privacy budget of {budget} is spent: {counted(n_released, 'sum was', 'sums were')} revealed"
 
 
 def _enough(run: StoredRun, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:

@@ -50,6 +50,7 @@ KINDS: Mapping[str, Kind] = {
     "token-used": Kind(409, "The enrolment token has been used"),
     "token-mismatch": Kind(409, "The enrolment token is for another name or label"),
     "name-taken": Kind(409, "The name is another client's, or kept for one"),
+    "key-taken": Kind(409, "The key is another client's"),
     "admin-key-refused": Kind(401, "The admin key is missing or wrong"),
     "unknown-run": Kind(404, "No such run"),
     "unknown-assignment": Kind(404, "No such assignment"),

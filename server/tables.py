@@ -15,7 +15,7 @@ row first. `revision` grows by one with every such change, on the row and on eac
 another replica reads only what it has not seen. Times are Unix seconds.
 """
 
-from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Table, Text, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 _SLUG, _SHA256, _ASSIGNMENT, _REPLICA = String(63), String(64), String(160), String(32)
@@ -28,10 +28,20 @@ class Base(DeclarativeBase):
 class Client(Base):
     """An enrolled client; a revoked one keeps its name, so that nobody else can take it.
 
+    Of those that may speak no two have one key: a cohort with a key twice is impossible (`secagg/context.py`).
     `labels`: JSON, all that are known of it; `bound_labels`, `is_name_bound`: what of that its token has said.
     """
 
     __tablename__ = "clients"
+    __table_args__ = (
+        Index(
+            "ix_clients_public_key",
+            "public_key",
+            unique=True,
+            sqlite_where=text("revoked_at IS NULL"),
+            postgresql_where=text("revoked_at IS NULL"),
+        ),
+    )
     id: Mapped[str] = mapped_column(_SLUG, primary_key=True)
     public_key: Mapped[bytes] = mapped_column(LargeBinary(32))
     labels: Mapped[str] = mapped_column(Text)

@@ -13,6 +13,7 @@ from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.rotated import COHORT_MAX
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.grid import TOTAL_WEIGHT_MAX
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, threshold_complete
 from umbel.aggregation.secagg.plan import (
     FIRST_RMS,
@@ -186,7 +187,7 @@ def _reasons_of_round(file: RunFile, number: int) -> Iterator[str]:
     plan = file.round_plan(number, 1)
     if plan.minimum < MINIMUM_LEAST:
         yield (
-            f"a sum of {plan.minimum} {'client' if plan.minimum == 1 else 'clients'} hides nobody: set minimum = "
+            f"a sum of {counted(plan.minimum, 'client')} hides nobody: set minimum = "
             f"{MINIMUM_LEAST} or more in [rounds] for secure aggregation"
         )
     if plan.n_wanted > COHORT_MAX:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.fingerprint import fingerprint, grouped, sha256_of_groups
+from umbel.aggregation.fingerprint import beginning, fingerprint, grouped, sha256_of_groups
 
 
 @given(st.binary(min_size=32, max_size=32))
@@ -22,6 +22,10 @@ def test_a_hash_that_was_read_out_is_the_hash(digest: bytes) -> None:
     sha256 = digest.hex()
     assert sha256_of_groups(grouped(sha256)) == sha256 == sha256_of_groups(sha256)
     assert len(grouped(sha256).split()) == 16
+
+
+def test_a_list_is_known_again_by_its_first_four_groups() -> None:
+    assert beginning("07f5be6fa2bdb100" + "0" * 48) == "07F5 BE6F A2BD B100 …"
 
 
 @pytest.mark.parametrize("text", ["", "7F3A", "0" * 63, "0" * 65, "g" * 64, "٠" * 64])

@@ -843,7 +843,7 @@ def test_a_client_that_waits_says_so_once_and_again_when_a_run_is_paused(
     def nothing(status: str, reason: str) -> httpx.Response:
         return answer({"run_status": status, "reason": reason, "retry_after_s": 0})
 
-    waits, paused = ("1 of 2 clients wait", "nobody waits"), "the run is paused: night shift"
+    waits, paused = ("1 of 2 clients waits", "nobody waits"), "the run is paused: night shift"
     answers = [*(nothing("running", reason) for reason in waits), nothing("paused", paused), nothing("paused", paused)]
     told = told_while(tmp_path, caplog, list(answers))
     assert told[:2] == [f"no work yet, {waits[0]}; waiting", f"no work yet, {paused}; waiting"]

@@ -3,12 +3,13 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, insert
+from sqlalchemy import create_engine, insert, update
 
 from umbel.server import tables
-from umbel.server.database import Database, upgrade
+from umbel.server.database import Database, UnfitDatabase, upgrade
 from umbel.server.tables import Base
 
 
@@ -27,6 +28,23 @@ def test_migrating_twice_is_the_same(tmp_path: Path) -> None:
         with engine.connect() as connection:
             upgrade(connection)
             connection.commit()
+    engine.dispose()
+
+
+def test_a_database_with_one_key_under_two_names_is_not_migrated_and_the_sentence_names_them(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'umbel.db'}")
+    with engine.connect() as connection:
+        upgrade(connection, "1")
+        row = {"labels": "{}", "bound_labels": "{}", "is_name_bound": False, "enrolled_at": 0.0, "last_heard_at": 0.0}
+        names = {"north": (b"n", None), "twin": (b"n", None), "south": (b"s", None), "gone": (b"s", 1.0)}
+        for name, (key, revoked_at) in names.items():
+            client = {"id": name, "public_key": key * 32, "revoked_at": revoked_at, **row}
+            connection.execute(insert(tables.Client).values(client))
+        with pytest.raises(UnfitDatabase, match=r"'north' and 'twin'; .*umbel client remove") as refused:
+            upgrade(connection)
+        assert "south" not in str(refused.value)
+        connection.execute(update(tables.Client).where(tables.Client.id == "twin").values(revoked_at=2.0))
+        upgrade(connection)
     engine.dispose()
 
 
