@@ -24,6 +24,7 @@ from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.types import TARGET_MAX, require_slug, require_within
 from umbel.client.errors import AttemptRefused, WorkRefused
 
+_ANOTHER_MODEL = "a run from another model (umbel model init makes the same one each time, unless --seed is another)"
 EPOCH_MAX = 1 << 53
 PARAMETERS_MAX = 1 << 53
 EPSILON_MAX = 1e6
@@ -180,34 +181,40 @@ class SitePolicy:
             where = f"round {round_} of run {run!r}" if run else f"round {round_}"
             raise AttemptRefused(
                 f"this client has already revealed shares for {where}, and this site's policy allows no second "
-                "update (retrain_after_release)"
+                f"update (retrain_after_release); it can go on in {_ANOTHER_MODEL}"
             )
 
-    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int) -> None:
+    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str) -> None:
         """Raise `AttemptRefused` for a sum over the very model of one before it, of which shares were revealed, if the
         clients of the two differ by any, but by so few that, with those who may work for the coordinator taken off, the
         difference would be of fewer than `minimum_cohort`. These are a third of `n_invited`, the greater of the two
-        cohorts (`parameters.py`).
+        cohorts (`parameters.py`). `earlier`: of which round and run that one was, in words.
         """
         if changed := _few_changed(before, now, self.minimum_cohort + n_invited // 3):
             raise AttemptRefused(
-                f"shares of a sum over this very model were revealed already, and its clients differ by "
+                f"shares of a sum over this very model were revealed already, in {earlier}, and its clients differ by "
                 f"{', '.join(changed)} alone: the difference of the two sums would be theirs; go on with the same "
-                "clients, or in a run from another model (umbel model init --seed N)"
+                f"clients, or in {_ANOTHER_MODEL}"
             )
 
-    def cohort_change_between(self, before: Collection[str], now: Collection[str]) -> str | None:
-        """What is to be said of two sums over these clients; None if they may both be opened without a word."""
+    def cohort_change_between(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
+        """What is to be said of two sums over these clients; None if they may both be opened without a word.
+
+        `earlier`: which round the sum before was of, in words.
+        """
         if changed := _few_changed(before, now, self.minimum_cohort):
             names = ", ".join(changed)
-            return f"the clients of two rounds differ by {names} alone, so what differs in the sums is theirs"
+            return (
+                f"its clients and those of {earlier} differ by {names} alone, so the difference of the two sums is "
+                f"nearly what {names} sent"
+            )
         return None
 
-    def check_cohort_change(self, before: Collection[str], now: Collection[str]) -> str | None:
+    def check_cohort_change(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
         """The same. Raises `AttemptRefused` instead, where the policy says so."""
-        found = self.cohort_change_between(before, now)
+        found = self.cohort_change_between(before, now, earlier)
         if found is not None and self.cohort_change == "refuse":
-            raise AttemptRefused(f"this site's policy does not allow it: {found}")
+            raise AttemptRefused(f"this site's policy (cohort_change) does not allow it: {found}")
         return found
 
     def _check_cohort(self, asked: SecureRound) -> None:

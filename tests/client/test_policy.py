@@ -123,6 +123,10 @@ def test_a_site_may_give_no_second_update_for_what_it_has_revealed_shares_of() -
         replace(LISTED, retrain_after_release=False).check_second_update(7)
     with pytest.raises(AttemptRefused, match="already revealed shares for round 7 of run 'first',"):
         replace(LISTED, retrain_after_release=False).check_second_update(7, "first")
+    with pytest.raises(
+        AttemptRefused, match=r"umbel model init makes the same one each time, unless --seed is another"
+    ):
+        replace(LISTED, retrain_after_release=False).check_second_update(7, "first")
 
 
 @pytest.mark.parametrize("cohort_change", ["warn", "refuse"])
@@ -134,11 +138,11 @@ def test_two_sums_over_one_model_may_not_differ_by_fewer_than_a_sum_may_have(
     ten = [f"site-{number}" for number in range(10)]
     for near in (ten[1:], ten[2:], [*ten[1:], "site-a"], [*ten, "site-a"], ten[3:], ten[5:]):
         with pytest.raises(AttemptRefused, match="over this very model"):
-            policy.check_same_model(ten, near, 10)
+            policy.check_same_model(ten, near, 10, "round 3 of run 'demo'")
     for allowed in (ten[::-1], ten[6:], [*ten[3:], "site-a", "site-b", "site-c"], [f"site-{name}" for name in "abc"]):
-        policy.check_same_model(ten, allowed, 11)
+        policy.check_same_model(ten, allowed, 11, "round 3 of run 'demo'")
     with pytest.raises(AttemptRefused, match="over this very model"):
-        policy.check_same_model(ten, ten[6:], 12)
+        policy.check_same_model(ten, ten[6:], 12, "round 3 of run 'demo'")
 
 
 @given(st.integers(3, 10), st.integers(3, 60), st.data())
@@ -149,7 +153,7 @@ def test_what_two_sums_over_one_model_differ_by_is_a_sum_still_when_colluders_ar
     first, second = (data.draw(st.sets(st.sampled_from(cohort))) for _ in range(2))
     policy = replace(LISTED, minimum_cohort=minimum)
     try:
-        policy.check_same_model(first, second, n_invited)
+        policy.check_same_model(first, second, n_invited, "round 3 of run 'demo'")
     except AttemptRefused:
         return
     changed = sorted(first ^ second)
@@ -160,18 +164,18 @@ def test_what_two_sums_over_one_model_differ_by_is_a_sum_still_when_colluders_ar
 def test_two_rounds_that_differ_by_one_client_raise_an_alarm() -> None:
     ten = {f"site-{number}" for number in range(10)}
     for now in (ten - {"site-3"}, ten | {"site-3a"}):
-        alarm = LISTED.check_cohort_change(ten, now)
+        alarm = LISTED.check_cohort_change(ten, now, "round 2")
         assert alarm is not None
-        assert "differ by site-3" in alarm
+        assert "its clients and those of round 2 differ by site-3" in alarm
         with pytest.raises(AttemptRefused, match="differ by site-3"):
-            replace(LISTED, cohort_change="refuse").check_cohort_change(ten, now)
+            replace(LISTED, cohort_change="refuse").check_cohort_change(ten, now, "round 2")
 
 
 def test_two_rounds_that_differ_by_none_or_by_many_do_not() -> None:
     strict = replace(LISTED, cohort_change="refuse")
     ten = [f"site-{number}" for number in range(10)]
-    assert strict.check_cohort_change(ten, list(reversed(ten))) is None
-    assert strict.check_cohort_change(ten, ten[3:]) is None
+    assert strict.check_cohort_change(ten, list(reversed(ten)), "round 2") is None
+    assert strict.check_cohort_change(ten, ten[3:], "round 2") is None
 
 
 def test_the_count_is_told_only_where_the_policy_shares_it_and_rounds_need_not_be_secure() -> None:
