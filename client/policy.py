@@ -156,7 +156,7 @@ class SitePolicy:
 
     def check_secure_round(self, asked: SecureRound) -> None:
         """Raise `WorkRefused`, with the reason to give the coordinator, unless this round is within the limits, and
-        there is a member list to hold its cohort against.
+        there is a member list to hold its cohort against; `AttemptRefused` where it hangs on who is in the cohort.
         """
         if self.members is None:
             raise WorkRefused(
@@ -167,10 +167,11 @@ class SitePolicy:
 
     def check_secure_limits(self, asked: SecureRound) -> None:
         """The same but for the list: for a site that has no policy at all, and so believes its coordinator."""
-        self._check_cohort(asked)
+        self._check_minimum(asked.minimum)  # what is the run's comes first: no other cohort would mend it
         self._check_size(asked.n_parameters)
         self._check_epsilon(asked.epsilon)
         self._check_colluders(asked.colluders)
+        self._check_cohort(asked)
 
     def check_second_update(self, round_: int, run: str = "") -> None:
         """Raise `AttemptRefused` unless another update may be given for what shares were revealed of in `round_`.
@@ -217,19 +218,31 @@ class SitePolicy:
             raise AttemptRefused(f"this site's policy (cohort_change) does not allow it: {found}")
         return found
 
-    def _check_cohort(self, asked: SecureRound) -> None:
-        n_clients, n_least = len(set(asked.cohort)), self.minimum_cohort
-        if n_clients < n_least or asked.minimum < n_least:
+    def _check_minimum(self, minimum: int) -> None:
+        if minimum < self.minimum_cohort:
             raise WorkRefused(
-                f"this site's policy wants a sum of {n_least} clients or more, and this round would open one of "
-                f"{min(n_clients, asked.minimum)}"
+                f"{self._wants_more_than(minimum)}: that is the run file's minimum, and it would have to be "
+                f"{self.minimum_cohort} or more"
             )
+
+    def _check_cohort(self, asked: SecureRound) -> None:
+        n_clients = len(set(asked.cohort))
+        if n_clients < self.minimum_cohort:
+            raise AttemptRefused(f"{self._wants_more_than(n_clients)}: more must take part")
         least = self.threshold_least(asked.n_holders)
         if not least <= asked.threshold <= asked.n_holders:
-            raise WorkRefused(
-                f"this site's policy wants {least} or more of {asked.n_holders} clients to be needed to open anything, "
-                f"and this round's threshold is {asked.threshold}"
+            raise AttemptRefused(
+                f"this site's policy (threshold_share = {self.threshold_share:.4g}) wants {least} or more of "
+                f"{asked.n_holders} clients to be needed to open anything, and this round's threshold is "
+                f"{asked.threshold}: it follows from how many clients there are, so another number of them may do; "
+                "where none does, threshold_share must be lower"
             )
+
+    def _wants_more_than(self, n_clients: int) -> str:
+        return (
+            f"this site's policy (minimum_cohort) wants a sum of {self.minimum_cohort} clients or more, and this round "
+            f"would open one of {n_clients}"
+        )
 
     def _check_size(self, n_parameters: int) -> None:
         if self.max_parameters is not None and n_parameters > self.max_parameters:

@@ -77,6 +77,56 @@ def test_a_round_beyond_the_limits_is_refused(policy: SitePolicy, asked: SecureR
         policy.check_secure_round(asked)
 
 
+OTHERS_MAY_COME = {"a cohort of two", "a cohort of one that is said thrice", *(n for n in REFUSED if "threshold" in n)}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_hangs_on_who_is_in_the_cohort_is_of_this_attempt_alone(name: str) -> None:
+    """What the run always asks is not: no other cohort would mend it."""
+    policy, asked, _ = REFUSED[name]
+    with pytest.raises(WorkRefused) as refused:
+        policy.check_secure_round(asked)
+    assert isinstance(refused.value, AttemptRefused) == (name in OTHERS_MAY_COME)
+
+
+def test_of_both_the_run_is_named_first() -> None:
+    """Else a client would wait for another cohort in a run that it can never take part in."""
+    beyond = replace(ROUND, cohort=SITES[:2], threshold=1, minimum=4)
+    for policy, asked in (
+        (replace(LISTED, minimum_cohort=5), beyond),
+        (replace(LISTED, max_parameters=999), beyond),
+        (replace(LISTED, epsilon=1.0), beyond),
+        (replace(LISTED, colluders=2), replace(beyond, colluders=1)),
+    ):
+        with pytest.raises(WorkRefused) as refused:
+            policy.check_secure_round(asked)
+        assert not isinstance(refused.value, AttemptRefused)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "sentence"),
+    [
+        (
+            replace(LISTED, minimum_cohort=5),
+            ROUND,
+            r"\(minimum_cohort\) wants a sum of 5 .* one of 3: that is the run file's minimum, .* 5 or more",
+        ),
+        (LISTED, replace(ROUND, cohort=SITES[:2]), r"\(minimum_cohort\) wants a sum of 3 .* one of 2: more must"),
+        (
+            replace(LISTED, threshold_share=0.9),
+            replace(ROUND, threshold=4, n_holders=5),
+            r"\(threshold_share = 0.9\) wants 5 or more of 5 .* is 4: .* where none does, threshold_share must be",
+        ),
+    ],
+    ids=["minimum", "cohort", "threshold"],
+)
+def test_a_refusal_names_the_setting_both_numbers_and_what_would_do(
+    policy: SitePolicy, asked: SecureRound, sentence: str
+) -> None:
+    with pytest.raises(WorkRefused, match=sentence):
+        policy.check_secure_round(asked)
+
+
 def test_a_round_within_the_limits_is_taken() -> None:
     cohort = [f"site-{number}" for number in range(10)]
     asked = SecureRound(cohort, minimum=5, threshold=7, n_holders=10, n_parameters=10, epsilon=2.0)
