@@ -94,7 +94,9 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """Why a client left. `status`: the run's, or `interrupted`. `reports`: sent; `accepted`: those that counted."""
+    """Why a client left. `status`: the run's, or `interrupted`. `reports`, `accepted`, `masked`, `opened`: how many of
+    them, as `Delivery` counts them.
+    """
 
     client: str
     run: str
@@ -102,6 +104,15 @@ class RunEnd:
     reason: str
     reports: int
     accepted: int
+    masked: int
+    opened: int
+
+    @property
+    def reports_in_words(self) -> str:
+        """What is known of them, and no more: a client is not told which rounds were abandoned in the end."""
+        if self.masked:
+            return f"masked reports: {self.masked} sent, {self.opened} in sums that this client gave its shares for"
+        return f"reports: {self.reports} sent, {self.accepted} accepted when they came"
 
 
 def run_client(
@@ -196,7 +207,8 @@ class Participant:
         self._waits_in = status
 
     def end(self, status: str, reason: str) -> RunEnd:
-        return RunEnd(self._client, self._run, status, reason, self._delivery.reports, self._delivery.accepted)
+        sent = self._delivery
+        return RunEnd(self._client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
 
     def _check_in(self) -> CheckedIn:
         with self._shutdown.interruptible():
@@ -336,8 +348,9 @@ class Participant:
             self._delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
             answer = part.report(sha256)
             self._delivery.note(offer.id, answer, done.result.steps_done, done.result.steps_planned)
+            self._delivery.masked += 1
             if answer.outcome is Outcome.ACCEPTED:
-                part.open()
+                self._delivery.opened += part.open()
         finally:
             admitted.client.abort()
             self._store.forget_work()

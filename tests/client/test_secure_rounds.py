@@ -106,7 +106,7 @@ def remembered(tmp_path: Path) -> tuple[RememberedSum, ...]:
 def test_rounds_are_summed_and_nothing_else_is_told(tmp_path: Path) -> None:
     double = SecureDouble(Ward().model, rounds=3)
     end = take_part(tmp_path, double, policy=listed(tmp_path, double))
-    assert (end.status, end.reports, end.accepted) == ("finished", 3, 3)
+    assert (end.status, end.reports, end.accepted, end.masked, end.opened) == ("finished", 3, 3, 3, 3)
     assert set(double.counts) == {0}, "nobody has asked for the sample count"
     for one in double.totals:
         assert (one.n_clients, one.sample_count, one.n_partial) == (5, SAMPLES + 40, 1)
@@ -227,7 +227,7 @@ def test_a_report_that_does_not_count_is_forgotten(tmp_path: Path, outcome: str)
     double = SecureDouble(Ward().model)
     double.outcome = outcome
     end = take_part(tmp_path, double)
-    assert (end.status, end.reports, end.accepted) == ("finished", 1, 0)
+    assert (end.status, end.reports, end.accepted, end.opened) == ("finished", 1, 0, 0)
     assert "PUT consistency-check" not in double.log
     assert not list(tmp_path.rglob("pending/*"))
 
@@ -250,6 +250,8 @@ def test_a_round_that_goes_on_without_this_client(tmp_path: Path, phase: str) ->
     assert end.status == "finished"
     assert len(double.totals) == 1
     assert double.declined == {}
+    assert end.opened == 1, "of the other it is not known what became of it, if its report was in"
+    assert end.accepted == end.masked == (2 if phase in AFTER_INPUT else 1)
 
 
 # --- what goes wrong ---
@@ -689,8 +691,12 @@ def test_a_sum_that_has_lost_one_client_is_not_signed(tmp_path: Path, caplog: py
     double = SecureDouble(Ward().model, rounds=2)
     double.told["consistency-check"] = lambda told: encode_indices(range(1, 5)) if double.totals else told
     policy = listed(tmp_path, double, cohort_change="refuse")
-    end = take_part(tmp_path, double, policy=policy, wrap=until_declined(double, 1, then=3))
-    assert (end.status, end.accepted) == ("finished", 2)
+    shutdown = Hasty()
+    wrap = until_declined(double, 1, then=3)
+    end = take_part(tmp_path, double, policy=policy, wrap=wrap, shutdown=shutdown)
+    assert (end.status, end.accepted, end.opened) == ("finished", 2, 1)
+    assert end.reports_in_words == "masked reports: 2 sent, 1 in sums that this client gave its shares for"
+    assert shutdown.waits == [1], "an attempt that it declined late is one too"
     assert sum("not signed, and no share is given" in record.message for record in caplog.records) == 1
     assert not [phase for assignment, phase in double.said if assignment.startswith("demo.2") and phase in AFTER_INPUT]
     (reason,) = double.declined.values()
