@@ -38,7 +38,7 @@ def join(
     if as_json:
         print_json(end)
     else:
-        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.accepted} of {end.reports} reports counted)")
+        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})")
     if end.status == RunStatus.FAILED:
         raise typer.Exit(1)
 

@@ -89,12 +89,9 @@ class Site:
         return Admitted(client, asked.composition, client.index, secrets.randbits(_SEED_BITS))
 
     def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
-        """Raise `AttemptRefused` unless those who have come are within the limits, too: others may come next time."""
+        """Raise `AttemptRefused` unless those who have come are within the limits, too."""
         names = asked.context.names
-        try:
-            self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
-        except WorkRefused as error:
-            raise AttemptRefused(str(error)) from error
+        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
 
     def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
         """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
@@ -128,11 +125,16 @@ class Site:
             )
 
     def _check_limits(self, asked: Asked, names: Collection[str], layout: Layout) -> None:
+        """Raise `AttemptRefused` for what hangs on who they are, for others may come next time; `WorkRefused` for what
+        the run asks of everyone.
+        """
         if len(names) < 2:
-            raise WorkRefused("a sum of one client is that client's update")
+            raise AttemptRefused("a sum of one client is that client's update")
         n_invited = len(asked.context.cohort)
         if len(names) < roster_min(n_invited):
-            raise WorkRefused(f"{len(names)} of {n_invited} clients are too few to keep a secret")
+            raise AttemptRefused(
+                f"{len(names)} of {n_invited} clients are too few to keep a secret, {roster_min(n_invited)} the fewest"
+            )
         plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
         cost, colluders = self._cost_with(asked), None if plan.noise is None else plan.noise.colluders
         round_ = SecureRound(names, plan.minimum, parameters.t, parameters.k + 1, layout.n_values, cost, colluders)

@@ -66,7 +66,8 @@ def pending_files(tmp_path: Path) -> list[str]:
 def test_a_client_works_until_the_run_is_finished(tmp_path: Path) -> None:
     double = Double(AddOne().model, rounds=3)
     end = take_part(tmp_path, double)
-    assert (end.status, end.reports, end.accepted) == ("finished", 3, 3)
+    assert (end.status, end.reports, end.accepted, end.masked, end.opened) == ("finished", 3, 3, 0, 0)
+    assert end.reports_in_words == "reports: 3 sent, 3 accepted when they came"
     assert all(torch.allclose(update, torch.ones(8)) for update in double.updates)
     assert pending_files(tmp_path) == []
     per_round = {"GET models": 3, "POST update": 3, "PUT report": 3}
