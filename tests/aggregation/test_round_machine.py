@@ -12,6 +12,7 @@ from tests.aggregation.secure_round_laws import SecureRoundLaws
 from umbel.aggregation.advance import advance
 from umbel.aggregation.round import Event, Gathered, Recruiting, Reported, RoundState
 from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.second_sum import OpenedSum
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
@@ -70,6 +71,11 @@ def training_plans(
 
 plans = training_plans(st.integers(1, 3), st.just(NO_FLOOR), floors)
 secure = training_plans(st.integers(3, 4), st.just(NO_FLOOR), st.just(NO_FLOOR), floors).map(secured)
+opened_sums = st.builds(
+    lambda clients, n_more: OpenedSum(tuple(sorted(clients)), len(clients) + n_more),
+    st.sets(st.sampled_from(CLIENTS), min_size=3),
+    st.integers(0, 2),
+)
 others = st.builds(
     lambda task, minimum, more, over, window_s, seed, sites: RoundPlan(
         RunId("demo"),
@@ -115,10 +121,15 @@ class OtherMachine(RoundLaws):
 class SecureMachine(SecureRoundLaws):
     """A round whose sum alone the coordinator can read."""
 
-    @initialize(plan=secure, n_phases=st.integers(0, 5), silent=st.sets(st.sampled_from(CLIENTS), max_size=1))
-    def begin(self, plan: RoundPlan, n_phases: int, silent: set[ClientId]) -> None:
+    @initialize(
+        plan=secure,
+        n_phases=st.integers(0, 5),
+        silent=st.sets(st.sampled_from(CLIENTS), max_size=1),
+        opened=st.one_of(st.just(()), st.tuples(opened_sums)),
+    )
+    def begin(self, plan: RoundPlan, n_phases: int, silent: set[ClientId], opened: tuple[OpenedSum, ...]) -> None:
         """Some phases pass well before the walk begins, or few walks would come to the end of all five."""
-        self.open_books(plan)
+        self.open_books(plan, opened=opened)
         if n_phases:
             self.wait_for_clients_until_patience_is_over(len(CLIENTS))
         for _ in range(1, n_phases):
