@@ -125,15 +125,28 @@ class SecureMachine(SecureRoundLaws):
         plan=secure,
         n_phases=st.integers(0, 5),
         silent=st.sets(st.sampled_from(CLIENTS), max_size=1),
+        is_waited_for=st.booleans(),
         opened=st.one_of(st.just(()), st.tuples(opened_sums)),
     )
-    def begin(self, plan: RoundPlan, n_phases: int, silent: set[ClientId], opened: tuple[OpenedSum, ...]) -> None:
-        """Some phases pass well before the walk begins, or few walks would come to the end of all five."""
-        self.open_books(plan, opened=opened)
+    def begin(
+        self,
+        plan: RoundPlan,
+        n_phases: int,
+        silent: set[ClientId],
+        is_waited_for: bool,
+        opened: tuple[OpenedSum, ...],
+    ) -> None:
+        """Some phases pass well before the walk begins, or few walks would come to the end of all five.
+
+        `is_waited_for`: who is silent, until the time of the phase is up. A sum that was opened has met a strict floor,
+        and these have not.
+        """
+        self.open_books(plan, opened=() if plan.coverage.strict else opened)
         if n_phases:
             self.wait_for_clients_until_patience_is_over(len(CLIENTS))
         for _ in range(1, n_phases):
             self.others_say_what_is_awaited(silent, 0.01)
+            self.nothing_is_said_until_the_deadline(bool(silent) and is_waited_for, 0.0)
 
 
 TestTraining: Any = TrainingMachine.TestCase
