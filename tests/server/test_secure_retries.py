@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.false_dealers import ClosedDealer, WrongDealer
-from tests.secure_cohort import LAYOUT, STATE, Attempt, fates, secure_run, until, work_of
+from tests.secure_cohort import LAYOUT, STATE, Attempt, asked_again, fates, ordered, secure_run, work_of
 from tests.secure_device import SecureDevice
 from tests.server_device import Device, House, Json, LateClock, house
 from umbel.aggregation.secagg.client import SecureClient
@@ -25,26 +25,6 @@ RUN = secure_run(target=N, minimum=3)
 def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of these tests jumps: that is not taken for time in which no coordinator was at work."""
     monkeypatch.setattr("umbel.server.uptime.OUTAGE_S", float("inf"))
-
-
-async def ordered(it: House, verb: str) -> None:
-    answer = await it.http.post(f"/v1/admin/runs/demo/{verb}", json={"reason": "a test"}, headers=it.admin)
-    assert answer.status_code == 200, answer.text
-
-
-async def asked_again(it: House, clock: LateClock, devices: Sequence[Device], number: int) -> Attempt:
-    """The next attempt, for which all of them wait before anybody is drawn; those who were."""
-    driver = it.state.coordinator.drivers["demo"]
-    waiting = [asyncio.create_task(one.check_in(LAYOUT, wait_s=20.0)) for one in devices]
-    while await driver.waiting.count() < len(devices):  # noqa: ASYNC110 - nothing rings for it
-        await asyncio.sleep(0.002)
-    await ordered(it, "resume")
-    await until(lambda: driver.state.phase == "training")
-    cohort = set(driver.state.cohort)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    return Attempt.of(it, clock, [one for one in devices if one.name in cohort], number)
 
 
 async def require_that_it_does_without(it: House, clock: LateClock, devices: Sequence[Device], out: set[str]) -> None:
