@@ -98,13 +98,13 @@ class Attempt:
         if self.driver.state.phase not in ("training", "closing") or self.driver.plan != self.plan:
             return False
         if phase is Phase.ADVERTISE_KEYS:
-            await self.each(SecureDevice.advertise, who)
+            await self.each(lambda one: one.advertise(), who)
         elif phase is Phase.SHARE_KEYS:
-            await self.each(SecureDevice.share, who)
+            await self.each(lambda one: one.share(), who)
         elif phase is Phase.MASKED_INPUT:
             await self.each(self._input, who)
         elif phase is Phase.CONSISTENCY_CHECK:
-            await self.each(SecureDevice.agree, who)
+            await self.each(lambda one: one.agree(), who)
         else:
             await self.each(_reveal, who)
         return True
