@@ -75,7 +75,10 @@ class Letter:
 
 
 class Batch:
-    """The letters of one transaction: decided one after the other on the state that is stored, answered when it is."""
+    """The letters of one transaction: decided one after the other on the state that is stored, answered when it is.
+
+    `opened`: how many clients are asked by a round that it has opened, else 0; `why`: why these, if that is to be told.
+    """
 
     def __init__(self, letters: Sequence[Letter], live: LiveRun, chronicle: Chronicle) -> None:
         self.commands: list[Command] = []

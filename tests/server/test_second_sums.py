@@ -2,12 +2,15 @@
 revealed: each has the client's own memory of its sums, and refuses what that refuses."""
 
 import asyncio
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.lifecycle_house import obeyed
 from tests.secure_cohort import STATE, Attempt, all_waiting, asked_again, fates, ordered, secure_run, until
 from tests.secure_device import SecureDevice
 from tests.server_device import Device, House, LateClock, house
@@ -144,7 +147,12 @@ def test_a_round_that_was_opened_in_vain_is_made_again_by_the_very_same_clients(
     asyncio.run(scenario())
 
 
-def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_is_asked(tmp_path: Path) -> None:
+def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_is_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was opened in vain is not forgotten for an attempt that the operator cuts short."""
+    caplog.set_level(logging.INFO)
+
     async def scenario() -> None:
         clock = LateClock()
         async with house(tmp_path / "house", clock) as it:
@@ -167,5 +175,9 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
                 "sites may refuse, for over this model a sum was opened in vain: "
                 "of its clients the operator has removed d4"
             )
+            assert re.search(r"attempt 2 opened: 6 asked, .*: of its clients the operator has removed d4", caplog.text)
+            await obeyed(it, "pause", now=True)
+            assert driver.state.phase == "recruiting"
+            assert [set(one.clients) for one in driver.state.opened] == [SUMMED]
 
     asyncio.run(scenario())
