@@ -8,11 +8,12 @@ another one each time, though near the last: what is said below is about updates
 
 *One model.* Updates to one and the same model differ by the chance of their training alone, so the difference of two
 such sums is nearly that of the clients by whom they differ. Some of these may work for the coordinator, which then
-knows what they have sent, and takes it off: c = floor(N / 3) at most, N being the greater of the two cohorts. So a sum
-over a model of which shares of another sum were revealed is refused, unless its clients are the very same, or differ by
-`minimum_cohort` + c or more: what is left then is of `minimum_cohort` honest clients, the least that a sum may hide an
-update among. The very same are allowed, so a round whose sum was opened in vain can be made again, and so can one after
-a rollback. The model is what counts, not the run: another run from it would be the same attack.
+knows what they have sent, and takes it off: c = floor(N / 3) at most, N being the greater of the two cohorts. So a
+sum over a model of which shares of another sum were revealed is refused, unless its clients are the very same, or
+differ by `minimum_cohort` + c or more: what is left then is of `minimum_cohort` honest clients, the least that a sum
+may hide an update among. The very same are allowed, so a round whose sum was opened in vain can be made again (the
+coordinator asks them, or many others: `aggregation/second_sum.py`), and so can one after a rollback. The model is
+what counts, not the run: another run from it would be the same attack.
 
 - What binds is what this client has *revealed*. A sum of u clients, of n in the roster, opens when t of the u reveal
   shares, t > (n + c) / 2 (`parameters.py`, up to 300 clients). Two that differ by d clients are of (u + u' + d) / 2

@@ -14,7 +14,7 @@ from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
-from umbel.aggregation.retry import gives_up, next_attempt
+from umbel.aggregation.retry import gives_up, next_attempt, opened_by
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.secagg.totals import Totals
 from umbel.aggregation.stopping import judge
@@ -188,7 +188,8 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     if (spent := _spent(run, state.plan.n_released + state.was_revealed)) is not None:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
     if by_order:
-        return replace(end, next_state=_again(run, state, record, known))
+        again = replace(_again(run, state, record, known), opened=opened_by(state))
+        return replace(end, next_state=again)
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
         return replace(end, status=RunStatus.FAILED, reason=failure)
     return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))

@@ -140,10 +140,12 @@ def ordered(run: str, order: str, scope: Scope) -> None:
     _log.info("run %s: an operator at %s ordered: %s", run, _peer(scope), _shortened(order))
 
 
-def round_opened(plan: RoundPlan, n_asked: int) -> None:
+def round_opened(plan: RoundPlan, n_asked: int, why: str = "") -> None:
+    """`why`: whom it asks for what happened in an attempt before it, in words."""
     which, how = _attempt(plan.run, plan.task, plan.number, plan.attempt), ""
     if plan.task.sends_updates:
         how = f", updates as {plan.codec.words}"
+    how += f"; {why}" if why else ""
     _log.info("%s opened: %d asked%s", which, n_asked, how)
 
 

@@ -63,7 +63,7 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
             why = _progress(state)
             closes_in_s = max(0.0, state.closes_at - now)
             clients = _clients(state, book, now)
-            phase, target = state.phase, plan.target
+            phase, target = state.phase, state.target
             return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients, plan.task)
         case Closing(plan=plan):
             clients = _clients(state, book, state.closed_at)
@@ -128,7 +128,9 @@ def round_record(
 def _progress(state: Training) -> str:
     """What an open round waits for: reports up to its target, then what coverage asks for."""
     plan = state.plan
-    in_words = f"{part_of(state.n_reported, plan.target, plan.target_unit, 'is', 'are')} in"
+    in_words = f"{part_of(state.n_reported, state.target, plan.target_unit, 'is', 'are')} in"
+    if state.why:
+        in_words += f"; {state.why}"
     awaited = [gap for gap in gaps(Roll(plan, state.cohort, state.accepted, state.declined)) if gap.may_close]
     return f"{in_words}; coverage waits for {names(awaited)}" if awaited else in_words
 
