@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from umbel.aggregation.errors import LayoutError, WrongLayout
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.members import MemberList
 from umbel.aggregation.messages import CheckIn
+from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
 from umbel.server.problems import Refused
+from umbel.server.registry import KnownClient
 from umbel.server.services import Services
 
 _WORDS_MAX = 300  # the names of tensors are the client's word
@@ -23,21 +26,50 @@ class Unfit:
 
 
 async def unfit(
-    services: Services, layout: Layout, sites: Collection[ClientId], client: ClientId, message: CheckIn
+    services: Services,
+    layout: Layout,
+    sites: Collection[ClientId],
+    members: MemberList | None,
+    client: ClientId,
+    message: CheckIn,
 ) -> Unfit | None:
-    """Why this client may not wait in a run of this layout, whose coverage names `sites`; None if it may.
+    """Why this client may not wait in a run of this layout, whose coverage names `sites`, and which is for `members`
+    (None: for all); None if it may.
 
     That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
     """
     if message.layout_digest != layout.digest:
         return await _wrong_layout(services, layout, message)
-    if client not in sites:
+    if members is None and client not in sites:
         return None
     known = await services.registry.client(client)
-    if known is not None and known.is_name_bound:
+    if members is not None and (why := _no_member(members, client, known)):
+        return Unfit(Refused("not-a-member", why))
+    if client not in sites or (known is not None and known.is_name_bound):
         return None
     detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
     return Unfit(Refused("unbound-name", detail))
+
+
+def is_member(members: MemberList, client: ClientId, known: KnownClient | None) -> bool:
+    """Whether the list has this client with the key that it enrolled with, as every site will ask of the cohort."""
+    return known is not None and members.members.get(client) == public_key_text(known.public_key)
+
+
+def _no_member(members: MemberList, client: ClientId, known: KnownClient | None) -> str:
+    """What a client is told that is not on the list with its key; empty for one that is."""
+    if is_member(members, client, known):
+        return ""
+    if client not in members.members:
+        return (
+            f"this run is for the members of {members.words}, and {client!r} is none: have an officer add its name and "
+            "key (umbel fingerprint) to the list's next epoch, which takes a new run, or take part in another run"
+        )
+    return (
+        f"this run is for the members of {members.words}, where {client!r} has another key than the one that it is "
+        "enrolled with: start it with the state directory whose key an officer has listed (umbel fingerprint), or have "
+        "an officer list this key in the next epoch, which takes a new run"
+    )
 
 
 async def _wrong_layout(services: Services, layout: Layout, message: CheckIn) -> Unfit:

@@ -129,6 +129,11 @@ def run_created(run: str, rounds: int, model_sha256: str) -> None:
     _log.info("run %s created: %d rounds from model %s", run, rounds, model_sha256[:12])
 
 
+def members_given(run: str, members: str) -> None:
+    """`members`: the list, in words."""
+    _log.info("run %s draws members alone, of %s", run, members)
+
+
 def run_over(run: str, status: RunStatus, reason: str) -> None:
     _log.info("run %s %s: %s", run, status.value, _shortened(reason))
 

@@ -86,8 +86,9 @@ class Reception:
         driver = await self._coordinator.driver(visit.message.run)
         if is_misfit := visit.message.layout_digest != driver.layout.digest:
             await visit.admit(None)  # to read a layout takes milliseconds, which no replay is worth
-        sites = driver.run.file.coverage.sites
-        if (found := await unfit(self._services, driver.layout, sites, visit.client, visit.message)) is not None:
+        sites, members = driver.run.file.coverage.sites, await driver.members.list()
+        found = await unfit(self._services, driver.layout, sites, members, visit.client, visit.message)
+        if found is not None:
             if not is_misfit:
                 await visit.admit(None)
             await self._turn_away(driver, visit.client, found)
