@@ -18,7 +18,7 @@ from umbel.server import journal
 from umbel.server.blobs import UnknownBlob
 from umbel.server.database_outage import DatabaseAway
 from umbel.server.driver import RunDriver
-from umbel.server.fitness import is_member
+from umbel.server.fitness import stranger
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
@@ -110,11 +110,12 @@ class Coordinator:
         return driver, is_new
 
     async def _show_out(self, driver: RunDriver, members: MemberList) -> None:
-        """Who waits already and is no member is not drawn any more, and hears why at its next check-in."""
+        """Who waits already and is no member is not drawn any more, and told why."""
         journal.members_given(driver.name, members.words)
         for candidate in await driver.waiting.candidates():
-            if not is_member(members, candidate.client, await self.services.registry.client(candidate.client)):
+            if await stranger(self.services, members, candidate.client) is not None:
                 await driver.waiting.expel(candidate.client)
+                driver.bells.ring((candidate.client,))
 
     async def _add_run(self, file: RunFile, model_sha256: str, members: SignedMembers | None) -> bool:
         """Store a new run; False if another request was faster."""

@@ -11,7 +11,6 @@ from umbel.aggregation.messages import CheckIn
 from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
 from umbel.server.problems import Refused
-from umbel.server.registry import KnownClient
 from umbel.server.services import Services
 
 _WORDS_MAX = 300  # the names of tensors are the client's word
@@ -40,36 +39,40 @@ async def unfit(
     """
     if message.layout_digest != layout.digest:
         return await _wrong_layout(services, layout, message)
-    if members is None and client not in sites:
+    if (found := await stranger(services, members, client)) is not None:
+        return found
+    if client not in sites:
         return None
     known = await services.registry.client(client)
-    if members is not None and (why := _no_member(members, client, known)):
-        return Unfit(Refused("not-a-member", why))
-    if client not in sites or (known is not None and known.is_name_bound):
+    if known is not None and known.is_name_bound:
         return None
     detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
     return Unfit(Refused("unbound-name", detail))
 
 
-def is_member(members: MemberList, client: ClientId, known: KnownClient | None) -> bool:
-    """Whether the list has this client with the key that it enrolled with, as every site will ask of the cohort."""
-    return known is not None and members.members.get(client) == public_key_text(known.public_key)
+async def stranger(services: Services, members: MemberList | None, client: ClientId) -> Unfit | None:
+    """Why this client may not wait in a run that is for `members` (None: for all); None if it may.
 
-
-def _no_member(members: MemberList, client: ClientId, known: KnownClient | None) -> str:
-    """What a client is told that is not on the list with its key; empty for one that is."""
-    if is_member(members, client, known):
-        return ""
-    if client not in members.members:
-        return (
+    Held against the list is the key that it has enrolled with, for every site asks the same of the cohort.
+    """
+    if members is None:
+        return None
+    known = await services.registry.client(client)
+    listed = members.members.get(client)
+    if known is not None and listed == public_key_text(known.public_key):
+        return None
+    if listed is None:
+        detail = (
             f"this run is for the members of {members.words}, and {client!r} is none: have an officer add its name and "
             "key (umbel fingerprint) to the list's next epoch, which takes a new run, or take part in another run"
         )
-    return (
-        f"this run is for the members of {members.words}, where {client!r} has another key than the one that it is "
-        "enrolled with: start it with the state directory whose key an officer has listed (umbel fingerprint), or have "
-        "an officer list this key in the next epoch, which takes a new run"
-    )
+    else:
+        detail = (
+            f"this run is for the members of {members.words}, where {client!r} has another key than the one that it is "
+            "enrolled with: start it with the state directory whose key an officer has listed (umbel fingerprint), or "
+            "have an officer list this key in the next epoch, which takes a new run"
+        )
+    return Unfit(Refused("not-a-member", detail))
 
 
 async def _wrong_layout(services: Services, layout: Layout, message: CheckIn) -> Unfit:
