@@ -58,19 +58,19 @@ async def stranger(services: Services, members: MemberList | None, client: Clien
     if members is None:
         return None
     known = await services.registry.client(client)
-    listed = members.members.get(client)
+    listed, which = members.members.get(client), f"epoch {members.epoch} of the member list {members.name!r}"
     if known is not None and listed == public_key_text(known.public_key):
         return None
     if listed is None:
         detail = (
-            f"this run is for the members of {members.words}, and {client!r} is none: have an officer add its name and "
-            "key (umbel fingerprint) to the list's next epoch, which takes a new run, or take part in another run"
+            f"this run is for the members of {which}, and {client!r} is none: have an officer add its name and key "
+            "(umbel fingerprint) to the list's next epoch, which takes a new run, or take part in another run"
         )
     else:
         detail = (
-            f"this run is for the members of {members.words}, where {client!r} has another key than the one that it is "
+            f"this run is for the members of {which}, where {client!r} has another key than the one that it is "
             "enrolled with: start it with the state directory whose key an officer has listed (umbel fingerprint), or "
-            "have an officer list this key in the next epoch, which takes a new run"
+            "have an officer list this key in the next epoch, which takes a new run; or take part in another run"
         )
     return Unfit(Refused("not-a-member", detail))
 

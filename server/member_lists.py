@@ -60,7 +60,8 @@ class RunMembers:
         """The run's member list; None if all may wait, for the run is bound to none, or nobody has given it."""
         now = self._clock.now()
         if self._known is None and self._is_bound and not 0 <= now - self._looked_at < LOOK_AGAIN_S:
-            self._known, self._looked_at = await self._store.of(self._run), now
+            found, self._looked_at = await self._store.of(self._run), now
+            self._known = self._known or found  # it may have been given meanwhile
         return self._known
 
     async def give(self, signed: SignedMembers) -> bool:

@@ -64,7 +64,7 @@ def test_a_stranger_is_told_at_its_check_in_and_the_members_rounds_close(tmp_pat
             assert (await put_run(it, bound_run(listed, count=2), text_of(listed))).status_code == 201
             for number in (1, 2):
                 reason = await told(stranger)
-                assert f"the members of {listed.words}, and 'd4' is none: have an officer add" in reason
+                assert "epoch 1 of the member list 'pilot', and 'd4' is none: have an officer add" in reason
                 assert "or take part in another run" in reason
                 parties = [SecureDevice(one, LAYOUT) for one in members]
                 await asyncio.gather(*(one.take_part(torch.zeros(LAYOUT.n_values)) for one in parties))
@@ -128,6 +128,22 @@ def test_a_run_may_be_given_its_list_later_and_who_waits_already_is_not_drawn(tm
             [record] = await it.ended(1)
             assert record["committed"], record["reason"]
             await told(stranger)
+
+    asyncio.run(scenario())
+
+
+def test_a_new_run_has_its_list_from_its_first_moment(tmp_path: Path) -> None:
+    """In one transaction: a crash after it, or a replica that opens the run at once, finds both."""
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+
+            async def later(*_: object) -> None:
+                raise AssertionError("it was stored with the run")
+
+            it.state.services.member_lists.add = later
+            assert (await put_run(it, bound_run(MEMBERS), text_of(MEMBERS))).status_code == 201
+            assert await it.state.services.member_lists.of(DEMO) == MEMBERS
 
     asyncio.run(scenario())
 
