@@ -18,7 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-from umbel.aggregation.fingerprint import sha256_of_groups
+from umbel.aggregation.fingerprint import members_sha256_of
 from umbel.aggregation.members import COHORT_MIN, MemberList
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.types import TARGET_MAX, require_slug, require_within
@@ -108,7 +108,7 @@ class SitePolicy:
         if self.members == Path():
             raise ValueError('members must name a file, such as members = "pilot.json"')
         if self.members_sha256:
-            object.__setattr__(self, "members_sha256", _sha256(self.members_sha256))
+            object.__setattr__(self, "members_sha256", members_sha256_of(self.members_sha256))
         if self.members is None and (self.members_sha256 or self.members_epoch > 1):
             raise ValueError('members_sha256 and members_epoch are of a list: name its file, members = "FILE"')
         if self.members is None and self.secure_aggregation == "required":
@@ -273,10 +273,3 @@ def _few_changed(before: Collection[str], now: Collection[str], least: int) -> l
     """By whom two sums differ, if that is fewer than `least`; else nobody."""
     changed = sorted(set(before) ^ set(now))
     return changed if len(changed) < least else []
-
-
-def _sha256(text: str) -> str:
-    try:
-        return sha256_of_groups(text)
-    except ValueError as error:
-        raise ValueError("members_sha256 must be the 64 hex digits that `umbel members show` prints") from error

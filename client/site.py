@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.members import MemberList, MembersRefused
 from umbel.aggregation.privacy.accounting import AccountantMissing
@@ -18,7 +19,7 @@ from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
 from umbel.aggregation.types import RunId
-from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
+from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused
 from umbel.client.identity import Identity
 from umbel.client.members_store import MembersStore, members_in_force
 from umbel.client.policy import SecureRound, SitePolicy
@@ -158,20 +159,24 @@ class Site:
         if not lists:
             self._warn_of_no_list()
             return
-        told = asked.context.members_sha256
-        members = next((one for one in lists if one.sha256 == told), None)
+        named = asked.context.members_sha256
+        members = next((one for one in lists if one.sha256 == named), None)
         if members is None:
-            raise WorkRefused(
-                "this round is bound to another member list than the one that this site trusts; ask an officer which "
-                "is the newest"
-            )
+            raise WorkRefused(_bound_elsewhere(named, lists))
         wrong = [name for name, key in asked.context.cohort if members.members.get(name) != key]
-        if wrong:
+        if asked.client in wrong:
             raise Alarm(
-                f"the cohort of round {asked.assignment.round} is not of the member list {members.name!r}: there is "
+                f"this client is not on the member list {members.words} with the key that it has here: have an officer "
+                "compare its fingerprint (umbel fingerprint), and list it in the next epoch. Nothing is said in this "
+                "attempt",
+                "this client is not on the member list with its own key",
+            )
+        if wrong:
+            raise StrangersInvited(
+                f"the cohort of round {asked.assignment.round} is not of the member list {members.words}: there is "
                 f"no {wrong[0]!r} in it with this key{_and_others(len(wrong) - 1)}. Nothing is said in this attempt; "
-                "the coordinator's operator takes a stranger out with umbel client remove",
-                "the cohort is not of the member list",
+                "the coordinator's operator gives the run its list (umbel run create --members), so that members alone "
+                "are drawn, or takes a stranger out with umbel client remove"
             )
 
     # --- the member list ---
@@ -200,6 +205,16 @@ class Site:
                 "round; name the consortium's list in a policy (--policy)"
             )
         self._has_warned = True
+
+
+def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
+    """Why a round is declined that is bound to none of these lists, which this site trusts."""
+    trusted = " or ".join(one.words for one in lists)
+    lines = " or ".join(f'members_sha256 = "{one.sha256}"' for one in lists)
+    return (
+        f"this round is bound to another member list ({short_groups(named) or 'to none'}) than the one that this site "
+        f"trusts, {trusted}: ask an officer which is the newest; the file of a run of this one has {lines}"
+    )
 
 
 def _and_others(n_others: int) -> str:

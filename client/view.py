@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from umbel.aggregation.fingerprint import beginning
+from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.client.columns import Column, table_lines
@@ -129,7 +129,7 @@ def _terms(run: RunView) -> Iterator[Text]:
     if run.privacy is not None:
         yield Text(f"privacy: {run.privacy.words}")
     if run.members_sha256:
-        yield Text(f"member list {printable(beginning(run.members_sha256))} (--json tells the whole hash)", "dim")
+        yield Text(f"member list {printable(short_groups(run.members_sha256))} … (--json tells the whole hash)", "dim")
     if run.audit_head:
         yield Text(f"audit head {printable(run.audit_head)}", "dim")
 

@@ -51,6 +51,7 @@ from umbel.server.database_outage import DatabaseAway
 from umbel.server.endings import model_after
 from umbel.server.folding import SumDropped
 from umbel.server.letters import Batch, Letter, fail
+from umbel.server.member_lists import RunMembers
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
 from umbel.server.round_codec import RoundCodec
@@ -84,6 +85,7 @@ class RunDriver:
         self.asked_at = float("-inf")
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
+        self.members = RunMembers(services.member_lists, live.run.file, services.clock)
         self.chronicle = Chronicle(services, live, self.bells)
         self.now = RunNow(services, self.chronicle, self.waiting, lambda: self.live)
         self._round_codec = RoundCodec(layout)

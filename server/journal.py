@@ -131,6 +131,11 @@ def run_created(run: str, rounds: int, model_sha256: str) -> None:
     _log.info("run %s created: %s from model %s", run, counted(rounds, "round"), model_sha256[:12])
 
 
+def members_given(run: str, members: str) -> None:
+    """`members`: the list, in words."""
+    _log.info("run %s draws members alone, of %s", run, members)
+
+
 def run_over(run: str, status: RunStatus, reason: str) -> None:
     _log.info("run %s %s: %s", run, status.value, _shortened(reason))
 

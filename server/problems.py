@@ -45,6 +45,7 @@ KINDS: Mapping[str, Kind] = {
     "replayed-nonce": Kind(401, "This signed request was seen before"),
     "client-removed": Kind(403, "The operator has removed this client"),
     "unbound-name": Kind(403, "The run counts on this name, and the client chose it itself"),
+    "not-a-member": Kind(403, "The run is for members of a list that has not this client with its key"),
     "unknown-token": Kind(401, "No such enrolment token"),
     "expired-token": Kind(401, "The enrolment token has expired"),
     "token-used": Kind(409, "The enrolment token has been used"),

@@ -6,6 +6,7 @@ waiters   turned_away                                           who waits for wo
 layouts <- models <- model_versions -> runs                     what was made
 runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
 runs <- audits                                                  what is signed of it
+runs <- member_lists                                            who may take part, where a list says so
 replicas   leases   partial_sums   relayed_reveals              which coordinator does what
 deployment                                                      which blobs and keys go with these tables
 ```
@@ -137,6 +138,14 @@ class Run(Base):
     run_file_sha256: Mapped[str] = mapped_column(_SHA256)
     audit_number: Mapped[int]
     audit_sha256: Mapped[str] = mapped_column(_SHA256)
+
+
+class MemberListText(Base):
+    """The member list that a run's rounds are bound to, where the coordinator was given it: as its file has it."""
+
+    __tablename__ = "member_lists"
+    run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
+    text: Mapped[str] = mapped_column(Text)
 
 
 class ModelVersion(Base):

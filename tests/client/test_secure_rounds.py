@@ -20,6 +20,7 @@ from torch import nn
 from tests.client.double import TOKEN, URL, Double, Handler, problem
 from tests.client.secure_double import PEERS, SAMPLE_COUNT_MAX, WARD, SecureDouble, peer_key
 from tests.consortium import OFFICERS, public_key, signed
+from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
 from umbel.aggregation.privacy.accounting import Ledger
@@ -30,6 +31,7 @@ from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import Alarm, CoordinatorMisbehaved, TrainingFailed, WorkRefused
+from umbel.client.loop import FAILURES_MAX
 from umbel.client.secure_store import RememberedSum
 from umbel.client.shutdown import Shutdown
 from umbel.client.store import Store
@@ -325,16 +327,41 @@ OFFERS: dict[str, Callable[[SecureOffer], SecureOffer]] = {
 
 
 @pytest.mark.parametrize("change", OFFERS.values(), ids=OFFERS.keys())
-def test_a_cohort_that_is_not_of_the_list_is_an_alarm(
-    tmp_path: Path, change: Callable[[SecureOffer], SecureOffer]
+def test_a_cohort_that_is_not_of_the_list_is_declined_until_it_is(
+    tmp_path: Path, change: Callable[[SecureOffer], SecureOffer], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """However often: who was enrolled by mistake ends no site."""
+    double, n_times = SecureDouble(Ward().model), FAILURES_MAX + 1
+    policy = listed(tmp_path, double)
+
+    def with_stranger(offer: SecureOffer) -> SecureOffer:
+        if len(double.declined) == n_times:
+            return offer
+        return change(replace(offer, plan=replace(offer.plan, clients_max=6)))
+
+    double.change_offer = with_stranger
+    assert take_part(tmp_path, double, policy=policy).accepted == 1
+    assert list(double.declined.values()) == ["the cohort is not of the member list"] * n_times
+    assert {assignment for assignment, _ in double.said} == {f"demo.1.{n_times + 1}.ward-7"}, "nothing before it"
+    logged = [
+        one.getMessage() for one in caplog.records if "not of the member list 'pilot', epoch 1" in one.getMessage()
+    ]
+    assert len(logged) == n_times
+    assert all("umbel run create --members" in line and "umbel client remove" in line for line in logged)
+
+
+def test_a_client_that_is_not_on_its_own_list_leaves(tmp_path: Path) -> None:
+    """It waits for nobody else's mistake, and no round will be another one."""
     double = SecureDouble(Ward().model)
     policy = listed(tmp_path, double)
-    double.change_offer = lambda offer: change(replace(offer, plan=replace(offer.plan, clients_max=6)))
-    with pytest.raises(Alarm, match="not of the member list"):
-        take_part(tmp_path, double, policy=policy)
+    assert double.members is not None
+    members = {name: key for name, key in double.members.members.items() if name != WARD}
+    double.members = replace(double.members, members=members)
+    (tmp_path / "pilot.json").write_bytes(members_bytes(signed(double.members, *OFFICERS)))
+    with pytest.raises(Alarm, match="have an officer compare its fingerprint"):
+        take_part(tmp_path, double, policy=replace(policy, members_sha256=double.members.sha256))
     assert not double.said
-    assert set(double.declined.values()) == {"the cohort is not of the member list"}
+    assert set(double.declined.values()) == {"this client is not on the member list with its own key"}
 
 
 def test_another_key_for_this_very_client_is_an_alarm(tmp_path: Path) -> None:
@@ -349,9 +376,24 @@ def test_a_round_of_another_member_list_is_refused(tmp_path: Path) -> None:
     double = SecureDouble(Ward().model)
     policy = listed(tmp_path, double)
     double.change_offer = lambda offer: replace(offer, members_sha256="ab" * 32)
-    with pytest.raises(WorkRefused, match="another member list"):
+    with pytest.raises(WorkRefused, match="another member list") as refused:
         take_part(tmp_path, double, policy=policy)
     assert not double.said
+    assert double.members is not None
+    assert "another member list (ABAB ABAB ABAB ABAB) than" in str(refused.value)
+    assert f"'pilot', epoch 1 ({grouped(double.members.sha256)[:19]})" in str(refused.value)
+    assert f'members_sha256 = "{double.members.sha256}"' in str(refused.value)
+
+
+def test_a_round_that_is_bound_to_no_list_is_refused_with_the_line_that_binds_it(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    policy = listed(tmp_path, double)
+    double.change_offer = lambda offer: replace(offer, members_sha256="")
+    with pytest.raises(
+        WorkRefused, match=r"another member list \(to none\) than the one that this site trusts"
+    ) as refused:
+        take_part(tmp_path, double, policy=policy)
+    assert f'the file of a run of this one has members_sha256 = "{policy.members_sha256}"' in str(refused.value)
 
 
 def test_a_list_that_is_pinned_holds_without_a_policy_too(tmp_path: Path) -> None:

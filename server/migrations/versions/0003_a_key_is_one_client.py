@@ -6,7 +6,7 @@ from alembic import op
 from umbel.server.database import UnfitDatabase
 
 revision: str = "3"
-down_revision: str | None = "1"
+down_revision: str | None = "2"
 branch_labels: str | None = None
 depends_on: str | None = None
 
