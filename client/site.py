@@ -12,6 +12,7 @@ from pathlib import Path
 from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.members import MemberList, MembersRefused
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.composition import Composition
@@ -218,4 +219,4 @@ def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
 
 
 def _and_others(n_others: int) -> str:
-    return f" (and {n_others} others)" if n_others else ""
+    return f" (and {counted(n_others, 'other')})" if n_others else ""
