@@ -66,7 +66,7 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
     from umbel.sim.bench_flower import FlowerFailed
-    from umbel.sim.idx_files import NotIdx
+    from umbel.sim.data.idx_files import NotIdx
     from umbel.sim.load import LoadFailed
     from umbel.sim.processes import ChildDied
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
+from umbel.sim.data.samples import Score
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_members import members_line
 from umbel.sim.demo_plan import NAME_PREFIX, ClientPlan, DemoPlan, Role
 from umbel.sim.demo_proof import Proof
-from umbel.sim.samples import Score
 
 NAMED_MAX = 2
 

@@ -3,7 +3,6 @@
 LeCun, Bottou, Bengio and Haffner: Gradient-based learning applied to document recognition (1998).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,11 @@ import torch
 from torch import nn
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.idx_files import NotIdx, read_idx
-from umbel.sim.samples import Samples
+from umbel.sim.data.idx_files import NotIdx, read_idx
+from umbel.sim.data.samples import Samples, TrainAndTest
 
 N_CLASSES, N_PIXELS = 10, 28 * 28
 _HIDDEN = 200
-
-
-@dataclass(frozen=True, slots=True)
-class TrainAndTest:
-    """Samples to train on, and samples that nobody trains on. Images are flat: (n, 784)."""
-
-    train: Samples
-    test: Samples
 
 
 def load_mnist(folder: Path) -> TrainAndTest:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.partition import DirichletSplit, class_counts, dirichlet_partition, shard_partition
+from umbel.sim.data.partition import DirichletSplit, class_counts, dirichlet_partition, shard_partition
 
 splits = st.builds(
     DirichletSplit,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.sim.test_idx_files import idx_bytes
-from umbel.sim.idx_files import Array, NotIdx
-from umbel.sim.mnist import load_mnist, two_layer_net
+from tests.sim.data.test_idx_files import idx_bytes
+from umbel.sim.data.idx_files import Array, NotIdx
+from umbel.sim.data.mnist import load_mnist, two_layer_net
 
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint64).astype(np.uint8).reshape(3, 28, 28)
 LABELS = np.array([7, 0, 9], dtype=np.uint8)
@@ -26,9 +26,9 @@ def write(folder: Path, images: Array = IMAGES, labels: Array = LABELS) -> Path:
 def test_images_come_flat_between_0_and_1_with_their_digits(tmp_path: Path) -> None:
     data = load_mnist(write(tmp_path))
     for samples in (data.train, data.test):
-        assert samples.labels.tolist() == [7, 0, 9]
-        assert samples.images.dtype == torch.float32
-        assert torch.equal(samples.images * 255, torch.from_numpy(IMAGES).view(3, 784).float())
+        assert samples.targets.tolist() == [7, 0, 9]
+        assert samples.inputs.dtype == torch.float32
+        assert torch.equal(samples.inputs * 255, torch.from_numpy(IMAGES).view(3, 784).float())
 
 
 @pytest.mark.parametrize(
