@@ -13,8 +13,6 @@ A counter-based draw, unlike one from a generator that must be made for each cli
 clients at once; the simulator does so, and gets the order in which the SDK trains.
 """
 
-from typing import cast
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +32,7 @@ def sample_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     keys &= ~_LOW
     keys |= index
     keys.sort()
-    return cast("NDArray[np.int64]", (keys & _LOW).view(np.int64))
+    return (keys & _LOW).view(np.int64)
 
 
 def epoch_seeds(seeds: Words, epochs: NDArray[np.int64]) -> Words:
