@@ -9,18 +9,24 @@ and through an activation by its own derivative, of its output. Each client's pa
 (`bmm`), so what comes of it does not depend on who else is computed beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from umbel.sim.data.samples import Samples
+from umbel.sim.engines.elementwise import sigmoid
 from umbel.sim.engines.lockstep import Lockstep
 from umbel.sim.engines.stacked_step import StackedSteps, is_plain
 from umbel.sim.engines.work import CohortWork
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+_BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda errors, outputs: torch.ops.aten.threshold_backward(errors, outputs, 0),
+    "tanh": torch.ops.aten.tanh_backward,
+    "sigmoid": torch.ops.aten.sigmoid_backward,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +159,15 @@ def _activated(activation: str, values: Tensor) -> Tensor:
         case "tanh":
             return values.tanh_()
         case "sigmoid":
-            return values.sigmoid_()
+            return sigmoid(values)
         case _:
             return values
 
 
 def _passed_back(activation: str, errors: Tensor, outputs: Tensor) -> Tensor:
     """Times the derivative of the activation, which for these is a function of its output."""
-    match activation:
-        case "relu":
-            return torch.ops.aten.threshold_backward(errors, outputs, 0)
-        case "tanh":
-            return torch.ops.aten.tanh_backward(errors, outputs)
-        case "sigmoid":
-            return torch.ops.aten.sigmoid_backward(errors, outputs)
-        case _:
-            return errors
+    backward = _BACKWARD.get(activation)
+    return errors if backward is None else backward(errors, outputs)
 
 
 def _flat_inputs(samples: Samples) -> Samples:

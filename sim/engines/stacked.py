@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.layout import Layout
 from umbel.sim.data.partition import Indices
-from umbel.sim.engines.dense import Dense, dense_chain, train_dense
+from umbel.sim.engines.dense import dense_chain, train_dense
 from umbel.sim.engines.lockstep import Lockstep, lockstep, owners, widest_batch
 from umbel.sim.engines.losses import Loss, cross_entropy
 from umbel.sim.engines.stacked_step import StackedSteps
@@ -30,7 +30,7 @@ log = logging.getLogger("umbel.sim")
 
 
 class StackedEngine:
-    """`loss`: of each sample. `group_size`: at most so many clients at once; by default what fits the caches.
+    """`loss`: of each sample. `group_size`: at most so many clients at once; at first what fits the caches.
 
     Raises `EngineError` where the model holds more than its float32 parameters; others are found out by the first
     cohort.
@@ -38,10 +38,10 @@ class StackedEngine:
 
     name = "batched"
 
-    def __init__(self, model: nn.Module, loss: Loss = cross_entropy, group_size: int | None = None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss = cross_entropy) -> None:
         self._model, self._loss = model, loss
         self._layout = Layout.of_state(model.state_dict())
-        self._group_size = group_size or max(1, _GROUP_BYTES // (4 * self._layout.n_values))
+        self.group_size = max(1, _GROUP_BYTES // (4 * self._layout.n_values))
         self._dense = dense_chain(model) if loss is cross_entropy else None
         self._gradients: Gradients | None = None
         if self._dense is None:
@@ -63,7 +63,7 @@ class StackedEngine:
         first, places = 0, 0
         for last, position in enumerate(positions):
             places += int(steps[position]) * width
-            if last - first == self._group_size or (places > _PLACES_MAX and last > first):
+            if last - first == self.group_size or (places > _PLACES_MAX and last > first):
                 yield positions[first:last]
                 first, places = last, int(steps[position]) * width
         yield positions[first:]
@@ -109,11 +109,6 @@ class StackedEngine:
             views[name] = flat[:, at : at + parameter.numel()].view(-1, *parameter.shape)
             at += parameter.numel()
         return views
-
-
-def is_dense(model: nn.Module) -> tuple[Dense, ...] | None:
-    """The model's layers if it is a chain of linear ones, which is stacked without a recording."""
-    return dense_chain(model)
 
 
 def _require_stackable(model: nn.Module) -> None:

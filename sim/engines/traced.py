@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx import Graph, GraphModule, Node
 
+from umbel.sim.engines.elementwise import decompositions
 from umbel.sim.engines.work import EngineError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -72,15 +73,16 @@ def _record(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targ
         return [*(gradients[name] for name in names), losses]
 
     examples = _stack_of(_PRIME, model, inputs, targets)
-    graph_module = make_fx(flat, tracing_mode="fake")(*examples)
+    graph_module = make_fx(flat, decompositions(), tracing_mode="fake")(*examples)
     for_any_number(graph_module)
 
     def gradients(
         weights: Mapping[str, Tensor], given: Tensor, wanted: Tensor, shares: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
-        *found, losses = cast(
-            list[Tensor], graph_module.forward(*(weights[name] for name in names), given, wanted, shares)
-        )
+        tensors = [*(weights[name] for name in names), given, wanted, shares]
+        if len(shares) == 1:  # alone, a client's convolution would go another way through torch, and give other bits
+            tensors = [torch.cat([one, one]) for one in tensors]
+        *found, losses = (one[: len(shares)] for one in cast(list[Tensor], graph_module.forward(*tensors)))
         return dict(zip(names, found, strict=True)), losses
 
     return gradients
@@ -171,6 +173,7 @@ def _shape(node: Node) -> tuple[int, ...]:
 # --- trying it out ----------------------------------------------------------------------------------------------------
 
 
+@torch.enable_grad()
 def _try_out(recorded: Gradients, model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
     """Raise `EngineError` unless it gives what the module itself gives, one client after another, batches that are not
     full included: then no sample has a say in another's gradient.

@@ -1,6 +1,7 @@
 """Stacked training is the same training: of each client alone to the bit, of `nn.Module` and autograd to rounding."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ class TwoTowers(nn.Module):
         self.left, self.right, self.top = nn.Linear(N_IN, 5), nn.Linear(N_IN, 5), nn.Linear(5, N_CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.top(torch.tanh(self.left(inputs)) * torch.sigmoid(self.right(inputs)))
+        outputs: Tensor = self.top(torch.tanh(self.left(inputs)) * torch.sigmoid(self.right(inputs)))
+        return outputs
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -41,6 +43,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "towers": TwoTowers,
     "normed": lambda: nn.Sequential(nn.Linear(N_IN, 8), nn.GroupNorm(2, 8), nn.GELU(), nn.Linear(8, N_CLASSES)),
+    "smooth": lambda: nn.Sequential(
+        nn.Linear(N_IN, 7),
+        nn.SiLU(),
+        nn.Linear(7, 7),
+        nn.ELU(),
+        nn.Linear(7, 7),
+        nn.Softplus(),
+        nn.Linear(7, N_CLASSES),
+    ),
     "conv": lambda: nn.Sequential(
         nn.Unflatten(1, (1, N_IN)), nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, N_CLASSES)
     ),
@@ -56,6 +67,13 @@ def made(name: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         return MODELS[name]()
+
+
+@lru_cache
+def stacked(name: str) -> tuple[nn.Module, StackedEngine]:
+    """Made once: what is recorded of a model takes a second."""
+    model = made(name)
+    return model, StackedEngine(model)
 
 
 def work_of(
@@ -93,8 +111,8 @@ def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
     for client in range(len(work.seeds)):
         nn.utils.vector_to_parameters(start.clone(), model.parameters())
         own, losses = work.data.of(client), list[tuple[float, int]]()
-        terms = {"momentum": work.optimizer.momentum, "weight_decay": work.optimizer.weight_decay}
-        optimizer = torch.optim.SGD(model.parameters(), lr=work.plan.learning_rate, **terms)
+        momentum, decay = work.optimizer.momentum, work.optimizer.weight_decay
+        optimizer = torch.optim.SGD(model.parameters(), work.plan.learning_rate, momentum, weight_decay=decay)
         epoch = 0
         while len(losses) < work.steps[client]:
             order = torch.from_numpy(sample_order(int(work.seeds[client]), epoch, len(own)))
@@ -118,8 +136,8 @@ def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("how", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_what_autograd_and_sgd_give_one_client_after_another(name: str, how: str) -> None:
-    model, work = made(name), work_of([1, 3, 5, 8, 9, 17], how=how)
-    values, losses = trained(StackedEngine(model), flat(model), work)
+    (model, engine), work = stacked(name), work_of([1, 3, 5, 8, 9, 17], how=how)
+    values, losses = trained(engine, flat(model), work)
     wanted, wanted_losses = textbook(model, work)
     torch.testing.assert_close(values, wanted, rtol=0, atol=2e-6)
     torch.testing.assert_close(losses, wanted_losses, rtol=1e-5, atol=1e-5)
@@ -129,9 +147,11 @@ def test_it_is_what_autograd_and_sgd_give_one_client_after_another(name: str, ho
 @pytest.mark.parametrize("how", ["plain", "all"])
 @pytest.mark.parametrize("name", MODELS)
 def test_each_client_gives_the_same_bits_whoever_is_stacked_with_it(name: str, how: str, group_size: int) -> None:
-    model, work = made(name), work_of([1, 3, 5, 8, 9, 17], how=how)
-    together, losses = trained(StackedEngine(model), flat(model), work)
-    apart, losses_apart = trained(StackedEngine(model, group_size=group_size), flat(model), work)
+    (model, engine), work = stacked(name), work_of([1, 3, 5, 8, 9, 17], how=how)
+    engine.group_size = 100
+    together, losses = trained(engine, flat(model), work)
+    engine.group_size = group_size
+    apart, losses_apart = trained(engine, flat(model), work)
     assert torch.equal(together, apart)
     assert torch.equal(losses, losses_apart)
 
@@ -179,7 +199,8 @@ def test_an_lstm_that_torch_loops_over_is_refused_not_slow() -> None:
             self.lstm, self.top = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, N_CLASSES)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return self.top(self.lstm(inputs.unsqueeze(2))[0][:, -1])
+            outputs: Tensor = self.top(self.lstm(inputs.unsqueeze(2))[0][:, -1])
+            return outputs
 
     model = Reader()
     with pytest.raises(EngineError, match="Reader cannot be stacked"):
