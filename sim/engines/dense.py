@@ -21,7 +21,7 @@ from umbel.sim.engines.lockstep import Lockstep
 from umbel.sim.engines.stacked_step import StackedSteps, is_plain
 from umbel.sim.engines.work import CohortWork
 
-_ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+_ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda errors, outputs: torch.ops.aten.threshold_backward(errors, outputs, 0),
     "tanh": torch.ops.aten.tanh_backward,
