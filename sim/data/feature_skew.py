@@ -126,9 +126,9 @@ def turned(images: Tensor, degrees: float) -> Tensor:
     if rest == 0:
         return torch.rot90(images, int(quarters), dims=(-2, -1))
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    backwards = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]], dtype=images.dtype).expand(len(images), 2, 3)
-    grid = nn.functional.affine_grid(backwards, list(images.shape), align_corners=False)
-    return nn.functional.grid_sample(images, grid, align_corners=False)
+    backwards = torch.tensor([[[cos, -sin, 0.0], [sin, cos, 0.0]]], dtype=images.dtype)
+    grid = nn.functional.affine_grid(backwards, [1, *images.shape[1:]], align_corners=False)
+    return nn.functional.grid_sample(images, grid.expand(len(images), -1, -1, -1), align_corners=False)
 
 
 def _as_images(inputs: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def natural_partition(
     if there are too few groups.
     """
     found, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    called = [str(group) for group in found] if names is None else [names[group] for group in found]
+    called: list[str] = [str(group) if names is None else str(names[group]) for group in found]
     kept = np.flatnonzero(sizes >= least)
     wanted = 1 if n_clients is None else n_clients
     if len(kept) < wanted:

@@ -165,17 +165,18 @@ def _pools(labels: Labels, rng: np.random.Generator) -> list[Indices]:
 
 def _class_counts(size: int, prior: Floats, alpha: float, left: Indices, rng: np.random.Generator) -> Indices:
     """How many of each class a client of `size` samples takes from what is `left` of it."""
-    counts = np.zeros_like(left)
-    if size == 0:
-        return counts
-    shares = dirichlet(alpha * prior, rng)
-    while (missing := size - int(counts.sum())) > 0:
+    counts, missing = np.zeros_like(left), size
+    shares = dirichlet(alpha * prior, rng) if missing else prior
+    while missing:
         has_more = counts < left
-        shares = np.where(has_more, shares, 0.0)
-        if shares.sum() <= 0:  # what it has for the others underflows; renormalised, it has this distribution
+        shares = shares * has_more
+        if (
+            total := shares.sum()
+        ) <= 0:  # what it has for the others underflows; renormalised, it has this distribution
             shares[has_more] = dirichlet(alpha * prior[has_more], rng)
-        drawn = rng.multinomial(missing, shares / shares.sum())
-        counts = np.minimum(counts + drawn, left)
+            total = shares.sum()
+        counts = np.minimum(counts + rng.multinomial(missing, shares / total), left)
+        missing = size - int(counts.sum())
     return counts
 
 

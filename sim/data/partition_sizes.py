@@ -93,7 +93,7 @@ def iid_partition(sizes: Indices, rng: np.random.Generator) -> tuple[Indices, ..
 def dirichlet(concentration: Floats, rng: np.random.Generator) -> Floats:
     """A draw that survives tiny concentrations, where every gamma variate may underflow to zero."""
     draw = rng.dirichlet(concentration)
-    if np.isfinite(draw).all() and draw.sum() > 0:
+    if 0 < draw.sum() < np.inf:
         return draw
     one_hot = np.zeros(len(concentration))
     one_hot[rng.choice(len(concentration), p=concentration / concentration.sum())] = 1.0
