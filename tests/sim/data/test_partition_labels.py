@@ -183,6 +183,14 @@ def test_what_is_missing_to_the_least_comes_from_the_largest() -> None:
     assert np.ptp(raised[without > raised.max()]) <= 1, "the largest are cut to one height"
 
 
+@given(st.integers(1, 20), st.integers(20, 400), st.floats(0.1, 1e3), st.integers(0, 1 << 63))
+def test_the_least_may_be_as_much_as_there_is_for_all(n_clients: int, n_samples: int, alpha: float, seed: int) -> None:
+    labels, least = np.arange(n_samples) % 3, n_samples // n_clients
+    shards = dirichlet_by_class(labels, n_clients, alpha, least, False, np.random.default_rng(seed))
+    assert sorted(np.concatenate(shards).tolist()) == list(range(n_samples))
+    assert _sizes(shards).min() == least
+
+
 def test_dirichlet_by_class_refuses_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="too few"):
         dirichlet_by_class(np.zeros(9, dtype=np.int64), 5, 1.0, 2, False, np.random.default_rng(0))

@@ -41,7 +41,7 @@ def test_clients_of_very_unequal_size_are_drawn_by_shares_with_their_sizes_above
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["small", "large"]
 
 
-@pytest.mark.parametrize(("n_clients", "n_classes"), [(12, 62), (BARS_MAX + 1, 3), (3000, 10)])
+@pytest.mark.parametrize(("n_clients", "n_classes"), [(12, 62), (BARS_MAX + 1, 3), (3333, 10)])
 def test_many_classes_or_clients_are_a_map_of_shares(n_clients: int, n_classes: int) -> None:
     partition, labels = _partition(n_clients, 9000), _labels(n_classes, 9000 + n_clients)
     [image] = _left(split_figure(partition, labels)).images
@@ -49,7 +49,8 @@ def test_many_classes_or_clients_are_a_map_of_shares(n_clients: int, n_classes: 
     assert shares.shape == (n_classes, min(n_clients, COLUMNS_MAX))
     assert shares.sum(0) == pytest.approx(np.ones(shares.shape[1]))
     counts = class_counts(labels, partition.shards)
-    assert shares.mean(1) == pytest.approx((counts / counts.sum(1, keepdims=True)).mean(0)), "every client is in it"
+    of_clients = (counts / counts.sum(1, keepdims=True)).mean(0)
+    assert shares.mean(1) == pytest.approx(of_clients, abs=0.002), "every client is in it"
 
 
 def test_a_few_clients_keep_their_order_in_a_map_and_many_are_sorted_by_their_commonest_class() -> None:
@@ -74,7 +75,7 @@ def test_without_classes_sizes_are_drawn(n_clients: int) -> None:
     assert text.get_text() == "\n".join(heterogeneity(partition, None).lines())
 
 
-@pytest.mark.parametrize("sizes", [[600] * 100, [1, 1, 2, 3, 50_000], [3, 4], [1]])
+@pytest.mark.parametrize("sizes", [[600] * 100, [1, 1, 2, 3, 50_000], [3, 4], [1], *([1, n] for n in range(21, 60, 3))])
 def test_the_histogram_counts_every_client_once(sizes: list[int]) -> None:
     partition = Partition(shards_of(np.repeat(np.arange(len(sizes)), sizes), len(sizes)))
     histogram = split_figure(partition, None).axes[1]
