@@ -1,22 +1,11 @@
-"""How one data set is split over many clients: label skew by a Dirichlet distribution, or by shards of one label.
+"""How one data set is dealt out: which client holds which samples, and how many of each class.
 
-*Dirichlet.* Hsu, Qi and Brown 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (arXiv:1909.06335), section 3: with p the share of each class in the whole data set, client k draws its
-own shares
-
-    q_k ~ Dir(alpha * p)
-
-and fills its shard with classes drawn from q_k, without replacement; once a class is used up, q_k is renormalised over
-the others. alpha -> infinity gives every client the whole's mixture, alpha -> 0 a single class each. The paper's shards
-are equally large; here they may differ: beyond the least size, shares of the data are drawn from Dir(size_alpha).
-
-*Shards.* McMahan, Moore, Ramage, Hampson and Aguera y Arcas 2017, "Communication-Efficient Learning of Deep Networks
-from Decentralized Data" (arXiv:1602.05629), section 3, the "pathological" split: samples sorted by label are cut into
-shards of equal size, and each client gets a few of them, so that most clients have only that many classes.
+`partition_labels.py` deals by label, `partition_sizes.py` by size, `partition_groups.py` by whose the samples are; the
+`[partition]` section of an experiment's file (`partition_section.py`) says which.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,107 +15,71 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class DirichletSplit:
-    """`alpha`: label skew, smaller is more skewed. `size_alpha`: the same for sizes, None for equal sizes.
+class Partition:
+    """`shards`: of each client the indices of the samples that it trains on, ascending; none is in two.
 
-    `min_samples`: every client gets at least so many.
+    `holdouts`: of each client the indices that it holds back to measure models on, in no shard; None: no client does.
+    `names`: of the clients, where they have some (hospitals, roles).
     """
 
-    n_clients: int
-    alpha: float
-    size_alpha: float | None = None
-    min_samples: int = 1
+    shards: tuple[Indices, ...]
+    holdouts: tuple[Indices, ...] | None = None
+    names: tuple[str, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if self.n_clients < 1:
-            raise ValueError(f"n_clients must be at least 1, not {self.n_clients}")
-        if self.min_samples < 0:
-            raise ValueError(f"min_samples must not be negative, it is {self.min_samples}")
-        for name in ("alpha", "size_alpha"):
-            if (value := getattr(self, name)) is not None and not 0 < value < np.inf:
-                raise ValueError(f"{name} must be positive and finite, not {value}")
+    @property
+    def n_clients(self) -> int:
+        return len(self.shards)
+
+    @property
+    def sizes(self) -> Indices:
+        """How many samples each client trains on."""
+        return np.array([len(shard) for shard in self.shards], dtype=np.int64)
 
 
-def dirichlet_partition(labels: Labels, split: DirichletSplit, seed: int) -> list[Indices]:
-    """Indices into `labels`, one sorted array per client, the largest shard first; every index in exactly one.
+def shards_of(owners: Indices, n_clients: int) -> tuple[Indices, ...]:
+    """The indices that each client holds, ascending. `owners`: of each sample its client, -1 for nobody."""
+    order = np.argsort(owners, kind="stable").astype(np.int64)
+    ends = np.cumsum(np.bincount(owners + 1, minlength=n_clients + 1))
+    return tuple(np.split(order, ends)[1:-1])
 
-    `labels`: any integers, one per sample. The same seed gives the same split. Raises `ValueError` if there are too few
-    samples for `min_samples` each.
+
+def with_holdouts(partition: Partition, share: float, seed: int) -> Partition:
+    """Of each client's samples this share, drawn, is held back, rounded; at least one stays to train on.
+
+    `share` 0: as it was. Raises `ValueError` if the share is not in [0, 1), or if there are holdouts already.
     """
-    rng = np.random.default_rng(seed)
-    sizes = _sizes(len(labels), split, rng)
-    classes, members = np.unique(labels, return_inverse=True)
-    pools = [rng.permutation(np.flatnonzero(members == c)) for c in range(len(classes))]
-    prior = np.array([len(pool) for pool in pools], dtype=np.float64) / max(len(labels), 1)
-    shards: list[Indices] = [np.empty(0, dtype=np.int64)] * split.n_clients
-    for client in rng.permutation(split.n_clients):  # whoever comes last gets what is left, so the order is drawn too
-        counts = _class_counts(int(sizes[client]), prior, split.alpha, pools, rng)
-        taken = [pool[:count] for pool, count in zip(pools, counts, strict=True)]
-        pools = [pool[count:] for pool, count in zip(pools, counts, strict=True)]
-        shards[client] = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *taken]))
-    return shards
+    if not 0 <= share < 1:
+        raise ValueError(f"holdout, the share that each client holds back, must lie in [0, 1), not {share}")
+    if share == 0:
+        return partition
+    if partition.holdouts is not None:
+        raise ValueError("these clients hold samples back already; leave holdout out")
+    sizes = partition.sizes
+    n_held = np.clip(np.rint(share * sizes).astype(np.int64), 0, np.maximum(sizes - 1, 0))
+    owners = np.repeat(np.arange(partition.n_clients), sizes)
+    is_held = drawn_of_each(owners, n_held, np.random.default_rng(seed))
+    rows, ends = np.concatenate(partition.shards), np.cumsum(n_held)[:-1]
+    shards = np.split(rows[~is_held], np.cumsum(sizes - n_held)[:-1])
+    return replace(partition, shards=tuple(shards), holdouts=tuple(np.split(rows[is_held], ends)))
 
 
-def shard_partition(labels: Labels, n_clients: int, shards_each: int, seed: int) -> list[Indices]:
-    """Indices into `labels`, one sorted array per client; every index in exactly one. `shards_each`: of one client.
+def drawn_of_each(owners: Indices, wanted: Indices, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """A mask of the samples, with as many as are `wanted` of each owner, drawn evenly. Owners are from 0 on."""
+    order = np.lexsort((rng.random(len(owners)), owners))
+    sizes = np.bincount(owners, minlength=len(wanted))
+    rank = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    mask = np.zeros(len(owners), dtype=np.bool_)
+    mask[order] = rank < wanted[owners[order]]
+    return mask
 
-    Shards differ by one sample at most; which client gets which is drawn. The same seed gives the same split. Raises
-    `ValueError` if there is not a sample for each shard.
+
+def class_counts(labels: Labels, shards: Sequence[Indices], classes: Labels | None = None) -> Indices:
+    """How many samples of each class each client holds: shape (clients, classes).
+
+    `classes`: which to count, ascending; by default all that are in `labels`.
     """
-    n_shards = n_clients * shards_each
-    if n_clients < 1 or shards_each < 1 or n_shards > len(labels):
-        raise ValueError(
-            f"{len(labels)} samples cannot be cut into {shards_each} shards for each of {n_clients} clients"
-        )
-    shards = np.array_split(np.argsort(labels, kind="stable"), n_shards)
-    dealt = np.random.default_rng(seed).permutation(n_shards).reshape(n_clients, shards_each)
-    return [np.sort(np.concatenate([shards[number] for number in hand])) for hand in dealt]
-
-
-def class_counts(labels: Labels, shards: Sequence[Indices]) -> Indices:
-    """How many samples of each class each client holds: shape (clients, classes), classes in ascending order."""
-    classes = np.unique(labels)
-    return np.array([[np.count_nonzero(labels[shard] == c) for c in classes] for shard in shards], dtype=np.int64)
-
-
-def _sizes(n_samples: int, split: DirichletSplit, rng: np.random.Generator) -> Indices:
-    """Sizes of the shards, descending; they sum to `n_samples`."""
-    n_free = n_samples - split.n_clients * split.min_samples
-    if n_free < 0:
-        raise ValueError(
-            f"{n_samples} samples are too few for {split.n_clients} clients with at least {split.min_samples} each"
-        )
-    if split.size_alpha is None:
-        extra = np.arange(split.n_clients) < n_free % split.n_clients
-        free = n_free // split.n_clients + extra.astype(np.int64)
-    else:
-        free = rng.multinomial(n_free, _dirichlet(np.full(split.n_clients, split.size_alpha), rng))
-    return np.sort(free + split.min_samples)[::-1].astype(np.int64)
-
-
-def _class_counts(
-    size: int, prior: npt.NDArray[np.float64], alpha: float, pools: Sequence[Indices], rng: np.random.Generator
-) -> Indices:
-    """How many of each class a client of `size` samples takes from what `pools` still hold."""
-    left = np.array([len(pool) for pool in pools], dtype=np.int64)
-    counts = np.zeros_like(left)
-    if size == 0:
-        return counts
-    shares = _dirichlet(alpha * prior, rng)
-    while (missing := size - int(counts.sum())) > 0:
-        shares = np.where(counts < left, shares, 0.0)
-        if shares.sum() <= 0:  # the classes it prefers are used up: take from the rest as they are
-            shares = (left - counts).astype(np.float64)
-        drawn = rng.multinomial(missing, shares / shares.sum())
-        counts = np.minimum(counts + drawn, left)
-    return counts
-
-
-def _dirichlet(concentration: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """A draw that survives tiny concentrations, where every gamma variate may underflow to zero."""
-    draw = rng.dirichlet(concentration)
-    if np.isfinite(draw).all() and draw.sum() > 0:
-        return draw
-    one_hot = np.zeros(len(concentration))
-    one_hot[rng.integers(len(concentration))] = 1.0
-    return one_hot
+    classes = np.unique(labels) if classes is None else classes
+    owners = np.repeat(np.arange(len(shards)), [len(shard) for shard in shards])
+    held = np.searchsorted(classes, labels[np.concatenate([np.empty(0, dtype=np.int64), *shards])])
+    counts = np.bincount(owners * len(classes) + held, minlength=len(shards) * len(classes))
+    return counts.reshape(len(shards), len(classes)).astype(np.int64)

@@ -1,7 +1,8 @@
 """A population: the clients of a simulated federation by number, and the data that each of them holds.
 
-Clients are numbered from 0. Data are handed out for a whole cohort at once, in one piece: ten thousand data set objects
-would take longer to make than ten thousand small models to train.
+`population` makes one of a data set and a partition. Clients are numbered from 0. Data are handed out for a whole
+cohort at once, in one piece: ten thousand data set objects would take longer to make than ten thousand small models to
+train.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from umbel.aggregation.types import ClientId
-from umbel.sim.data.partition import Indices
-from umbel.sim.data.samples import Samples
+from umbel.sim.data.partition import Indices, Partition
+from umbel.sim.data.samples import Samples, TrainAndTest
 
 _DIGITS = 7
 
@@ -61,13 +63,34 @@ class Population(Protocol):
         ...
 
 
+class Transform(Protocol):
+    """What makes clients' inputs differ: a sensor's noise, how a camera is held."""
+
+    def __call__(self, inputs: Tensor, clients: Indices, starts: Indices, *, are_held_back: bool) -> Tensor:
+        """The inputs of these clients, changed, for which `inputs` may be written over.
+
+        The i-th of `clients` (numbers) holds `inputs[starts[i]:starts[i + 1]]`, in training data or in what it holds
+        back; it sees the same whenever it is asked, whoever is asked with it. Raises `ValueError` for inputs that it
+        cannot change.
+        """
+        ...
+
+
 class ShardedPopulation:
-    """Clients between whom one set of samples is dealt out. `shards`: indices into `train`, one array per client."""
+    """Clients between whom one set of samples is dealt out. `shards`: indices into `train`, one array per client.
+
+    `transform`: of the inputs of each; None: they are as they come.
+    """
 
     def __init__(
-        self, train: Samples, shards: Sequence[Indices], test: Samples, holdouts: Sequence[Indices] | None = None
+        self,
+        train: Samples,
+        shards: Sequence[Indices],
+        test: Samples,
+        holdouts: Sequence[Indices] | None = None,
+        transform: Transform | None = None,
     ) -> None:
-        self._train, self._test = train, test
+        self._train, self._test, self._transform = train, test, transform
         self._rows, self._starts = _joined(shards)
         self._holdout = None if holdouts is None else _joined(holdouts)
         if empty := int((np.diff(self._starts) < 1).sum()):
@@ -85,10 +108,29 @@ class ShardedPopulation:
         return self._starts[clients + 1] - self._starts[clients]
 
     def data_of(self, clients: Indices) -> CohortData:
-        return _taken(self._train, self._rows, self._starts, clients)
+        return self._as_seen(_taken(self._train, self._rows, self._starts, clients), clients, are_held_back=False)
 
     def holdout_of(self, clients: Indices) -> CohortData | None:
-        return None if self._holdout is None else _taken(self._train, *self._holdout, clients)
+        if self._holdout is None:
+            return None
+        return self._as_seen(_taken(self._train, *self._holdout, clients), clients, are_held_back=True)
+
+    def _as_seen(self, data: CohortData, clients: Indices, *, are_held_back: bool) -> CohortData:
+        if self._transform is None:
+            return data
+        copied = data.samples.take(data.rows)
+        inputs = self._transform(copied.inputs, clients, data.starts, are_held_back=are_held_back)
+        return CohortData(Samples(inputs, copied.targets), np.arange(len(data.rows)), data.starts)
+
+
+def population(data: TrainAndTest, partition: Partition, transform: Transform | None = None) -> ShardedPopulation:
+    """The clients that hold the training samples as `partition` deals them out; what is for testing is nobody's.
+
+    Raises `ValueError` if a client has nothing to train on, or if `transform` cannot change such inputs.
+    """
+    made = ShardedPopulation(data.train, partition.shards, data.test, partition.holdouts, transform)
+    made.data_of(np.zeros(1, dtype=np.int64))  # what cannot be transformed is refused now, not in the first round
+    return made
 
 
 def client_name(number: int) -> ClientId:

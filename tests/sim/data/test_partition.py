@@ -1,103 +1,83 @@
-"""A partition is a partition, and its skew is what was asked for."""
+"""Shards, holdouts and counts: every sample is where it is said to be, once."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.data.partition import DirichletSplit, class_counts, dirichlet_partition, shard_partition
+from umbel.sim.data.partition import Partition, class_counts, drawn_of_each, shards_of, with_holdouts
 
-splits = st.builds(
-    DirichletSplit,
-    n_clients=st.integers(1, 20),
-    alpha=st.floats(1e-3, 1e3),
-    size_alpha=st.none() | st.floats(1e-2, 1e2),
-    min_samples=st.integers(0, 5),
+owners_of = st.integers(1, 8).flatmap(
+    lambda n: st.tuples(st.just(n), st.lists(st.integers(-1, n - 1), max_size=60).map(lambda x: np.array(x, np.int64)))
 )
 
 
-@given(splits, st.lists(st.integers(-3, 12), min_size=100, max_size=400), st.integers(0, 1 << 63))
-def test_every_sample_is_in_exactly_one_shard_and_every_client_has_its_minimum(
-    split: DirichletSplit, labels: list[int], seed: int
+@given(owners_of)
+def test_a_shard_is_what_its_client_owns_in_ascending_order(case: tuple[int, np.ndarray]) -> None:
+    n_clients, owners = case
+    shards = shards_of(owners, n_clients)
+    assert [shard.tolist() for shard in shards] == [np.flatnonzero(owners == k).tolist() for k in range(n_clients)]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.floats(0, 0.99), st.integers(0, 1 << 62))
+def test_a_holdout_is_its_share_of_each_client_and_leaves_it_something(
+    sizes: list[int], share: float, seed: int
 ) -> None:
-    shards = dirichlet_partition(np.array(labels, dtype=np.int64), split, seed)
-    assert len(shards) == split.n_clients
-    assert sorted(np.concatenate(shards).tolist()) == list(range(len(labels)))
-    assert min(map(len, shards)) >= split.min_samples
-    assert [len(shard) for shard in shards] == sorted(map(len, shards), reverse=True)
+    shards = shards_of(np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes)), len(sizes))
+    names = tuple(map(str, sizes))
+    partition = with_holdouts(Partition(shards, names=names), share, seed)
+    again = with_holdouts(Partition(shards, names=names), share, seed)
+    assert partition.names == names
+    if share == 0:
+        assert partition.holdouts is None
+        return
+    assert partition.holdouts is not None
+    assert again.holdouts is not None
+    assert all(np.array_equal(a, b) for a, b in zip(partition.holdouts, again.holdouts, strict=True))
+    for before, kept, held in zip(shards, partition.shards, partition.holdouts, strict=True):
+        assert sorted([*kept.tolist(), *held.tolist()]) == before.tolist()
+        assert np.array_equal(kept, np.sort(kept))
+        assert len(held) == min(round(share * len(before)), len(before) - 1)
 
 
-@given(splits, st.integers(0, 1 << 63))
-def test_the_same_seed_gives_the_same_split(split: DirichletSplit, seed: int) -> None:
-    labels = np.arange(120, dtype=np.int64) % 7
-    first, second = (dirichlet_partition(labels, split, seed) for _ in range(2))
-    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+def test_holdouts_are_drawn_not_cut_off() -> None:
+    shards = (np.arange(1000, dtype=np.int64),)
+    held = [with_holdouts(Partition(shards), 0.2, seed).holdouts for seed in range(2)]
+    assert held[0] is not None
+    assert held[1] is not None
+    assert not np.array_equal(held[0][0], held[1][0])
+    assert 400 < held[0][0].mean() < 600
 
 
-def test_sizes_are_equal_up_to_one_when_no_size_skew_is_asked_for() -> None:
-    labels = np.arange(1000, dtype=np.int64) % 10
-    sizes = {len(shard) for shard in dirichlet_partition(labels, DirichletSplit(12, alpha=0.3), 0)}
-    assert sizes == {83, 84}
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_that_leaves_nothing_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="holdout"):
+        with_holdouts(Partition((np.arange(3),)), share, 0)
 
 
-@pytest.mark.parametrize(("alpha", "low", "high"), [(1e-3, 0.75, 1.0), (1e5, 0.1, 0.2)])
-def test_a_small_alpha_gives_one_class_each_and_a_large_one_the_mixture_of_the_whole(
-    alpha: float, low: float, high: float
-) -> None:
-    labels = np.arange(10_000, dtype=np.int64) % 10
-    shards = dirichlet_partition(labels, DirichletSplit(10, alpha), seed=1)
-    counts = class_counts(labels, shards)
-    greatest_share = float((counts.max(1) / counts.sum(1)).mean())
-    assert low <= greatest_share <= high
+def test_what_is_held_back_already_is_not_split_again() -> None:
+    once = with_holdouts(Partition((np.arange(10),)), 0.5, 0)
+    with pytest.raises(ValueError, match="already"):
+        with_holdouts(once, 0.5, 0)
 
 
-def test_class_counts_add_up_to_the_whole() -> None:
-    labels = np.array([3, 3, 5, 7, 7, 7], dtype=np.int64)
-    counts = class_counts(labels, dirichlet_partition(labels, DirichletSplit(2, 1.0), 0))
-    assert counts.sum(0).tolist() == [2, 1, 3]
+def test_each_sample_of_an_owner_is_drawn_equally_often() -> None:
+    owners, wanted = np.array([1, 0, 0, 1, 0, 0, 2]), np.array([1, 2, 0])
+    drawn = np.zeros(7)
+    for seed in range(4000):
+        mask = drawn_of_each(owners, wanted, np.random.default_rng(seed))
+        assert np.bincount(owners[mask], minlength=3).tolist() == wanted.tolist()
+        drawn += mask
+    assert np.allclose(drawn / 4000, [1, 0.25, 0.25, 1, 0.25, 0.25, 0], atol=0.04)
 
 
-def test_too_few_samples_for_the_minimum_are_refused() -> None:
-    with pytest.raises(ValueError, match="too few"):
-        dirichlet_partition(np.zeros(9, dtype=np.int64), DirichletSplit(5, 1.0, min_samples=2), 0)
-
-
-@pytest.mark.parametrize("bad", [{"n_clients": 0}, {"alpha": 0.0}, {"size_alpha": -1.0}, {"min_samples": -1}])
-def test_a_split_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must"):
-        DirichletSplit(**{"n_clients": 2, "alpha": 1.0, **bad})  # type: ignore[arg-type]  # wrong on purpose
-
-
-@given(
-    st.integers(1, 20), st.integers(1, 5), st.lists(st.integers(-3, 12), min_size=100, max_size=400), st.integers(0, 99)
-)
-def test_shards_hold_every_sample_once_and_few_labels_each(
-    n_clients: int, shards_each: int, labels: list[int], seed: int
-) -> None:
-    known = np.array(labels, dtype=np.int64)
-    hands = shard_partition(known, n_clients, shards_each, seed)
-    again = shard_partition(known, n_clients, shards_each, seed)
-    assert len(hands) == n_clients
-    assert sorted(np.concatenate(hands).tolist()) == list(range(len(labels)))
-    assert all(np.array_equal(a, b) for a, b in zip(hands, again, strict=True))
-    assert max(map(len, hands)) - min(map(len, hands)) <= shards_each
-    n_classes = len(np.unique(known))
-    labels_in_shards = (class_counts(known, hands) > 0).sum()
-    assert labels_in_shards <= n_clients * shards_each + n_classes - 1, "a cut within a label adds one, and no more"
-
-
-def test_the_split_of_the_paper_leaves_most_clients_two_digits_of_300_each() -> None:
-    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000)).astype(np.int64)
-    hands = shard_partition(labels, 100, 2, seed=3)
-    counts = class_counts(labels, hands)
-    assert {len(hand) for hand in hands} == {600}
-    assert set(counts.reshape(-1).tolist()) == {0, 300, 600}
-    assert ((counts > 0).sum(1) == 2).sum() > 80
-    other = shard_partition(labels, 100, 2, seed=4)
-    assert any(not np.array_equal(a, b) for a, b in zip(hands, other, strict=True))
-
-
-@pytest.mark.parametrize(("n_clients", "shards_each"), [(0, 2), (3, 0), (5, 2)])
-def test_shards_that_cannot_be_cut_are_refused(n_clients: int, shards_each: int) -> None:
-    with pytest.raises(ValueError, match="cannot be cut"):
-        shard_partition(np.zeros(9, dtype=np.int64), n_clients, shards_each, 0)
+@given(owners_of, st.lists(st.integers(-2, 4), min_size=60, max_size=60))
+def test_classes_are_counted_client_by_client(case: tuple[int, np.ndarray], known: list[int]) -> None:
+    n_clients, owners = case
+    labels = np.array(known, dtype=np.int64)
+    shards = shards_of(owners, n_clients)
+    classes = np.unique(labels)
+    expected = [[int((labels[shard] == c).sum()) for c in classes] for shard in shards]
+    assert class_counts(labels, shards).tolist() == expected
+    more = class_counts(labels, shards, np.append(classes, 9))
+    assert more.tolist() == [[*row, 0] for row in expected], "a class that nobody has is counted as well"
