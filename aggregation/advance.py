@@ -29,6 +29,8 @@ Rules:
    are in check who that is and reveal shares; where too few do, it is abandoned though it had closed. By whom a secure
    round has failed is told by name (`Abandoned.blamed`): who was asked and kept silent, or dealt shares of no secret.
    Who says that it will not sign who is in the sum is not waited for, nor blamed: but who is missing from that sum is.
+   After one whose sum was opened in vain not anybody is asked, and of some cohorts nobody may be missing
+   (`second_sum.py`).
 10. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
 
 The coordinator and the simulator both drive this machine, and so do its tests.
@@ -40,10 +42,10 @@ from dataclasses import replace
 from typing import TypeAlias, assert_never
 
 from umbel.aggregation.blame import late_for, left_out_by_themselves, not_unmasked, unheard
-from umbel.aggregation.cohort import choose
+from umbel.aggregation.cohort import Choice, Member, choose
 from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.phrases import some
+from umbel.aggregation.phrases import agreeing, counted, some
 from umbel.aggregation.round import (
     Abandoned,
     Accepted,
@@ -74,6 +76,7 @@ from umbel.aggregation.round import (
     Training,
 )
 from umbel.aggregation.secagg.server import Exchange, Phase
+from umbel.aggregation.second_sum import Past, choose_again
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate, weight_of
 
@@ -149,14 +152,11 @@ def _recruit(state: Recruiting, event: Event) -> Step:
     match event:
         case Gathered(now) if now < state.not_before:
             return state, ()
-        case Gathered(now, candidates, random):
-            able = _without(candidates, state.excluded)
-            choice = choose(state.plan, able, now - state.since, frozenset(state.avoid))
+        case Gathered(now):
+            choice = _choose(state, event)
             if choice.cohort is None:
                 return _go_without(state, now, choice.why)
-            opened_at = max(now, state.since)
-            exchange = Exchange.begun(random, opened_at, state.plan.window_s) if state.plan.secure else None
-            training = Training(state.plan, choice.cohort, opened_at, passed_over=choice.passed_over, exchange=exchange)
+            training = _begun(state, event, choice, choice.cohort)
             return training, (Invite(tuple(choice.cohort)),)
         case Stopped(now, reason):
             return _abandon_unopened(state, now, reason)
@@ -168,6 +168,29 @@ def _recruit(state: Recruiting, event: Event) -> Step:
             return state, ()
         case _:
             assert_never(event)
+
+
+def _choose(state: Recruiting, event: Gathered) -> Choice:
+    """Whom to ask of those who wait."""
+    able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
+    avoid = frozenset(state.avoid)
+    if not state.opened:
+        return choose(state.plan, able, waited_s, avoid)
+    return choose_again(state.plan, able, waited_s, Past(state.opened, avoid, frozenset(state.liars), event.removed))
+
+
+def _begun(state: Recruiting, event: Gathered, choice: Choice, cohort: Mapping[ClientId, Member]) -> Training:
+    opened_at = max(event.now, state.since)
+    return Training(
+        plan=state.plan,
+        cohort=cohort,
+        opened_at=opened_at,
+        passed_over=choice.passed_over,
+        exchange=Exchange.begun(event.random, opened_at, state.plan.window_s) if state.plan.secure else None,
+        opened=state.opened,
+        why=choice.why if state.opened else "",
+        needs_all=choice.needs_all,
+    )
 
 
 def _without(candidates: tuple[Candidate, ...], excluded: tuple[ClientId, ...]) -> tuple[Candidate, ...]:
@@ -184,7 +207,7 @@ def _go_without(state: Recruiting, now: float, why: str) -> Step:
 
 def _abandon_unopened(state: Recruiting, now: float, reason: str) -> Step:
     ended_at = max(now, state.since)
-    return Abandoned(state.plan, reason, {}, {}, {}, ended_at, ended_at), (Discard(reason),)
+    return Abandoned(state.plan, reason, {}, {}, {}, ended_at, ended_at, opened=state.opened), (Discard(reason),)
 
 
 def _train(state: Training, event: Event) -> Step:
@@ -249,15 +272,33 @@ def _settle(state: Training, now: float) -> Step:
         return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
     if state.exchange is not None and state.exchange.phase.is_before_inputs:
         return _settle_keys(state, state.exchange, now)
-    least = plan.minimum if state.exchange is None else state.exchange.least(plan.minimum, len(state.cohort))
+    least = _least(state)
     if n_clients >= least or plan.task.tries_clients:
         return _settle_enough(state, now, is_over=is_over)
-    shortfall = f"{n_clients} of at least {least} reports"
+    shortfall = f"{n_clients} of at least {counted(least, 'report')}{_not_whole(state, state.accepted)}"
     if is_over:
         return _abandon_short(state, now, f"{_window(state)} is over with {shortfall}")
     if state.n_open == 0:
         return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}")
+    if state.needs_all and state.declined:
+        return _abandon_short(state, now, f"{some([*state.declined])} declined, with {shortfall}")
     return state, ()
+
+
+def _least(state: Training) -> int:
+    """How many must have spoken for the phase under way to end well."""
+    if state.needs_all:
+        return len(state.cohort)
+    minimum = state.plan.minimum
+    return minimum if state.exchange is None else state.exchange.least(minimum, len(state.cohort))
+
+
+def _not_whole(state: Training, came: Collection[ClientId]) -> str:
+    """Who has not come, where that is all that is wrong."""
+    if not state.needs_all:
+        return ""
+    absent = [client for client in state.cohort if client not in came]
+    return f"; {some(absent)} did not come, and sites refuse another sum over this model without any of those asked"
 
 
 def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
@@ -265,15 +306,17 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
     phase, plan = exchange.phase, state.plan
     asked = state.cohort if phase is Phase.ADVERTISE_KEYS else exchange.who(Phase.ADVERTISE_KEYS)
     waited_for, spoke = [c for c in asked if c not in state.declined], exchange.who(phase)
-    least = exchange.least(plan.minimum, len(state.cohort))
+    least, not_whole = _least(state), _not_whole(state, spoke)
     is_over = exchange.is_over(waited_for, now)
     late = late_for(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
     out = {**state.declined, **late}  # by whom it fails, if it does: the others were not asked, or have time left
     if now >= state.closes_at:  # nobody has ticked for long: what is left of the round would be after its end
-        reason = f"{_window(state)} is over, and clients have not all {phase.done_words}"
+        reason = f"{_window(state)} is over, and clients have not all {phase.done_words}{not_whole}"
         return _abandon(state, now, reason, out)
     if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
-        reason = f"{len(spoke)} of at least {least} clients have {phase.done_words} in time"
+        have = agreeing(len(spoke), "has", "have")
+        shortfall = f"{len(spoke)} of at least {counted(least, 'client')} {have}"
+        reason = f"{shortfall} {phase.done_words} in time{not_whole}"
         return _abandon(state, now, reason, out)
     if not is_over:
         is_enough = len(spoke) == least
@@ -287,7 +330,7 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
 def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
     """The minimum is in, or none is needed. What coverage asks for is waited for as long as it may still come."""
     plan, n_clients = state.plan, len(state.accepted)
-    has_target = state.n_reported >= plan.target
+    has_target = state.n_reported >= state.target
     if not (has_target or is_over or state.n_open == 0):
         return state, ()
     uncovered = _gaps(state)
@@ -296,11 +339,11 @@ def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
     if uncovered and plan.coverage.strict:
         return _abandon(state, now, f"strict coverage is not met at the window's end: {words(uncovered)}")
     if has_target and not is_over:
-        reason = f"the target of {plan.target} {plan.target_unit} is in"
+        reason = f"the target of {counted(state.target, plan.target_unit)} is in"
     elif is_over:
-        reason = f"the window of {plan.window_s:g} s is over with {n_clients} reports"
+        reason = f"the window of {plan.window_s:g} s is over with {counted(n_clients, 'report')}"
     else:
-        reason = f"{n_clients} reports are in and nobody is left to wait for"
+        reason = f"{counted(n_clients, 'report is', 'reports are')} in and nobody is left to wait for"
     return _shut(state, now, Outcome.SURPLUS if has_target and not is_over else Outcome.LATE, reason, uncovered)
 
 
@@ -329,6 +372,7 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
         away_s=state.away_s,
         back_at=state.back_at,
         exchange=None if state.exchange is None else state.exchange.next(now, state.plan.window_s),
+        opened=state.opened,
     )
     follow = Commit() if closing.exchange is None else Announce(tuple(closing.accepted))
     return closing, (*_release(state, reason), follow)
@@ -365,6 +409,7 @@ def _abandoned(
         was_revealed=exchange is not None and exchange.phase is Phase.UNMASKING,
         blamed=dict(sorted(blamed.items())),
         refused={} if exchange is None else exchange.refused,
+        opened=state.opened,
     )
 
 
@@ -409,7 +454,8 @@ def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Reveal
         return (replace(state, exchange=exchange.hurried(now, state.plan.window_s)) if is_enough else state), ()
     if len(agreed) >= least:
         return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
-    reason = f"{len(agreed)} of at least {least} clients have {exchange.phase.done_words} in time"
+    have = agreeing(len(agreed), "has", "have")
+    reason = f"{len(agreed)} of at least {counted(least, 'client')} {have} {exchange.phase.done_words} in time"
     late = late_for(exchange.phase, waited_for, agreed) if is_over else {}  # the others have time left
     if not refused:
         return _abandon_closed(state, now, reason, late)
@@ -422,7 +468,7 @@ def _abandon_masked(
 ) -> Step:
     """The time to reveal shares is up. Where it is not known what was revealed, nobody is said to have been silent."""
     why, blamed = not_unmasked(state, agreed, revealed) if revealed is not None else ("", _NOBODY)
-    why = why or f"fewer than {least} of {len(agreed)} clients revealed shares"
+    why = why or f"fewer than {least} of {counted(len(agreed), 'client')} revealed shares"
     return _abandon_closed(state, now, f"the sum could not be unmasked in time: {why}", blamed)
 
 

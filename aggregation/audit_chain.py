@@ -31,10 +31,13 @@ from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.privacy.rounds import again, private_numbers
+from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.rounds import again, private_numbers, spent_after
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.public_keys import public_key_text
+from umbel.aggregation.records import PrivacySpent
 from umbel.aggregation.secagg.plan import SecurePlan, SumShown
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
@@ -64,11 +67,35 @@ class Auditor:
         self._n_canaries = 0
         self._codec = CodecPlan()
         self._summed: tuple[tuple[CodecPlan, SecurePlan], SumShown] | None = None  # of the last secure round
+        self._noise: NoisePlan | None = None  # of the last private one
+        self._n_revealed = 0  # sums of private rounds: those of the plans' own count, and those that models are made of
 
     @property
     def head(self) -> str:
         """The hash of the last bundle; empty before the first."""
         return self.heads[-1] if self.heads else ""
+
+    @property
+    def members_sha256(self) -> str:
+        """Of the member list that the signed run file binds the run to; empty without one, and before the first bundle.
+
+        Raises `AuditFailed`.
+        """
+        if self.created is None:
+            return ""
+        section = section_of(self.created.run_file, "secure_aggregation", SecureAggregationSection)
+        return section.members_sha256 if section.enabled else ""
+
+    def privacy(self) -> PrivacySpent | None:
+        """What the sums have cost that the chain so far tells of, by the noise of its plans; None of a run without.
+
+        A sum that the newest attempt has revealed in vain is not among them: the next one's plan counts it. Raises
+        `AccountantMissing`, `AuditFailed`.
+        """
+        privacy, rounds = (None, 0) if self.created is None else _privacy_of(self.created)
+        if privacy is None or self._noise is None:
+            return None if privacy is None else PrivacySpent(0.0, privacy.delta, privacy.epsilon, 0, rounds)
+        return spent_after(privacy, self._noise, self._n_revealed, rounds)
 
     def follow(self, bundle: Json, sha256: str, signature: str) -> Bundle:
         """Take the next bundle. Raises `AuditFailed`, naming it."""
@@ -191,9 +218,8 @@ class Auditor:
         codec = section_of(created.run_file, "codec", CodecSection)
         plan, key = ended.plan, codec_key(_seed(created), ended.round)
         n_values = _layout(created).n_values
-        if "privacy" in created.run_file and created.run_file["privacy"] is not None:
-            privacy = section_of(created.run_file, "privacy", PrivacySection)
-            rounds = created.run_file["rounds"]["count"]
+        privacy, rounds = _privacy_of(created)
+        if privacy is not None:
             try:
                 numbers = private_numbers(privacy, codec.step_asked, codec.clip_norm, plan, n_values, rounds)
             except (AccountantMissing, ValueError) as error:
@@ -206,8 +232,13 @@ class Auditor:
         expected = replace(plan, codec=numbers[0], secure=numbers[1])
         expected = expected if ended.attempt == 1 else plan.numbered_as(expected)
         _require(plan == expected, "its masked numbers do not follow from the run file and the round before it")
+        assert plan.secure is not None, "it is a secure round"
+        if privacy is not None:
+            counts, before = counted(plan.n_released, "revealed sum"), self._n_revealed
+            were = agreeing(before, "was", "were")
+            _require(plan.n_released >= before, f"it counts {counts}, and {before} {were} before it")
+            self._noise, self._n_revealed = plan.secure.noise, plan.n_released + (ended.sum is not None)
         if ended.sum is not None:
-            assert plan.secure is not None, "it is a secure round"
             if ended.sum.shown is None:
                 raise AuditFailed("its sum does not say what it has shown")
             self._summed = (plan.codec, plan.secure), ended.sum.shown
@@ -239,6 +270,13 @@ def section_of(run_file: Mapping[str, Any], name: str, section: Callable[..., Se
         return section(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise AuditFailed(f"the run file's section [{name}] makes no sense: {error}") from error
+
+
+def _privacy_of(created: RunCreated) -> tuple[PrivacySection | None, int]:
+    """What the run file says of noise, None where it says nothing; and how many sums the run may reveal."""
+    if created.run_file.get("privacy") is None:
+        return None, 0
+    return section_of(created.run_file, "privacy", PrivacySection), int(created.run_file["rounds"]["count"])
 
 
 def _layout(created: RunCreated) -> Layout:

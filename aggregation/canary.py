@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from umbel.aggregation.phrases import counted, part_of
 from umbel.aggregation.types import ClientId, Probe, WorkDone
 
 TIME_MARGIN = 1.2  # of T: lines and machines are busier at other hours
@@ -78,7 +79,7 @@ def conclusion(verdicts: Sequence[Verdict], minimum: int) -> tuple[bool, str]:
     """Whether enough pass, and a sentence that says so, with the cause of each that does not."""
     failed = [one for one in verdicts if not one.passes]
     n_pass = len(verdicts) - len(failed)
-    counts = f"{n_pass} of {len(verdicts)} clients pass the canary"
+    counts = f"{part_of(n_pass, len(verdicts), 'client', 'passes', 'pass')} the canary"
     causes = [f"{one.client}: {_short(one.causes[0])}" for one in failed[:CAUSES_SHOWN]]
     if len(failed) > CAUSES_SHOWN:
         causes.append(f"and {len(failed) - CAUSES_SHOWN} more")
@@ -118,7 +119,7 @@ class _Whole:
 
     def _sum(self) -> str:
         probe = self._probe
-        parts = [f"{probe.step_s:.3g} s a step x {probe.steps_full} steps"]
+        parts = [f"{probe.step_s:.3g} s a step x {counted(probe.steps_full, 'step')}"]
         for seconds, rate, way in (
             (self._up_s, self._up, "up"),
             (self._down_s, probe.download_bytes_per_s, "down"),

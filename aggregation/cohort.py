@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from umbel.aggregation.phrases import some
+from umbel.aggregation.phrases import counted, part_of, some
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.spread import spread
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan
@@ -32,11 +32,15 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`cohort`: None while the round should go on waiting; `why`: for log and API alike."""
+    """`cohort`: None while the round should go on waiting; `why`: for log and API alike.
+
+    `needs_all`: whether nothing can come of it without every one of the cohort (`second_sum.py`).
+    """
 
     cohort: Mapping[ClientId, Member] | None
     why: str
     passed_over: PassedOver = PassedOver()
+    needs_all: bool = False
 
 
 def choose(
@@ -51,23 +55,34 @@ def choose(
     if coverage is strict. `waited_s`: how long the round has been recruiting. `avoid`: drawn only where there are too
     few others.
     """
-    able = [
-        replace(candidate, sample_count=min(candidate.sample_count, plan.sample_count_max))
-        for candidate in candidates
-        if candidate.sample_count > 0 or not plan.needs_counts
-    ]
+    able = able_of(plan, candidates)
     if why := _why_wait(plan, able, waited_s):
         return Choice(None, why)
     for cohort in _draws(plan, able, avoid):
         if len(cohort) >= plan.minimum:
-            n_able, wanted = len(able), plan.n_wanted
-            why = f"drew {len(cohort)} of {n_able} waiting clients, {wanted} wanted for {plan.target} reports"
-            return Choice(_members(cohort, candidates), why, _passed_over(cohort, able))
+            waiting, reports = counted(len(able), "waiting client"), counted(plan.target, "report")
+            why = f"drew {len(cohort)} of {waiting}, {plan.n_wanted} wanted for {reports}"
+            return Choice(_members(cohort, candidates), why, passed_over(cohort, able))
     return Choice(
         None,
-        f"{len(able)} clients wait, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "
+        f"{_wait(len(able))}, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "
         "lower sample_count_max in the run file, or weight by samples",
     )
+
+
+def able_of(plan: RoundPlan, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Who may be drawn, with no more samples than count."""
+    return [
+        replace(candidate, sample_count=min(candidate.sample_count, plan.sample_count_max))
+        for candidate in candidates
+        if candidate.sample_count > 0 or not plan.needs_counts
+    ]
+
+
+def passed_over(cohort: Collection[ClientId], able: Sequence[Candidate]) -> PassedOver:
+    """Those of the able who were not drawn."""
+    rest = [candidate.sample_count for candidate in able if candidate.client not in cohort]
+    return PassedOver(len(rest), sum(rest))
 
 
 def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> str:
@@ -75,19 +90,23 @@ def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> st
     n_able, wanted = len(able), plan.n_wanted
     absent, left_s = _absent(plan.coverage, able), plan.patience_s - waited_s
     if n_able < wanted and left_s > 0:
-        return f"{n_able} of {wanted} clients wait; another {left_s:.1f} s for the rest"
+        return f"{part_of(n_able, wanted, 'client', 'waits', 'wait')}; another {left_s:.1f} s for the rest"
     if n_able < plan.minimum:
         return too_few(plan, n_able)
     if absent and plan.coverage.strict:
-        return f"{n_able} clients wait, but strict coverage names {some(absent, _ABSENT_SHOWN)}, not among them"
+        return f"{_wait(n_able)}, but strict coverage names {some(absent, _ABSENT_SHOWN)}, not among them"
     if absent and left_s > 0:
-        return f"{n_able} clients wait; another {left_s:.1f} s for {some(absent, _ABSENT_SHOWN)}"
+        return f"{_wait(n_able)}; another {left_s:.1f} s for {some(absent, _ABSENT_SHOWN)}"
     return ""
 
 
 def too_few(plan: RoundPlan, n_able: int) -> str:
     """What a round waits for whose minimum is not there."""
-    return f"{n_able} clients wait, the round needs at least {plan.minimum}"
+    return f"{_wait(n_able)}, the round needs at least {plan.minimum}"
+
+
+def _wait(n_clients: int) -> str:
+    return counted(n_clients, "client waits", "clients wait")
 
 
 def _absent(floor: CoverageFloor, able: Sequence[Candidate]) -> list[str]:
@@ -131,8 +150,3 @@ def _required(
 def _members(cohort: Mapping[ClientId, int], candidates: Sequence[Candidate]) -> dict[ClientId, Member]:
     known = {candidate.client: candidate for candidate in candidates}
     return {client: Member(draws, known[client].sample_count, known[client].tier) for client, draws in cohort.items()}
-
-
-def _passed_over(cohort: Mapping[ClientId, int], able: Sequence[Candidate]) -> PassedOver:
-    rest = [candidate.sample_count for candidate in able if candidate.client not in cohort]
-    return PassedOver(len(rest), sum(rest))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from umbel.aggregation.cohort import Member
-from umbel.aggregation.phrases import some
+from umbel.aggregation.phrases import agreeing, part_of, some
 from umbel.aggregation.types import ClientId, RoundPlan
 
 _ROUNDING = 1e-9  # a share of 0.3 of 10 samples is 3, whatever binary fractions say
@@ -110,7 +110,8 @@ def _share_gap(roll: Roll) -> Gap | None:
 
 
 def _too_few(samples: Samples, share: float) -> str:
-    return f"{samples.reported} of {samples.selected} samples are in, {samples.share:.0%} of at least {share:.0%}"
+    are_in = part_of(samples.reported, samples.selected, "sample", "is", "are")
+    return f"{are_in} in, {samples.share:.0%} of at least {share:.0%}"
 
 
 def _site_gap(roll: Roll, site: ClientId) -> Gap | None:
@@ -130,6 +131,7 @@ def _tier_gap(roll: Roll, tier: str) -> Gap | None:
     share, samples = roll.plan.coverage.samples, roll.samples(clients)
     if samples.reported and samples.reaches(share):
         return None
-    reason = _too_few(samples, share) if samples.reported else f"none of its {len(clients)} clients is in"
+    nobody = agreeing(len(clients), "its one client is not in", f"none of its {len(clients)} clients is in")
+    reason = _too_few(samples, share) if samples.reported else nobody
     may_close = samples.open > 0 and samples.may_reach(share)
     return Gap("tier", tier, reason, samples.left_out, may_close)

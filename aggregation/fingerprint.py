@@ -13,6 +13,7 @@ from umbel.aggregation.types import require_sha256
 _PURPOSE = b"umbel key fingerprint 1\n"
 _KEY_BYTES = 16
 _GROUP = 4
+_SHORT = 4 * _GROUP
 
 
 def fingerprint(key: bytes) -> str:
@@ -25,8 +26,21 @@ def grouped(digits: str) -> str:
     return " ".join(digits[first : first + _GROUP] for first in range(0, len(digits), _GROUP)).upper()
 
 
+def short_groups(digits: str) -> str:
+    """The first four groups of a hash, for sentences: which of several is meant. Too few to trust a list by."""
+    return grouped(digits[:_SHORT])
+
+
 def sha256_of_groups(text: str) -> str:
     """A SHA-256 as file names and comparisons have it, of either spelling. Raises `ValueError` for what is none."""
     digits = "".join(text.split()).lower()
     require_sha256(digits, "the SHA-256")
     return digits
+
+
+def members_sha256_of(text: str) -> str:
+    """The same of a file's `members_sha256`, which may be in groups, as `umbel members show` prints it."""
+    try:
+        return sha256_of_groups(text)
+    except ValueError as error:
+        raise ValueError("members_sha256 must be the 64 hex digits that `umbel members show` prints") from error

@@ -30,6 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from umbel.aggregation.canonical import EXACT_MAX, canonical
+from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.public_keys import public_key_bytes, public_key_text
 from umbel.aggregation.types import require_sha256, require_slug
 
@@ -98,6 +99,11 @@ class MemberList:
     def sha256(self) -> str:
         """Of the canonical JSON, hex: what officers sign, sites pin and every round is bound to."""
         return hashlib.sha256(canonical(self).encode()).hexdigest()
+
+    @property
+    def words(self) -> str:
+        """The list as sentences name it: which one, which epoch, and enough of its hash to tell it from another."""
+        return f"{self.name!r}, epoch {self.epoch} ({short_groups(self.sha256)})"
 
     def keys_of(self, clients: Iterable[str]) -> dict[str, bytes]:
         """The public keys (32 raw bytes) of these clients. Raises `NotAMember` for one that is not in the list."""

@@ -1,4 +1,4 @@
-"""Names and reasons listed in a sentence. Pure."""
+"""Names, reasons and numbers in a sentence. Pure."""
 
 from collections.abc import Sequence
 
@@ -9,3 +9,18 @@ def some(phrases: Sequence[str], shown: int = _SHOWN) -> str:
     """The first few, and how many more."""
     more = f" and {len(phrases) - shown} more" if len(phrases) > shown else ""
     return ", ".join(phrases[:shown]) + more
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """How many of what: `1 client`, `2 clients`. `many`: where that is not `one` with an s, as in `2 clients wait`."""
+    return f"{n} {agreeing(n, one, many or f'{one}s')}"
+
+
+def part_of(n: int, total: int, noun: str, does: str, do: str) -> str:
+    """How many of how many do what: `1 of 3 reports is in`, `2 of 3 reports are in`, `0 of 1 report is in`."""
+    return f"{n} of {counted(total, noun)} {does if 1 in (n, total) else do}"
+
+
+def agreeing(n: int, one: str, many: str) -> str:
+    """The word that goes with a number that stands elsewhere in the sentence."""
+    return one if n == 1 else many

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from umbel.aggregation.coverage import Gap
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ModelRef
 
@@ -214,10 +215,34 @@ class LiveRound:
 
 
 @dataclass(frozen=True, slots=True)
+class PrivacySpent:
+    """What a private run has cost so far: `epsilon` at `delta`, by `sums` that were revealed, of `sums_max` at most.
+
+    `budget`: the epsilon that all of them together may cost; None where the run file sets their noise instead.
+    """
+
+    epsilon: float
+    delta: float
+    budget: float | None
+    sums: int
+    sums_max: int
+
+    @property
+    def words(self) -> str:
+        """For people: `epsilon 5.33 of 8 is spent, at delta 1e-06, by 2 of at most 4 sums`."""
+        of_budget = "" if self.budget is None else f" of {self.budget:g}"
+        sums = counted(self.sums_max, "sum")
+        return (
+            f"epsilon {self.epsilon:.3g}{of_budget} is spent, at delta {self.delta:g}, by {self.sums} of at most {sums}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """A run at a glance. `rounds_done`: committed rounds; `model`: the newest version.
 
     `audit_head`: the hash of its newest audit bundle. Whoever notes it can tell later whether bundles were taken away.
+    `privacy`: of a private run. `members_sha256`: of the member list that its file binds it to; empty without one.
     """
 
     name: str
@@ -228,6 +253,8 @@ class RunView:
     created_at: float
     model: ModelRef
     audit_head: str = ""
+    privacy: PrivacySpent | None = None
+    members_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from umbel.aggregation.audit import AuditFailed, Participant, RoundEnded, sum_sh
 from umbel.aggregation.codec.payload import Buffer
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout, State
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.types import ClientId, ranks_of
 from umbel.aggregation.update_codec import Part, UpdateCodec, codec_for
 
@@ -44,7 +45,8 @@ class Replay:
         """The hash of the sum, which is the bundle's."""
         total, expected = self._total, self._expected
         if (total.n_folded, total.total_weight) != (expected.n_clients, expected.total_weight):
-            raise AuditFailed(f"{total.n_folded} updates were folded, the bundle's sum is of {expected.n_clients}")
+            folded = counted(total.n_folded, "update was", "updates were")
+            raise AuditFailed(f"{folded} folded, the bundle's sum is of {expected.n_clients}")
         if (found := sum_sha256(total)) != expected.sha256:
             raise AuditFailed(f"the updates add up to {found[:16]}…, not to the bundle's sum {expected.sha256[:16]}…")
         if (rms := self.codec.update_rms(total)) != expected.update_rms:

@@ -4,6 +4,8 @@ from collections.abc import Collection
 
 from umbel.aggregation.coverage import Roll, gaps
 from umbel.aggregation.round import Abandoned, Recruiting
+from umbel.aggregation.secagg.server import is_late
+from umbel.aggregation.second_sum import OpenedSum, with_sum
 from umbel.aggregation.types import ClientId, RoundPlan
 
 AVOIDED_MAX = 1000  # names kept for the next attempt: 20 kB; in a larger cohort nobody was singled out by failing
@@ -16,7 +18,16 @@ def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
     why = "no client has checked in yet"
     if pause_s:
         why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last, which was abandoned: {failed.reason}"
-    return Recruiting(plan, now + pause_s, why, not_before=now + pause_s, avoid=_who_failed(failed))
+    avoid, since = _who_failed(failed), now + pause_s
+    liars = tuple(client for client in avoid if client in _who_lied(failed))
+    return Recruiting(plan, since, why, not_before=since, avoid=avoid, opened=opened_by(failed), liars=liars)
+
+
+def opened_by(failed: Abandoned) -> tuple[OpenedSum, ...]:
+    """The sums over its model that were opened in vain, with its own."""
+    if not failed.was_revealed:
+        return failed.opened
+    return with_sum(failed.opened, OpenedSum(tuple(sorted(failed.accepted)), len(failed.cohort)))
 
 
 def retry_pause_s(plan: RoundPlan) -> float:
@@ -42,6 +53,11 @@ def _who_failed(failed: Abandoned) -> tuple[ClientId, ...]:
     """By whom an attempt failed; nobody if an operator ended it, or a sum that is nobody's fault."""
     names = failed.blamed or _who_did_not_report(failed)
     return tuple(sorted(names)) if len(names) <= AVOIDED_MAX else ()
+
+
+def _who_lied(failed: Abandoned) -> Collection[ClientId]:
+    """Who is to blame for a sum that was opened in vain, and was not merely silent."""
+    return {client for client, why in failed.blamed.items() if not is_late(why)} if failed.was_revealed else ()
 
 
 def _who_did_not_report(failed: Abandoned) -> Collection[ClientId]:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from umbel.aggregation.phrases import counted
+
 _TRIMMED = 10  # one in so many is left out at either end, and at least one
 
 
@@ -31,7 +33,7 @@ class RobustMean:
     def words(self) -> str:
         """How it was made: `the mean over 8 of 10 clients, without the 1 least and the 1 greatest`."""
         if not self.n_trimmed:
-            return f"the mean over {self.n_clients} client{'s' if self.n_clients > 1 else ''}"
+            return f"the mean over {counted(self.n_clients, 'client')}"
         left = self.n_clients - 2 * self.n_trimmed
         n = self.n_trimmed
         return f"the mean over {left} of {self.n_clients} clients, without the {n} least and the {n} greatest"

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from umbel.aggregation.cohort import Member, PassedOver
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.secagg.server import Exchange, Phase
+from umbel.aggregation.second_sum import OpenedSum
 from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, Work
 from umbel.aggregation.weighting import Candidate
 
@@ -31,7 +32,8 @@ class Recruiting:
 
     After attempts that were abandoned (`retry.py`): nobody is drawn before `not_before`, from which `since` counts too,
     and those to `avoid` only where there are too few others. Those `excluded` are never drawn: they trained the model
-    that is to be evaluated.
+    that is to be evaluated. `opened`: sums over this very model that were opened in vain, so that not any cohort is
+    asked (`second_sum.py`); `liars`: of those to avoid, who has not kept to the protocol in the last of them.
     """
 
     plan: RoundPlan
@@ -40,6 +42,8 @@ class Recruiting:
     not_before: float = 0.0
     avoid: tuple[ClientId, ...] = ()
     excluded: tuple[ClientId, ...] = ()
+    opened: tuple[OpenedSum, ...] = ()
+    liars: tuple[ClientId, ...] = ()
     phase: Literal["recruiting"] = "recruiting"
 
 
@@ -48,7 +52,9 @@ class Training:
     """The window is open. A client is in at most one of `accepted` and `declined`.
 
     `away_s`: for so long, since it opened, nobody could take reports (`Outage`), which the window does not count;
-    `back_at`: when that was over last. `exchange`: of a secure round, whose reports are masked.
+    `back_at`: when that was over last. `exchange`: of a secure round, whose reports are masked. `opened`: as in
+    `Recruiting`; where there are any, `why` says in words whom it asks for that, and `needs_all` whether it is lost
+    without any one of them.
     """
 
     plan: RoundPlan
@@ -60,7 +66,15 @@ class Training:
     away_s: float = 0.0
     back_at: float = 0.0
     exchange: Exchange | None = None
+    opened: tuple[OpenedSum, ...] = ()
+    why: str = ""
+    needs_all: bool = False
     phase: Literal["training"] = "training"
+
+    @property
+    def target(self) -> int:
+        """Reports at which it closes, counted in draws."""
+        return sum(member.draws for member in self.cohort.values()) if self.needs_all else self.plan.target
 
     @property
     def closes_at(self) -> float:
@@ -81,7 +95,8 @@ class Training:
 class Closing:
     """No more reports; the new model is being made. `missing`: client -> why its work does not count.
 
-    `exchange`: of a secure round, whose sum must be unmasked first; that may fail. `back_at`: as in `Training`.
+    `exchange`: of a secure round, whose sum must be unmasked first; that may fail. `back_at`, `opened`: as in
+    `Training`.
     """
 
     plan: RoundPlan
@@ -96,6 +111,7 @@ class Closing:
     away_s: float = 0.0
     back_at: float = 0.0
     exchange: Exchange | None = None
+    opened: tuple[OpenedSum, ...] = ()
     phase: Literal["closing"] = "closing"
 
     @property
@@ -125,7 +141,7 @@ class Abandoned:
     `opened_at`: when its window opened, or `closed_at` if it never did. `was_revealed`: whether clients have revealed
     shares of a secure round, so that its sum may be known. `blamed`: client -> why a secure round has failed by it;
     also of clients whose reports were accepted. `refused`: client whose report was accepted -> why it would not sign
-    who is in the sum.
+    who is in the sum. `opened`: as in `Recruiting`, without its own sum.
     """
 
     plan: RoundPlan
@@ -140,6 +156,7 @@ class Abandoned:
     was_revealed: bool = False
     blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
     refused: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    opened: tuple[OpenedSum, ...] = ()
     phase: Literal["abandoned"] = "abandoned"
 
 
@@ -152,12 +169,14 @@ RoundState: TypeAlias = Recruiting | Training | Closing | Committed | Abandoned
 class Gathered:
     """These clients wait for work now (all of them, not only the new ones).
 
-    `random`: of a secure round, 48 bytes that nobody can guess.
+    `random`: of a secure round, 48 bytes that nobody can guess. `removed`: who of the sums that were opened in vain is
+    not in the fleet any more.
     """
 
     now: float
     candidates: tuple[Candidate, ...]
     random: bytes = field(default=b"", repr=False)
+    removed: frozenset[ClientId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ clip_norm = 10.0        # the greatest L2 norm of an update; longer ones are sho
 metrics = ["loss"]      # of training, and of held-out data below, added up under masks, too
 evaluation = ["loss", "accuracy"]
 expected_sample_count = 128  # of a usual client, for the first round's step
-members_sha256 = "..."  # of the consortium's member list, if clients pin one
+members_sha256 = "..."  # of the consortium's member list, if clients pin one, as `umbel members show` prints it
 
 [privacy]               # noise in every sum; docs/security.md. Needs [secure_aggregation]
 epsilon = 4.0           # for all rounds together; or noise_multiplier

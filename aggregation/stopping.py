@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import EVALUATION, Judged, VersionRecord
 from umbel.aggregation.robust_mean import robust_mean
 from umbel.aggregation.types import METRIC_ABS_MAX, TARGET_MAX, Work, require_within
@@ -74,9 +75,11 @@ class StopRule:
         name = self.metric.partition(".")[2]
         value = (evaluation if self.is_of_evaluation else training).get(name)
         n_clients = measured_by.get(self.metric, 0)
+        clients = counted(n_clients, "client")
         if value is None or n_clients < self.minimum:
-            return Judged(self.metric, None, n_clients, f"{n_clients} clients measured it, of {self.minimum} that must")
-        return Judged(self.metric, value, n_clients, f"the mean of {n_clients} clients, added up under masks")
+            why = f"{clients} measured it, of {self.minimum} that must"
+            return Judged(self.metric, None, n_clients, why)
+        return Judged(self.metric, value, n_clients, f"the mean of {clients}, added up under masks")
 
     def measured_by(self, works: Sequence[Work]) -> Judged | None:
         """What these reports, of one round, make of the metric; None if nobody has measured it."""
@@ -89,7 +92,7 @@ class StopRule:
         if not values:
             return None
         if (n := len(values)) < self.minimum:
-            have = f"{n} client has" if n == 1 else f"{n} clients have"
+            have = counted(n, "client has", "clients have")
             return Judged(self.metric, None, n, f"{have} measured it, at least {self.minimum} must: it does not count")
         mean = robust_mean(values)
         return Judged(self.metric, mean.value, n, mean.words)

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from umbel.aggregation.binomial import Floats, at_most
+from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.report_times import Curve, Observation, Table, estimate, tabulate
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import WINDOW_MIN_S, RoundPlan
@@ -117,12 +118,14 @@ def tune(plan: RoundPlan, window_min_s: float, evidence: Evidence, now: float) -
     row, column, is_sure = _best(forecast)
     n_asked, window_s = float(forecast.n_asked[row]), float(forecast.window_s[column])
     why = (
-        f"from {basis}: {forecast.p_commit[row, column]:.1%} of such rounds get {plan.minimum} reports, "
+        f"from {basis}: {forecast.p_commit[row, column]:.1%} of such rounds get {counted(plan.minimum, 'report')}, "
         f"{forecast.goodput[row, column]:.0%} of client time is of use; the run file says {plan.window_s:g} s "
         f"and {plan.over_selection:g}"
     )
     if not is_sure:
-        why = f"no allowed choice is sure enough to get {plan.minimum} reports, so the surest is taken, {why}"
+        why = (
+            f"no allowed choice is sure enough to get {counted(plan.minimum, 'report')}, so the surest is taken, {why}"
+        )
     return _widened(plan, Tuned(window_s, n_asked / plan.target, why))
 
 
@@ -172,7 +175,7 @@ def _widened(plan: RoundPlan, tuned: Tuned) -> Tuned:
         times = 2.0 ** min(plan.attempt - 1, 30)
         most = max(OVER_SELECTION_MAX, plan.over_selection)
         over_selection = min(over_selection * 1.25 ** min(plan.attempt - 1, 30), most)
-        window_s, why = window_s * times, f"widened after {plan.attempt - 1} abandoned attempts, {why}"
+        window_s, why = window_s * times, f"widened after {counted(plan.attempt - 1, 'abandoned attempt')}, {why}"
     elif plan.number % EXPLORE_EVERY == 0:
         window_s, why = 2 * window_s, f"twice the window, to see who would still have come, {why}"
     return Tuned(min(_three_digits(window_s), plan.window_s), over_selection, why)
@@ -209,13 +212,15 @@ def _curve(table: Table, evidence: Evidence, now: float, until_s: float) -> tupl
     aged = 0.5 ** (np.maximum(now - table.at, 0.0) / _HALF_LIFE_S) * _like_size(table, evidence.model_bytes)
     aged = aged * _like_tiers(table, evidence.waiting)
     if not _is_enough(table, aged):
-        return None, f"only {_size(aged):.0f} clients' times in {_rounds(table, aged):.0f} rounds are known"
+        whose = counted(round(_size(aged)), "client's time", "clients' times")
+        rounds = counted(round(_rounds(table, aged)), "round")
+        return None, f"only {whose} in {rounds} {agreeing(round(_size(aged)), 'is', 'are')} known"
     at_all_hours, near = estimate(table, aged, until_s), aged * _like_hour(table, now)
     if _is_enough(table, near):
         at_this_hour = estimate(table, near, until_s)
         if at_this_hour.differs_from(at_all_hours, _size(near)):
-            return at_this_hour, f"{_size(near):.0f} clients at this hour of the day"
-    return at_all_hours, f"{_size(aged):.0f} clients at all hours"
+            return at_this_hour, f"{counted(round(_size(near)), 'client')} at this hour of the day"
+    return at_all_hours, f"{counted(round(_size(aged)), 'client')} at all hours"
 
 
 def _like_hour(table: Table, now: float) -> Floats:

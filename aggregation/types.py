@@ -224,8 +224,8 @@ class RoundPlan:
 
     @property
     def target_unit(self) -> str:
-        """What the target counts, in words: a client drawn twice under proportional weighting answers two draws."""
-        return "draws" if self.weighting is Weighting.PROPORTIONAL else "reports"
+        """What the target counts, one of it: a client drawn twice under proportional weighting answers two draws."""
+        return "draw" if self.weighting is Weighting.PROPORTIONAL else "report"
 
     @property
     def patience_s(self) -> float:

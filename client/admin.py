@@ -123,12 +123,18 @@ class Operator:
         self._ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers, hold_s=check_s(len(model)))
         return sha256
 
-    def create_run(self, name: str, run_file: str, model_sha256: str) -> RunView:
-        """Start a run from the text of a TOML run file and an uploaded model. The same again changes nothing."""
+    def create_run(self, name: str, run_file: str, model_sha256: str, members: str | None = None) -> RunView:
+        """Start a run from the text of a TOML run file and an uploaded model. The same again changes nothing.
+
+        `members`: the text of the member list's file, whose hash the run file names: then no other client takes part,
+        from now on, should the run be there already.
+        """
         require_slug(name, "name")
-        headers = {"Content-Type": "application/toml"}
         path, query = f"/v1/admin/runs/{name}", f"model={model_sha256}"
-        return self._ask("PUT", path, query=query, body=run_file.encode(), headers=headers).parse(_RUN)
+        more: Mapping[str, Any] = {"body": run_file.encode(), "headers": {"Content-Type": "application/toml"}}
+        if members is not None:
+            more = _json({"run_file": run_file, "members": members})
+        return self._ask("PUT", path, query=query, **more).parse(_RUN)
 
     def runs(self) -> list[RunView]:
         return self._ask("GET", "/v1/admin/runs").parse(_RUNS)

@@ -22,6 +22,13 @@ Heads = Annotated[
 ]
 
 
+def _no_key() -> list[str]:
+    raise typer.BadParameter(
+        "whose signatures? Pass the public audit key, --key KEY; umbel serve prints it at its start, umbel run audit "
+        "NAME tells it"
+    )
+
+
 def audit_run(
     run: RunName,
     server: Server,
@@ -40,7 +47,16 @@ def audit_run(
 
 def verify_file(
     file: Annotated[Path, typer.Argument(help="What `umbel run audit --out` has written.")],
-    key: Annotated[list[str], typer.Option("--key", metavar="KEY", help="The public audit key; may be repeated.")],
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            default_factory=_no_key,
+            show_default=False,
+            help="The public audit key, required; may be repeated.",
+        ),
+    ],
     head: Heads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,6 +80,8 @@ def replay_run(
     from umbel.client import audit_console, console
 
     if (round_ is None) is not all_:
-        raise typer.BadParameter("say which round with --round, or --all")
+        raise typer.BadParameter(
+            f"say which round: umbel run replay {run} --round 1; or all: umbel run replay {run} --all"
+        )
     with console.operator_at(server, admin_key_file) as operator:
         audit_console.replay_run(operator, run, round_, key or (), head or ())

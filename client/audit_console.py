@@ -10,6 +10,10 @@ import typer
 
 from umbel.aggregation.audit import AuditFailed, RoundEnded, key_bytes
 from umbel.aggregation.audit_chain import Auditor
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.records import PrivacySpent
+from umbel.aggregation.types import require_sha256
 from umbel.client import audit
 from umbel.client.admin import Operator
 from umbel.client.audit import Line
@@ -20,7 +24,11 @@ from umbel.client.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What an audit has verified. `head`: the hash of the newest bundle."""
+    """What an audit has verified. `head`: the hash of the newest bundle.
+
+    By what the bundles say that the coordinator has signed: `privacy`, what a private run has cost; `members_sha256`:
+    of the member list that the run file binds the run to, empty without one.
+    """
 
     run: str
     bundles: int
@@ -29,6 +37,8 @@ class Audited:
     reports_signed: int
     reports_unsigned: int
     keys: tuple[str, ...]
+    privacy: PrivacySpent | None = None
+    members_sha256: str = ""
 
 
 def audit_run(
@@ -36,38 +46,56 @@ def audit_run(
 ) -> None:
     trusted = _trusted(operator, keys)
     with _told(run):
-        auditor, lines = _verified(operator, run, trusted, heads)
+        auditor, lines = _verified(operator, run, trusted, _noted(heads))
+        found = _found(auditor, trusted)
     if out is not None:
         out.write_text("".join(f"{line.text}\n" for line in lines), encoding="utf-8")
-    _tell(auditor, trusted, as_json)
-    if not keys and not as_json:
-        typer.echo(f"verified with the key that the coordinator itself tells, {trusted[0]}: pin it with --key")
+    if as_json:
+        print_json(found)
+        return
+    _tell(found, f"umbel run audit {run}")
+    if not keys:
+        typer.echo(
+            f"careful: verified with the key that the coordinator itself tells, {trusted[0]}: compare it with what "
+            "`umbel serve` has printed at its start, and pin it with --key"
+        )
+    if found.bundles == 1:
+        typer.echo(f"so far there is only the run's creation: umbel run watch {run} tells when a round has ended")
 
 
 def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: bool) -> None:
     """Verify bundles that were downloaded before."""
+    if not file.is_file() or not file.stat().st_size:
+        raise ValueError(f"there are no bundles in {file}; this writes them: umbel run audit NAME --out {file}")
     with _told(str(file)):
         auditor, _ = audit.verify(audit.read_lines(file), [key_bytes(key) for key in keys])
-        for head in heads:
+        for head in _noted(heads):
             auditor.require_head(head)
-    _tell(auditor, keys, as_json)
+        found = _found(auditor, keys)
+    if as_json:
+        print_json(found)
+    else:
+        _tell(found, f"umbel run verify {file}")
 
 
 def replay_run(operator: Operator, run: str, number: int | None, keys: Sequence[str], heads: Iterable[str]) -> None:
     """Make a committed round again, or all (`number` None). Raises `typer.Exit` unless each comes out the same."""
     with _told(run):
-        auditor, lines = _verified(operator, run, _trusted(operator, keys), heads)
-        typer.echo(f"{len(lines)} bundles fit; the head is {auditor.head}")
+        auditor, lines = _verified(operator, run, _trusted(operator, keys), _noted(heads))
+        typer.echo(f"{counted(len(lines), 'bundle fits', 'bundles fit')}; the head is {auditor.head}")
         failed = [one for one in _wanted(auditor, number) if not _replayed(operator, run, auditor, lines, one)]
     if failed:
         raise typer.Exit(1)
 
 
 def _wanted(auditor: Auditor, number: int | None) -> list[int]:
+    show = f"umbel run show {auditor.run}"
     if number is None and not auditor.rounds:
-        raise AuditFailed("no round of it is committed yet, so there is nothing to make again")
+        raise AuditFailed(
+            f"no round of it is committed yet, so there is nothing to make again; {show} tells how it goes"
+        )
     if number is not None and number not in auditor.rounds:
-        raise AuditFailed(f"round {number} is not committed, so there is no model to make again")
+        raise AuditFailed(f"round {number} is not committed, so there is no model to make again; {show} lists those")
     return sorted(auditor.rounds) if number is None else [number]
 
 
@@ -114,20 +142,49 @@ def _trusted(operator: Operator, keys: Sequence[str]) -> list[str]:
     return list(keys) or [operator.audit_key()]
 
 
-def _tell(auditor: Auditor, keys: Iterable[str], as_json: bool) -> None:
-    n_signed, n_unsigned = auditor.n_reports_signed, auditor.n_reports_unsigned
-    found = Audited(
-        auditor.run, len(auditor.heads), auditor.head, len(auditor.rounds), n_signed, n_unsigned, tuple(keys)
+def _noted(heads: Iterable[str]) -> list[str]:
+    """The heads to insist on. Raises `ValueError` for a part of one: no bundle has it, which would look like a loss."""
+    noted = list(heads)
+    for head in noted:
+        require_sha256(head, f"--head {head[:20]!r}: a bundle's hash, as `umbel run audit` prints it,")
+    return noted
+
+
+def _found(auditor: Auditor, keys: Iterable[str]) -> Audited:
+    try:
+        privacy = auditor.privacy()
+    except AccountantMissing as error:
+        typer.echo(f"umbel: what the run has cost in privacy cannot be reckoned here: {error}", err=True)
+        privacy = None
+    return Audited(
+        auditor.run,
+        len(auditor.heads),
+        auditor.head,
+        len(auditor.rounds),
+        auditor.n_reports_signed,
+        auditor.n_reports_unsigned,
+        tuple(keys),
+        privacy,
+        auditor.members_sha256,
     )
-    if as_json:
-        print_json(found)
-        return
+
+
+def _tell(found: Audited, command: str) -> None:
+    """What was verified, and the `command` that will verify it again."""
     unsigned = f", {found.reports_unsigned} without" if found.reports_unsigned else ""
-    typer.echo(
-        f"{printable(found.run)}: {found.bundles} bundles fit, {found.rounds} committed rounds, "
-        f"{found.reports_signed} reports with their clients' signatures{unsigned}"
+    reports = counted(
+        found.reports_signed, "report with its client's signature", "reports with their clients' signatures"
     )
-    typer.echo(f"head {found.head}: note it, and give it back with --head to see that nothing was taken away since")
+    typer.echo(
+        f"{printable(found.run)}: {counted(found.bundles, 'bundle fits', 'bundles fit')}, "
+        f"{counted(found.rounds, 'committed round')}, {reports}{unsigned}"
+    )
+    if found.privacy is not None:
+        typer.echo(f"privacy, by the plans that are signed: {found.privacy.words}")
+    if found.members_sha256:
+        typer.echo(f"member list, by the run file that is signed: {found.members_sha256}")
+    typer.echo(f"head {found.head}: note it; this will tell whether anything was taken away since:")
+    typer.echo(f"  {' '.join([command, *(f'--key {key}' for key in found.keys), f'--head {found.head}'])}")
 
 
 @contextmanager

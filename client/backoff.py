@@ -30,3 +30,6 @@ class Backoff:
 
 IDLE_BACKOFF = Backoff()
 """Without a window, for ever: a coordinator that was away for an hour is found again within a minute."""
+DECLINED_BACKOFF = Backoff(first_s=1.0)
+"""After attempts that a client has declined, each in full: those who declined one together come back together, so that
+the next can be of all of them."""

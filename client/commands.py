@@ -70,14 +70,21 @@ def create_run(
     file: Annotated[Path, typer.Argument(help="The run file, in TOML.")],
     model: Annotated[Path, typer.Option("--model", help="The first model, in safetensors.")],
     server: Server,
+    members: Annotated[
+        Path | None,
+        typer.Option(
+            "--members", metavar="FILE", help="The member list that the run file names: nobody else takes part."
+        ),
+    ] = None,
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a run from a run file and its first model. The same again changes nothing."""
+    """Create a run from a run file and its first model. The same again changes nothing, but gives a run its member list
+    that was created without."""
     from umbel.client import console, model_console
 
     with console.operator_at(server, admin_key_file) as operator:
-        model_console.create_run(operator, file, model, as_json)
+        model_console.create_run(operator, file, model, members, as_json)
 
 
 @run_app.command("list")

@@ -90,10 +90,15 @@ def _label(text: str) -> tuple[str, str]:
 
 def _admin_key(path: Path | None) -> str:
     if path is not None and not path.is_file():
-        raise ValueError(f"there is no admin key file {path}: the coordinator made one in its data directory")
+        raise ValueError(
+            f"there is no admin key file {path}: the coordinator made one, admin.key in its data directory"
+        )
     key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
     if not key.isascii() or not key.isprintable() or not key:
-        raise ValueError("no admin key: pass --admin-key-file, or set UMBEL_ADMIN_KEY to what the coordinator made")
+        raise ValueError(
+            "no admin key: the coordinator made one in its data directory; say where it is, and try again: "
+            "export UMBEL_ADMIN_KEY_FILE=umbel-data/admin.key (or --admin-key-file, or the key in UMBEL_ADMIN_KEY)"
+        )
     return key
 
 

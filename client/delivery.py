@@ -18,14 +18,19 @@ log = logging.getLogger("umbel.client")
 
 
 class Delivery:
-    """The way from one client's disk to its coordinator. `link`: how fast it is, as far as it was measured; `reports`:
-    sent; `accepted`: those that counted.
+    """The way from one client's disk to its coordinator. `link`: how fast it is, as far as it was measured.
+
+    `reports`: sent; `accepted`: those of which the coordinator has said at once that they count; it may have abandoned
+    their rounds since. `masked`: those of secure rounds; `opened`: of these, those in sums that this client has given
+    its shares for.
     """
 
     def __init__(self, coordinator: Coordinator, store: Store) -> None:
         self.link = Link()
         self.reports = 0
         self.accepted = 0
+        self.masked = 0
+        self.opened = 0
         self._coordinator = coordinator
         self._store = store
 

@@ -14,6 +14,7 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── CoordinatorMisbehaved         an answer that breaks the protocol: too large, wrong digest, not what was asked for
 ├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
 │   ├── AttemptRefused            what it refuses is of this attempt alone; the next is another matter
+│   │   └── StrangersInvited      clients that are not on the member list, whom the operator may have let in by mistake
 │   └── UnfitWork                 what it has trained is beyond a limit of a secure round; nothing else is told
 ├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
 ├── TrainingFailed                the site's own code failed, several times in a row
@@ -103,6 +104,14 @@ class AttemptRefused(WorkRefused):
     """An attempt that this client takes no part in, or no longer. It is no failure: the client goes on."""
 
 
+class StrangersInvited(AttemptRefused):
+    """`told`: no name, for whoever asks may have made the stranger up."""
+
+    @property
+    def told(self) -> str:
+        return "the cohort is not of the member list"
+
+
 class UnfitWork(WorkRefused):
     """Who has chosen the limit could tell from a refusal that names it what the site's own numbers are beyond."""
 
@@ -141,11 +150,13 @@ _ACCESS = {
     "stale-signature",
     "client-removed",
     "unbound-name",
+    "not-a-member",
     "unknown-token",
     "expired-token",
     "token-used",
     "token-mismatch",
     "name-taken",
+    "key-taken",
     "admin-key-refused",
 }
 _CLOSED = {"assignment-closed", "unknown-assignment"}

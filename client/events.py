@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
+from umbel.aggregation.phrases import counted, part_of
 from umbel.aggregation.records import RoundRecord, RunProgress
 from umbel.client.figures import figures
 from umbel.client.printable import printable
@@ -28,12 +29,12 @@ class Events:
             yield from self._if_new(f"away {away.client}", f"{away.client} turned away: {away.reason}")
         run, live = progress.run, progress.live
         state = f"{run.name}: {run.status.value}" + (f", {run.reason}" if run.reason else "")
-        how_far = f", {run.rounds_done} of {run.rounds_planned} rounds are done"
+        how_far = f", {part_of(run.rounds_done, run.rounds_planned, 'round', 'is', 'are')} done"
         if self._is_new("run", state):
             yield printable(state) + how_far
         if live is not None and self._is_new("live", f"{name_of(live)}: {live.phase}"):
             left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
-            asked = f", {len(live.clients)} clients are asked" if live.clients else ""
+            asked = f", {counted(len(live.clients), 'client is', 'clients are')} asked" if live.clients else ""
             absent = f"; {absent_words(live.absent)}" if live.absent and live.absent.clients else ""
             yield printable(f"{name_of(live)}: {live.phase}{asked}{left}; {live.why}{absent}")
 
@@ -49,7 +50,7 @@ class Events:
 
 def _ended(record: RoundRecord) -> Iterator[str]:
     outcome = "done" if record.committed else "failed" if record.task.tries_clients else "abandoned"
-    counts = f"{record.reported} of {record.selected} clients reported"
+    counts = f"{record.reported} of {counted(record.selected, 'client')} reported"
     if record.samples_selected:  # a secure round is not told who has how much
         counts += f", {record.samples_share:.0%} of their data"
     means = [
@@ -57,6 +58,7 @@ def _ended(record: RoundRecord) -> Iterator[str]:
         for where, found in (("training", record.metrics), ("held-out", record.evaluation))
         if found
     ]
-    yield f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means])}"
+    cost = [] if record.epsilon is None else [f"epsilon {record.epsilon:.3g} so far"]
+    yield f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means, *cost])}"
     if notes := notes_on(record):
         yield from notes.plain.splitlines()

@@ -5,13 +5,22 @@ from typing import Annotated
 
 import typer
 
+
+def _no_server() -> str:
+    raise typer.BadParameter(
+        "which coordinator? Say its address, and try again: export UMBEL_SERVER=http://127.0.0.1:8750"
+    )
+
+
 Server = Annotated[
     str,
     typer.Option(
         "--server",
+        default_factory=_no_server,
+        show_default=False,
         envvar="UMBEL_SERVER",
         metavar="URL[,URL...]",
-        help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas.",
+        help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas; required.",
     ),
 ]
 KeyFile = Annotated[

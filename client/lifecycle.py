@@ -10,6 +10,7 @@ from rich.text import Text
 
 import umbel
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import part_of
 from umbel.aggregation.records import VersionRecord
 from umbel.client.admin import Operator
 from umbel.client.columns import Column, table_lines
@@ -35,7 +36,7 @@ class Exported:
 def stop_run(operator: Operator, run: str, reason: str, yes: bool, as_json: bool) -> None:
     view = operator.run(run)
     if not (view.status.is_over or yes):
-        done = f"{view.rounds_done} of {view.rounds_planned} rounds are done"
+        done = f"{part_of(view.rounds_done, view.rounds_planned, 'round', 'is', 'are')} done"
         typer.confirm(f"Stop {run} for good, where {done}? `umbel run pause` can be undone", abort=True, err=True)
     if view.status.is_over and not as_json:
         typer.echo(f"{run} is over already, nothing was stopped", err=True)

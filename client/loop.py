@@ -43,11 +43,12 @@ from umbel.aggregation.messages import (
     Outcome,
     RunStatus,
 )
+from umbel.aggregation.secagg.server import after_s
 from umbel.aggregation.types import Assignment, ClientId, RunId
 from umbel.aggregation.update_codec import codec_for
 from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Checkpoint, Client, LocalPlan
-from umbel.client.backoff import RETRY_AFTER_MAX_S
+from umbel.client.backoff import DECLINED_BACKOFF, RETRY_AFTER_MAX_S
 from umbel.client.coordinator import Coordinator
 from umbel.client.delivery import Delivery
 from umbel.client.enrol import ensure_enrolled, identify
@@ -93,7 +94,9 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """Why a client left. `status`: the run's, or `interrupted`. `reports`: sent; `accepted`: those that counted."""
+    """Why a client left. `status`: the run's, or `interrupted`. `reports`, `accepted`, `masked`, `opened`: how many of
+    them, as `Delivery` counts them.
+    """
 
     client: str
     run: str
@@ -101,6 +104,15 @@ class RunEnd:
     reason: str
     reports: int
     accepted: int
+    masked: int
+    opened: int
+
+    @property
+    def reports_in_words(self) -> str:
+        """What is known of them, and no more: a client is not told which rounds were abandoned in the end."""
+        if self.masked:
+            return f"masked reports: {self.masked} sent, {self.opened} in sums that this client gave its shares for"
+        return f"reports: {self.reports} sent, {self.accepted} accepted when they came"
 
 
 def run_client(
@@ -168,6 +180,7 @@ class Participant:
         self._layout = Layout.of_state(app.model.state_dict())
         self._delivery = Delivery(coordinator, store)
         self._failures = 0
+        self._declines = 0
         self._has_checked_in = False
         self._told_count = 0  # of samples, until the run needs it
         self._waits_in: RunStatus | None = None
@@ -194,7 +207,8 @@ class Participant:
         self._waits_in = status
 
     def end(self, status: str, reason: str) -> RunEnd:
-        return RunEnd(self._client, self._run, status, reason, self._delivery.reports, self._delivery.accepted)
+        sent = self._delivery
+        return RunEnd(self._client, self._run, status, reason, sent.reports, sent.accepted, sent.masked, sent.opened)
 
     def _check_in(self) -> CheckedIn:
         with self._shutdown.interruptible():
@@ -258,22 +272,33 @@ class Participant:
                 self._work(offer, window_end)
             else:
                 self._measure(offer, window_end)
-            self._failures = 0
+            self._failures = self._declines = 0
         except AssignmentClosed as error:
             log.info("%s: not sent, %s", name_of(offer), error)
             self._store.forget_work()
+            self._declines = 0
         except OutOfTime as error:
             log.info("%s: not sent yet, %s", name_of(offer), error)
             self._pause(_OUT_OF_TIME_PAUSE_S)  # a coordinator that offers no time would be asked again at once
             self._settle_pending()
         except AttemptRefused as error:
-            log.warning("%s: declined, %s", name_of(offer), error)
-            decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), window_end))
-            self._pause(_OUT_OF_TIME_PAUSE_S)
+            self._decline(offer, window_end, error)
         except (AccessRefused, StateError):
             raise
         except (WorkRefused, TrainingFailed, CoordinatorRefused, CoordinatorMisbehaved, Alarm) as error:
             self._fail(offer, window_end, error)
+
+    def _decline(self, offer: Assignment, window_end: float, error: AttemptRefused) -> None:
+        """The next attempt is another matter, so the client stays; but the more it has declined in a row, the longer it
+        is away before it can be asked again.
+        """
+        self._declines += 1
+        away_s = DECLINED_BACKOFF.bound_s(self._declines)
+        log.warning("%s: declined, %s; asking for work again in %.0f s", name_of(offer), error, away_s)
+        # Its report is waited for until the window's end, its signature for some time after.
+        until = window_end if offer.secure is None else window_end + after_s(offer.window_s)
+        decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), until))
+        self._pause(away_s)
 
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
@@ -323,8 +348,9 @@ class Participant:
             self._delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
             answer = part.report(sha256)
             self._delivery.note(offer.id, answer, done.result.steps_done, done.result.steps_planned)
+            self._delivery.masked += 1
             if answer.outcome is Outcome.ACCEPTED:
-                part.open()
+                self._delivery.opened += part.open()
         finally:
             admitted.client.abort()
             self._store.forget_work()

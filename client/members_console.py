@@ -115,7 +115,7 @@ def trust_lists(files: Sequence[Path], state: Path, sha256: str, yes: bool, as_j
     """Take lists one after another; the first of its name needs its hash, or a person's word."""
     with one_sentence_errors():
         trusted = sha256_of_groups(sha256) if sha256 else ""
-        with locked(state.expanduser()):
+        with locked(state.expanduser(), "stop that client, trust the list, and start it again"):
             store = MembersStore(state.expanduser())
             taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
     if as_json:
@@ -123,6 +123,10 @@ def trust_lists(files: Sequence[Path], state: Path, sha256: str, yes: bool, as_j
         return
     for signed in taken:
         typer.echo(f"trusted from now on: {signed.list.name}, epoch {signed.list.epoch}")
+    newest = {signed.list.name: (file, signed.list.epoch) for file, signed in zip(files, taken, strict=True)}
+    for file, epoch in newest.values():
+        if epoch > 1:
+            typer.echo(f'a policy that names an older epoch must name this file now: members = "{file}"', err=True)
 
 
 def show_fingerprint(state: Path, server: str | None, as_json: bool) -> None:

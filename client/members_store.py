@@ -18,7 +18,7 @@ another address must not begin a new one.
 
 from pathlib import Path
 
-from umbel.aggregation.fingerprint import grouped
+from umbel.aggregation.fingerprint import grouped, short_groups
 from umbel.aggregation.member_files import FILE_BYTES_MAX, members_bytes, read_members
 from umbel.aggregation.members import (
     MemberList,
@@ -55,9 +55,16 @@ def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = F
     """
     if policy.members is None:
         return None
-    shown = read_members_file(policy.members)
+    shown, store = read_members_file(policy.members), MembersStore(state_dir)
+    pin = store.pinned(shown.list.name)
+    if pin is not None and shown.list.epoch < pin.list.epoch:
+        raise NotTheSuccessor(
+            f"{policy.members} is epoch {shown.list.epoch} of {shown.list.name!r}, and this site trusts epoch "
+            f"{pin.list.epoch} ({short_groups(pin.list.sha256)}) and does not go back: name the file of that epoch in "
+            'the policy, members = "FILE"'
+        )
     policy.check_members(shown.list)
-    return MembersStore(state_dir).take(shown, policy.members_sha256, is_confirmed).list
+    return store.take(shown, policy.members_sha256, is_confirmed).list
 
 
 class MembersStore:
@@ -126,7 +133,8 @@ def _check_next(pinned: MemberList, shown: SignedMembers) -> None:
     if shown.list.epoch > pinned.epoch + 1:
         raise NotTheSuccessor(
             f"this site is at epoch {pinned.epoch} of {pinned.name!r} and was not shown those before epoch "
-            f"{shown.list.epoch}: take them one by one (`umbel members trust`), or name this one's hash in the policy"
+            f"{shown.list.epoch}: take them one by one (`umbel members trust`), or, once an officer has told you its "
+            f'hash, name it in the policy: members_sha256 = "{shown.list.sha256}"'
         )
     check_successor(pinned, shown)
 
@@ -134,11 +142,14 @@ def _check_next(pinned: MemberList, shown: SignedMembers) -> None:
 def _check_confirmed(shown: SignedMembers, trusted_sha256: str, is_confirmed: bool) -> None:
     """Raise unless a person has confirmed the first list; a policy that names another one is not talked over."""
     check_first(shown)
-    told = f"{shown.list.name!r} ({grouped(shown.list.sha256)})"
     if trusted_sha256:
-        raise NotConfirmed(f"the policy names another member list by its members_sha256 than {told}; ask an officer")
+        raise NotConfirmed(
+            f"the policy names another member list ({short_groups(trusted_sha256)}) than {shown.list.words}: ask an "
+            f'officer which it is to be; the whole hash of this one is members_sha256 = "{shown.list.sha256}"'
+        )
     if not is_confirmed:
         raise NotConfirmed(
-            f"this site has not seen the member list {told} before: compare its hash with an officer, by telephone or "
-            "in person, and write it into the policy as members_sha256, or confirm it with `umbel members trust`"
+            f"this site has not seen the member list {shown.list.name!r} ({grouped(shown.list.sha256)}) before: "
+            "compare its hash with an officer, by telephone or in person, and write it into the policy as "
+            "members_sha256, or confirm it with `umbel members trust`"
         )

@@ -2,16 +2,22 @@
 second or more to import; the other verbs are elsewhere, and do without.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
+from umbel.aggregation.bound_list import AnotherList, named_list, require_named
+from umbel.aggregation.member_files import members_bytes
+from umbel.aggregation.members import MembersRefused
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.runfile import RunFile
 from umbel.client.admin import Operator
 from umbel.client.console import labels_of
 from umbel.client.loading import load_app, load_initial_model
 from umbel.client.loop import run_client
+from umbel.client.members_store import read_members_file
 from umbel.client.model_files import layout_in, write_model
 from umbel.client.output import log_to_stderr, one_sentence_errors, print_json, tell_run
 from umbel.client.policy_file import read_policy
@@ -32,22 +38,50 @@ def join(
     log_to_stderr()
     with one_sentence_errors():
         facts, limits = labels_of(labels), None if policy is None else read_policy(policy.expanduser())
-        end = run_client(
-            load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts, policy=limits
-        )
+        with _blaming(policy):
+            end = run_client(
+                load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts, policy=limits
+            )
     if as_json:
         print_json(end)
     else:
-        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.accepted} of {end.reports} reports counted)")
+        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})")
     if end.status == RunStatus.FAILED:
         raise typer.Exit(1)
 
 
-def create_run(operator: Operator, file: Path, model: Path, as_json: bool) -> None:
-    """Both files are checked here first, so that mistakes are named before anything is sent."""
+@contextmanager
+def _blaming(policy: Path | None) -> Generator[None]:
+    """What is wrong with the member list of a policy is said with the policy's file, where it is put right."""
+    try:
+        yield
+    except MembersRefused as error:
+        raise MembersRefused(f"{policy}: {error}") from error  # without a policy no list is read
+
+
+def create_run(operator: Operator, file: Path, model: Path, members: Path | None, as_json: bool) -> None:
+    """All files are checked here first, so that mistakes are named before anything is sent."""
     text, run_file = read_run_file(file)
+    list_text = None if members is None else _list_for(run_file, members)
     layout_in(model)
-    tell_run(operator.create_run(run_file.name, text, operator.upload_model(model)), as_json)
+    tell_run(operator.create_run(run_file.name, text, operator.upload_model(model), list_text), as_json)
+    if list_text is None and named_list(run_file):
+        typer.echo(
+            "careful: without --members FILE the coordinator does not know who is on the member list that the run file "
+            "names; should it draw a client that is not, every site declines that round. The same command with "
+            "--members tells it",
+            err=True,
+        )
+
+
+def _list_for(run_file: RunFile, path: Path) -> str:
+    """The text of a member list's file, to be given with this run file, which must name it."""
+    signed = read_members_file(path)
+    try:
+        require_named(run_file, signed.list)
+    except AnotherList as error:
+        raise AnotherList(f"{path}: {error}") from error
+    return members_bytes(signed).decode()
 
 
 def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:

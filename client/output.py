@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.logging import RichHandler
 
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import RunView
 from umbel.client.errors import ClientError
 from umbel.client.printable import printable
@@ -34,7 +35,7 @@ def tell_run(view: RunView, as_json: bool) -> None:
     if as_json:
         print_json(view)
     else:
-        rounds = f"{view.rounds_done} of {view.rounds_planned} rounds"
+        rounds = f"{view.rounds_done} of {counted(view.rounds_planned, 'round')}"
         typer.echo(f"{printable(view.name)}: {view.status.value}, {rounds}. {printable(view.reason)}".strip())
 
 

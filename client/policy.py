@@ -18,12 +18,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-from umbel.aggregation.fingerprint import sha256_of_groups
+from umbel.aggregation.fingerprint import members_sha256_of
 from umbel.aggregation.members import COHORT_MIN, MemberList
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.types import TARGET_MAX, require_slug, require_within
 from umbel.client.errors import AttemptRefused, WorkRefused
 
+_ANOTHER_MODEL = "a run from another model (umbel model init makes the same one each time, unless --seed is another)"
 EPOCH_MAX = 1 << 53
 PARAMETERS_MAX = 1 << 53
 EPSILON_MAX = 1e6
@@ -107,7 +108,7 @@ class SitePolicy:
         if self.members == Path():
             raise ValueError('members must name a file, such as members = "pilot.json"')
         if self.members_sha256:
-            object.__setattr__(self, "members_sha256", _sha256(self.members_sha256))
+            object.__setattr__(self, "members_sha256", members_sha256_of(self.members_sha256))
         if self.members is None and (self.members_sha256 or self.members_epoch > 1):
             raise ValueError('members_sha256 and members_epoch are of a list: name its file, members = "FILE"')
         if self.members is None and self.secure_aggregation == "required":
@@ -155,7 +156,7 @@ class SitePolicy:
 
     def check_secure_round(self, asked: SecureRound) -> None:
         """Raise `WorkRefused`, with the reason to give the coordinator, unless this round is within the limits, and
-        there is a member list to hold its cohort against.
+        there is a member list to hold its cohort against; `AttemptRefused` where it hangs on who is in the cohort.
         """
         if self.members is None:
             raise WorkRefused(
@@ -166,10 +167,11 @@ class SitePolicy:
 
     def check_secure_limits(self, asked: SecureRound) -> None:
         """The same but for the list: for a site that has no policy at all, and so believes its coordinator."""
-        self._check_cohort(asked)
+        self._check_minimum(asked.minimum)  # what is the run's comes first: no other cohort would mend it
         self._check_size(asked.n_parameters)
         self._check_epsilon(asked.epsilon)
         self._check_colluders(asked.colluders)
+        self._check_cohort(asked)
 
     def check_second_update(self, round_: int, run: str = "") -> None:
         """Raise `AttemptRefused` unless another update may be given for what shares were revealed of in `round_`.
@@ -180,49 +182,67 @@ class SitePolicy:
             where = f"round {round_} of run {run!r}" if run else f"round {round_}"
             raise AttemptRefused(
                 f"this client has already revealed shares for {where}, and this site's policy allows no second "
-                "update (retrain_after_release)"
+                f"update (retrain_after_release); it can go on in {_ANOTHER_MODEL}"
             )
 
-    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int) -> None:
+    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str) -> None:
         """Raise `AttemptRefused` for a sum over the very model of one before it, of which shares were revealed, if the
         clients of the two differ by any, but by so few that, with those who may work for the coordinator taken off, the
         difference would be of fewer than `minimum_cohort`. These are a third of `n_invited`, the greater of the two
-        cohorts (`parameters.py`).
+        cohorts (`parameters.py`). `earlier`: of which round and run that one was, in words.
         """
         if changed := _few_changed(before, now, self.minimum_cohort + n_invited // 3):
             raise AttemptRefused(
-                f"shares of a sum over this very model were revealed already, and its clients differ by "
+                f"shares of a sum over this very model were revealed already, in {earlier}, and its clients differ by "
                 f"{', '.join(changed)} alone: the difference of the two sums would be theirs; go on with the same "
-                "clients, or in a run from another model (umbel model init --seed N)"
+                f"clients, or in {_ANOTHER_MODEL}"
             )
 
-    def cohort_change_between(self, before: Collection[str], now: Collection[str]) -> str | None:
-        """What is to be said of two sums over these clients; None if they may both be opened without a word."""
+    def cohort_change_between(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
+        """What is to be said of two sums over these clients; None if they may both be opened without a word.
+
+        `earlier`: which round the sum before was of, in words.
+        """
         if changed := _few_changed(before, now, self.minimum_cohort):
             names = ", ".join(changed)
-            return f"the clients of two rounds differ by {names} alone, so what differs in the sums is theirs"
+            return (
+                f"its clients and those of {earlier} differ by {names} alone, so the difference of the two sums is "
+                f"nearly what {names} sent"
+            )
         return None
 
-    def check_cohort_change(self, before: Collection[str], now: Collection[str]) -> str | None:
+    def check_cohort_change(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
         """The same. Raises `AttemptRefused` instead, where the policy says so."""
-        found = self.cohort_change_between(before, now)
+        found = self.cohort_change_between(before, now, earlier)
         if found is not None and self.cohort_change == "refuse":
-            raise AttemptRefused(f"this site's policy does not allow it: {found}")
+            raise AttemptRefused(f"this site's policy (cohort_change) does not allow it: {found}")
         return found
 
-    def _check_cohort(self, asked: SecureRound) -> None:
-        n_clients, n_least = len(set(asked.cohort)), self.minimum_cohort
-        if n_clients < n_least or asked.minimum < n_least:
+    def _check_minimum(self, minimum: int) -> None:
+        if minimum < self.minimum_cohort:
             raise WorkRefused(
-                f"this site's policy wants a sum of {n_least} clients or more, and this round would open one of "
-                f"{min(n_clients, asked.minimum)}"
+                f"{self._wants_more_than(minimum)}: that is the run file's minimum, and it would have to be "
+                f"{self.minimum_cohort} or more"
             )
+
+    def _check_cohort(self, asked: SecureRound) -> None:
+        n_clients = len(set(asked.cohort))
+        if n_clients < self.minimum_cohort:
+            raise AttemptRefused(f"{self._wants_more_than(n_clients)}: more must take part")
         least = self.threshold_least(asked.n_holders)
         if not least <= asked.threshold <= asked.n_holders:
-            raise WorkRefused(
-                f"this site's policy wants {least} or more of {asked.n_holders} clients to be needed to open anything, "
-                f"and this round's threshold is {asked.threshold}"
+            raise AttemptRefused(
+                f"this site's policy (threshold_share = {self.threshold_share:.4g}) wants {least} or more of "
+                f"{asked.n_holders} clients to be needed to open anything, and this round's threshold is "
+                f"{asked.threshold}: it follows from how many clients there are, so another number of them may do; "
+                "where none does, threshold_share must be lower"
             )
+
+    def _wants_more_than(self, n_clients: int) -> str:
+        return (
+            f"this site's policy (minimum_cohort) wants a sum of {self.minimum_cohort} clients or more, and this round "
+            f"would open one of {n_clients}"
+        )
 
     def _check_size(self, n_parameters: int) -> None:
         if self.max_parameters is not None and n_parameters > self.max_parameters:
@@ -253,10 +273,3 @@ def _few_changed(before: Collection[str], now: Collection[str], least: int) -> l
     """By whom two sums differ, if that is fewer than `least`; else nobody."""
     changed = sorted(set(before) ^ set(now))
     return changed if len(changed) < least else []
-
-
-def _sha256(text: str) -> str:
-    try:
-        return sha256_of_groups(text)
-    except ValueError as error:
-        raise ValueError("members_sha256 must be the 64 hex digits that `umbel members show` prints") from error

@@ -18,6 +18,7 @@ from umbel.aggregation.audit_chain import section_of, update_sha256_of
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.grid import CHUNK_VALUES
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.pieces import InMemory, pieces
 from umbel.aggregation.publishing import Publication, Spread
 from umbel.aggregation.replay import Replay
@@ -49,7 +50,11 @@ def replay(source: Source, ended: RoundEnded, created: RunCreated, tell: Tell) -
         for one in ended.accepted:
             _fold(source, one, again, Path(folder) / "update")
         found = again.require_sum()
-        tell(f"{len(ended.accepted)} updates have the hashes of their reports, and add up to the sum {found[:16]}…")
+        updates = counted(
+            len(ended.accepted), "update has its report's hash", "updates have the hashes of their reports"
+        )
+        add = agreeing(len(ended.accepted), "adds", "add")
+        tell(f"{updates}, and {add} up to the sum {found[:16]}…")
         made = _make_model(source, ended, layout, again, Path(folder), change_step)
     if made != ended.model_out:
         raise AuditFailed(_other_model(made, ended))

@@ -37,7 +37,7 @@ from umbel.client.app import Client
 from umbel.client.coordinator import Coordinator
 from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
 from umbel.client.exchange import Exchange
-from umbel.client.refusals import alarm_of, decline
+from umbel.client.refusals import alarm_of
 from umbel.client.secure_offer import Asked
 from umbel.client.site import Admitted, Site
 from umbel.client.store import Store
@@ -128,23 +128,24 @@ class SecureRound:
         masked = MaskedInput(update_sha256, base64.b64encode(signature).decode())
         return patiently(lambda: self._coordinator.report(self._id, masked), self._patience)
 
-    def open(self) -> None:
-        """Help to take the masks off the sum, once everybody has signed whose it is; or decline, if the site does not
-        want this sum: others may go on without its shares.
+    def open(self) -> bool:
+        """Help to take the masks off the sum, once everybody has signed whose it is: whether this client's shares were
+        taken. Whether the sum was opened with them the coordinator does not say.
 
-        Raises `Alarm`; `OutOfTime` where the sum is never asked for.
+        Raises `AttemptRefused` if the site does not want this sum: others may go on without its shares. `Alarm`;
+        `OutOfTime` where the sum is never asked for.
         """
         try:
             self._open()
         except SecAggError as error:
             raise alarm_of(error) from error
         except AttemptRefused as error:
-            log.warning("%s: not signed, and no share is given: %s", self._id, error)
-            decline(self._coordinator, self._id, error.told, self._patience)
+            raise AttemptRefused(f"its sum is not signed, and no share is given: {error}") from error
         except AssignmentClosed as error:
             log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
-        else:
-            log.info("%s: the sum is opened", self._id)
+            return False
+        log.info("%s: this client's shares are taken", self._id)
+        return True
 
     def _open(self) -> None:
         client, context = self._admitted.client, self._asked.context

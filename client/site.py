@@ -9,8 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.members import MemberList, MembersRefused
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.composition import Composition
@@ -18,7 +20,7 @@ from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
 from umbel.aggregation.types import RunId
-from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
+from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused
 from umbel.client.identity import Identity
 from umbel.client.members_store import MembersStore, members_in_force
 from umbel.client.policy import SecureRound, SitePolicy
@@ -89,12 +91,9 @@ class Site:
         return Admitted(client, asked.composition, client.index, secrets.randbits(_SEED_BITS))
 
     def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
-        """Raise `AttemptRefused` unless those who have come are within the limits, too: others may come next time."""
+        """Raise `AttemptRefused` unless those who have come are within the limits, too."""
         names = asked.context.names
-        try:
-            self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
-        except WorkRefused as error:
-            raise AttemptRefused(str(error)) from error
+        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
 
     def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
         """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
@@ -128,11 +127,16 @@ class Site:
             )
 
     def _check_limits(self, asked: Asked, names: Collection[str], layout: Layout) -> None:
+        """Raise `AttemptRefused` for what hangs on who they are, for others may come next time; `WorkRefused` for what
+        the run asks of everyone.
+        """
         if len(names) < 2:
-            raise WorkRefused("a sum of one client is that client's update")
+            raise AttemptRefused("a sum of one client is that client's update")
         n_invited = len(asked.context.cohort)
         if len(names) < roster_min(n_invited):
-            raise WorkRefused(f"{len(names)} of {n_invited} clients are too few to keep a secret")
+            raise AttemptRefused(
+                f"{len(names)} of {n_invited} clients are too few to keep a secret, {roster_min(n_invited)} the fewest"
+            )
         plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
         cost, colluders = self._cost_with(asked), None if plan.noise is None else plan.noise.colluders
         round_ = SecureRound(names, plan.minimum, parameters.t, parameters.k + 1, layout.n_values, cost, colluders)
@@ -156,20 +160,24 @@ class Site:
         if not lists:
             self._warn_of_no_list()
             return
-        told = asked.context.members_sha256
-        members = next((one for one in lists if one.sha256 == told), None)
+        named = asked.context.members_sha256
+        members = next((one for one in lists if one.sha256 == named), None)
         if members is None:
-            raise WorkRefused(
-                "this round is bound to another member list than the one that this site trusts; ask an officer which "
-                "is the newest"
-            )
+            raise WorkRefused(_bound_elsewhere(named, lists))
         wrong = [name for name, key in asked.context.cohort if members.members.get(name) != key]
-        if wrong:
+        if asked.client in wrong:
             raise Alarm(
-                f"the cohort of round {asked.assignment.round} is not of the member list {members.name!r}: there is "
+                f"this client is not on the member list {members.words} with the key that it has here: have an officer "
+                "compare its fingerprint (umbel fingerprint), and list it in the next epoch. Nothing is said in this "
+                "attempt",
+                "this client is not on the member list with its own key",
+            )
+        if wrong:
+            raise StrangersInvited(
+                f"the cohort of round {asked.assignment.round} is not of the member list {members.words}: there is "
                 f"no {wrong[0]!r} in it with this key{_and_others(len(wrong) - 1)}. Nothing is said in this attempt; "
-                "the coordinator's operator takes a stranger out with umbel client remove",
-                "the cohort is not of the member list",
+                "the coordinator's operator gives the run its list (umbel run create --members), so that members alone "
+                "are drawn, or takes a stranger out with umbel client remove"
             )
 
     # --- the member list ---
@@ -200,5 +208,15 @@ class Site:
         self._has_warned = True
 
 
+def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
+    """Why a round is declined that is bound to none of these lists, which this site trusts."""
+    trusted = " or ".join(one.words for one in lists)
+    lines = " or ".join(f'members_sha256 = "{one.sha256}"' for one in lists)
+    return (
+        f"this round is bound to another member list ({short_groups(named) or 'to none'}) than the one that this site "
+        f"trusts, {trusted}: ask an officer which is the newest; the file of a run of this one has {lines}"
+    )
+
+
 def _and_others(n_others: int) -> str:
-    return f" (and {n_others} others)" if n_others else ""
+    return f" (and {counted(n_others, 'other')})" if n_others else ""

@@ -34,17 +34,15 @@ class EnrolledAs:
 
 
 @contextmanager
-def locked(state_dir: Path) -> Generator[None]:
-    """Hold a state directory for this process. Raises `StateError` if another one has it."""
+def locked(state_dir: Path, advice: str = "give each its own state directory with --state") -> Generator[None]:
+    """Hold a state directory for this process. Raises `StateError`, with this advice, if another one has it."""
     make_private(state_dir)
     fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
-        raise StateError(
-            f"another client process uses {state_dir}; give each its own state directory with --state"
-        ) from error
+        raise StateError(f"another client process uses {state_dir}; {advice}") from error
     try:
         yield
     finally:

@@ -8,11 +8,12 @@ another one each time, though near the last: what is said below is about updates
 
 *One model.* Updates to one and the same model differ by the chance of their training alone, so the difference of two
 such sums is nearly that of the clients by whom they differ. Some of these may work for the coordinator, which then
-knows what they have sent, and takes it off: c = floor(N / 3) at most, N being the greater of the two cohorts. So a sum
-over a model of which shares of another sum were revealed is refused, unless its clients are the very same, or differ by
-`minimum_cohort` + c or more: what is left then is of `minimum_cohort` honest clients, the least that a sum may hide an
-update among. The very same are allowed, so a round whose sum was opened in vain can be made again, and so can one after
-a rollback. The model is what counts, not the run: another run from it would be the same attack.
+knows what they have sent, and takes it off: c = floor(N / 3) at most, N being the greater of the two cohorts. So a
+sum over a model of which shares of another sum were revealed is refused, unless its clients are the very same, or
+differ by `minimum_cohort` + c or more: what is left then is of `minimum_cohort` honest clients, the least that a sum
+may hide an update among. The very same are allowed, so a round whose sum was opened in vain can be made again (the
+coordinator asks them, or many others: `aggregation/second_sum.py`), and so can one after a rollback. The model is
+what counts, not the run: another run from it would be the same attack.
 
 - What binds is what this client has *revealed*. A sum of u clients, of n in the roster, opens when t of the u reveal
   shares, t > (n + c) / 2 (`parameters.py`, up to 300 clients). Two that differ by d clients are of (u + u' + d) / 2
@@ -29,7 +30,7 @@ a rollback. The model is what counts, not the run: another run from it would be 
 
 *Several models.* From round to round of a run models differ, and so do updates, the less the further a run is. What
 differs by fewer than `minimum_cohort` is a warning, or with `cohort_change = "refuse"` a refusal, against every sum of
-the run that is remembered.
+the run that is remembered. Of the same clients a process warns once.
 
 *Who was taken off.* A member that cheated, or left for good, would bind the others to its coming for ever. So who is
 not on the member list that this site's policy names, and the round is bound to, does not count in a difference.
@@ -48,16 +49,28 @@ there and each attempt is charged, so nothing is refused but what the policy's `
 import logging
 import secrets
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy import SitePolicy
 from umbel.client.secure_offer import Asked
-from umbel.client.secure_store import Begun, RememberedSum, SecureStore
+from umbel.client.secure_store import RememberedSum, SecureStore
 
 _KEY_BYTES = 16
+_KEEP_OUT = '; cohort_change = "refuse" in this site\'s policy declines such rounds'
+_AVOID = "; over_selection = 1.0 and minimum = target in the run file avoid them, noise ([privacy]) covers them"
 log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """A sum before this one, or what is known of it. `name`: which round it was of, in words; `clients`: those of it,
+    or of its cohort, that count.
+    """
+
+    name: str
+    clients: frozenset[str]
 
 
 class SumMemory:
@@ -71,7 +84,7 @@ class SumMemory:
         self._policy = policy
         self._kept = kept
         self._own: RememberedSum | None = None  # of the attempt under way, and made by this process
-        self._warned_in: Begun | None = None  # the attempt
+        self._warned_of = set[frozenset[frozenset[str]]]()  # the clients of two sums, pair by pair
 
     @property
     def is_empty(self) -> bool:
@@ -85,13 +98,14 @@ class SumMemory:
         invited = set(asked.context.names)
         if not self._is_budgeted(asked):
             self._check_second_update(asked)
-            for _, one in self._bound_by(asked):
+            for run, one in self._bound_by(asked):
                 before = _counted(one.clients, members)
                 if not invited.issuperset(before):
-                    self._policy.check_same_model(before, invited, _n_invited(asked, one))
+                    self._policy.check_same_model(before, invited, _n_invited(asked, one), _place_of(one, run))
         sums = self._kept.sums(self._run)
-        known = [_counted(one.cohort, members) for one in sums if one.clients]
-        self._check_change(asked, invited, known, [_counted(one.cohort, members) for one in sums if not one.clients])
+        known = [_earlier(asked, one, one.cohort, members) for one in sums if one.clients]
+        unknown = [_earlier(asked, one, one.cohort, members) for one in sums if not one.clients]
+        self._check_change(asked, frozenset(invited), known, unknown)
 
     def check_attempt(self, asked: Asked) -> None:
         """Raise `AttemptRefused` for an attempt whose id a sum of any run has that is remembered."""
@@ -102,10 +116,12 @@ class SumMemory:
     def check_sum(self, asked: Asked, clients: Collection[str], members: Collection[str] | None = None) -> None:
         """What `check_invitation` does of the sum, now that it is told whose it is."""
         if not self._is_budgeted(asked):
-            for _, one in self._bound_by(asked):
-                self._policy.check_same_model(_counted(one.clients, members), clients, _n_invited(asked, one))
-        known = [one.clients for one in self._kept.sums(self._run) if one.clients]
-        self._check_change(asked, set(clients), [_counted(one, members) for one in known])
+            for run, one in self._bound_by(asked):
+                before = _counted(one.clients, members)
+                self._policy.check_same_model(before, clients, _n_invited(asked, one), _place_of(one, run))
+        sums = self._kept.sums(self._run)
+        known = [_earlier(asked, one, one.clients, members) for one in sums if one.clients]
+        self._check_change(asked, frozenset(clients), known)
 
     # --- what happens ---
 
@@ -147,20 +163,26 @@ class SumMemory:
     def _check_change(
         self,
         asked: Asked,
-        now: Collection[str],
-        known: Iterable[Collection[str]],
-        unknown: Iterable[Collection[str]] = (),
+        now: frozenset[str],
+        known: Iterable[_Earlier],
+        unknown: Iterable[_Earlier] = (),
     ) -> None:
-        """Raise `AttemptRefused` for clients too near to some that are known, or warn, once an attempt; of those that
-        are not known, warn.
+        """Raise `AttemptRefused` for clients too near to some that are known, or warn; of those that are not known,
+        warn. Of several the nearest is named, and of the same clients nothing is said twice.
         """
-        near = [clients for clients in known if self._policy.check_cohort_change(clients, now) is not None]
-        near += [clients for clients in unknown if self._policy.cohort_change_between(clients, now) is not None]
-        attempt = Begun(asked.assignment.id, asked.context.attempt_id)
-        if near and self._warned_in != attempt:
-            self._warned_in = attempt
-            nearest = min(near, key=lambda clients: len(set(clients) ^ set(now)))
-            log.warning("round %d: %s", asked.assignment.round, self._policy.cohort_change_between(nearest, now))
+        between, check = self._policy.cohort_change_between, self._policy.check_cohort_change
+        near = [one for one in known if check(one.clients, now, one.name) is not None]
+        near += [one for one in unknown if between(one.clients, now, one.name) is not None]
+        if new := [one for one in near if frozenset((one.clients, now)) not in self._warned_of]:
+            nearest = min(new, key=lambda one: len(one.clients ^ now))
+            log.warning(
+                "round %d: %s (or what this site sent, were it the one away)%s%s",
+                asked.assignment.round,
+                between(nearest.clients, now, nearest.name),
+                _KEEP_OUT if self._policy.cohort_change == "warn" else "",
+                _AVOID,
+            )
+        self._warned_of.update(frozenset((one.clients, now)) for one in near)
 
     def _bound_by(self, asked: Asked) -> list[tuple[RunId, RememberedSum]]:
         """Those over the same model, of any run, of which this client has revealed shares."""
@@ -171,6 +193,16 @@ class SumMemory:
 
     def _is_budgeted(self, asked: Asked) -> bool:
         return asked.offer.plan.noise is not None and self._policy.epsilon is not None
+
+
+def _place_of(one: RememberedSum, run: RunId) -> str:
+    return f"round {one.round} of run {run!r}"
+
+
+def _earlier(asked: Asked, one: RememberedSum, clients: Collection[str], members: Collection[str] | None) -> _Earlier:
+    """`clients`: of this sum of the same run, or its cohort."""
+    attempt = "an earlier attempt at " if one.round == asked.assignment.round else ""
+    return _Earlier(f"{attempt}round {one.round}", frozenset(_counted(clients, members)))
 
 
 def _counted(clients: Collection[str], members: Collection[str] | None) -> list[str]:

@@ -4,12 +4,14 @@ On a page all of it is told. On a screen, which is as high as it is, the newest 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from umbel.aggregation.fingerprint import short_groups
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.client.columns import Column, table_lines
 from umbel.client.printable import printable
@@ -48,7 +50,7 @@ class RunPicture:
 
     def _page(self, pen: "_Pen") -> list[Text]:
         newest = self.ended[-ENDED_SHOWN:]
-        lines = pen.prose(_headline(self.run, with_audit_head=True))
+        lines = pen.prose(_headline(self.run), *_terms(self.run))
         if self.live is not None:
             lines += pen.prose(*_live_words(self.live)) + _client_lines(self.live.clients, pen.width, CLIENTS_SHOWN)
         lines += pen.prose(*map(_away, self.turned_away))
@@ -58,7 +60,8 @@ class RunPicture:
         if any(record.evaluation for record in newest):
             lines += pen.prose(Text(LEGEND, "dim"))
         if n_older := len(self.ended) - len(newest):
-            lines += pen.prose(Text(f"{n_older} older attempts are not shown here; --json tells all of them", "dim"))
+            older = counted(n_older, "older attempt is", "older attempts are")
+            lines += pen.prose(Text(f"{older} not shown here; --json tells all of them", "dim"))
         return lines
 
     def _told_of(self, newest: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
@@ -112,14 +115,23 @@ class _Pen:
         return [*lines[: lines_max - 1], last.append("…")]
 
 
-def _headline(run: RunView, *, with_audit_head: bool = False) -> Text:
+def _headline(run: RunView) -> Text:
     line = Text.assemble(
-        (printable(run.name), "bold"), f"  {run.rounds_done} of {run.rounds_planned} rounds  ", run.status.value
+        (printable(run.name), "bold"),
+        f"  {run.rounds_done} of {counted(run.rounds_planned, 'round')}  ",
+        run.status.value,
     )
-    if run.reason:
-        line.append(f"  {printable(run.reason)}", "dim")
-    has_head = with_audit_head and run.audit_head
-    return line.append(f"\naudit head {printable(run.audit_head)}", "dim") if has_head else line
+    return line.append(f"  {printable(run.reason)}", "dim") if run.reason else line
+
+
+def _terms(run: RunView) -> Iterator[Text]:
+    """What it has cost in privacy, whose keys it is bound to, and by what it can be audited."""
+    if run.privacy is not None:
+        yield Text(f"privacy: {run.privacy.words}")
+    if run.members_sha256:
+        yield Text(f"member list {printable(short_groups(run.members_sha256))} … (--json tells the whole hash)", "dim")
+    if run.audit_head:
+        yield Text(f"audit head {printable(run.audit_head)}", "dim")
 
 
 def _live_words(live: LiveRound) -> list[Text]:
@@ -147,13 +159,20 @@ def _client_lines(clients: Sequence[ClientRecord], width: int, n_max: int) -> li
     return [*(_client_table(in_order[: n_max - 1], width) if n_max > 1 else []), counts]
 
 
+def _samples_of(clients: Sequence[ClientRecord]) -> list[Column]:
+    """Nothing where nobody knows it, as in secure rounds."""
+    if not any(one.sample_count for one in clients):
+        return []
+    return [Column("samples", [Text(str(one.sample_count or "")) for one in clients], worth=10)]
+
+
 def _client_table(clients: Sequence[ClientRecord], width: int) -> list[Text]:
     steps = [f"{one.steps_done} of {one.steps_planned}" if one.steps_planned else "" for one in clients]
     columns = [
         Column("client", [Text(printable(one.client)) for one in clients], worth=50, least=16),
         Column("state", [Text(one.fate.value, _STYLES[one.fate]) for one in clients], worth=40),
         Column("steps", [Text(cell) for cell in steps], worth=20),
-        Column("samples", [Text(str(one.sample_count)) for one in clients], worth=10),
+        *_samples_of(clients),
         Column("", [Text(printable(one.reason)) for one in clients], worth=30, least=20),
     ]
     return table_lines(columns, width)

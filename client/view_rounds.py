@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from umbel.aggregation.coverage import Gap
-from umbel.aggregation.records import Absent, ClientRecord, Fate, Judged, LiveRound, RoundRecord
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.records import Absent, AbsentClient, ClientRecord, Fate, Judged, LiveRound, RoundRecord
 from umbel.client.columns import Column, table_lines
 from umbel.client.figures import figure, time_of_day
 from umbel.client.printable import printable
@@ -61,11 +62,11 @@ def _data_in(records: Sequence[RoundRecord]) -> list[Column]:
 
 
 def _costs(records: Sequence[RoundRecord]) -> list[Column]:
-    """What private rounds have cost so far."""
+    """What a private run had cost with each of its rounds."""
     if all(one.epsilon is None for one in records):
         return []
     cells = ["" if one.epsilon is None else f"{one.epsilon:.3g}" for one in records]
-    return [Column("epsilon", [Text(cell) for cell in cells], worth=85)]
+    return [Column("epsilon so far", [Text(cell) for cell in cells], worth=85)]
 
 
 def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> list[Column]:
@@ -93,12 +94,20 @@ def notes_on(record: RoundRecord) -> Text | None:
 
 def absent_words(absent: Absent) -> str:
     """Who was not there to be asked; the first few by name."""
-    named = [
-        f"{printable(one.client)} ({one.sample_count} samples, last heard of {time_of_day(one.heard_at)})"
-        for one in absent.named
-    ]
+    named = [f"{printable(one.client)} ({_known(one.sample_count)}{_heard(one)})" for one in absent.named]
     more = absent.clients - len(named)
-    return "absent: " + ", ".join(named) + (f" and {more} more, {absent.samples} samples in all" if more else "")
+    is_known = absent.samples and all(one.sample_count for one in absent.named)
+    in_all = f", {counted(absent.samples, 'sample')} in all" if is_known else ""
+    return "absent: " + ", ".join(named) + (f" and {more} more{in_all}" if more else "")
+
+
+def _known(sample_count: int) -> str:
+    """Nothing of a client that did not say how much data it has, as in secure rounds."""
+    return f"{counted(sample_count, 'sample')}, " if sample_count else ""
+
+
+def _heard(one: AbsentClient) -> str:
+    return f"last heard of {time_of_day(one.heard_at)}"
 
 
 def _number(attempt: LiveRound | RoundRecord) -> str:
@@ -147,7 +156,8 @@ def _canary(record: RoundRecord) -> Text:
 def _uncovered(gap: Gap, absent: Absent | None, told: str) -> str:
     """How much data is missing there is left out where nobody knows it."""
     samples = gap.sample_count or (absent.samples_of(gap.name) if absent and gap.kind == "site" else 0)
-    return f"{printable(gap.what)} not covered{f', {samples} samples' if samples else ''}: {_short(gap.reason, told)}"
+    how_much = f", {counted(samples, 'sample')}" if samples else ""
+    return f"{printable(gap.what)} not covered{how_much}: {_short(gap.reason, told)}"
 
 
 def _exception(client: ClientRecord, told: str) -> str:

@@ -32,6 +32,7 @@ from umbel.server.housekeeping import keep_house
 from umbel.server.http import ANY, State
 from umbel.server.http import problems as declared
 from umbel.server.limits import BodyLimits, caps_of
+from umbel.server.member_lists import MemberListStore
 from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
 from umbel.server.relay_store import RelayStore
@@ -135,7 +136,7 @@ def _services(
     scribe: Scribe,
 ) -> Services:
     replicas = Replicas(database, clock)
-    waiters = WaiterStore(database)
+    waiters, member_lists = WaiterStore(database), MemberListStore(database)
     return Services(
         settings=settings,
         clock=clock,
@@ -143,7 +144,8 @@ def _services(
         uptime=Uptime(database, clock),
         registry=Registry(database, waiters),
         models=ModelStore(database),
-        rounds=RoundStore(database, replicas.id, AuditTrail(audit_key, scribe), scribe),
+        rounds=RoundStore(database, replicas.id, AuditTrail(audit_key, scribe), scribe, member_lists),
+        member_lists=member_lists,
         relay=RelayStore(database, replicas.id),
         audit_key=audit_key,
         audits=AuditStore(database),

@@ -55,6 +55,7 @@ def serve(
     from umbel.server.audit_key import UnfitAuditKey
     from umbel.server.auth import UnfitAdminKey
     from umbel.server.clock_check import ClockApart
+    from umbel.server.database import UnfitDatabase
     from umbel.server.deployment import UnfitDeployment
     from umbel.server.process import CannotStart, run
     from umbel.server.settings import load_settings
@@ -66,7 +67,15 @@ def serve(
         raise typer.BadParameter(_what_is_wrong(error)) from error
     except tomllib.TOMLDecodeError as error:
         raise typer.BadParameter(f"{config} is no TOML: {error}") from error
-    except (CannotStart, ClockApart, UnfitAdminKey, UnfitAuditKey, UnfitDeployment, OSError) as error:
+    except (
+        CannotStart,
+        ClockApart,
+        UnfitAdminKey,
+        UnfitAuditKey,
+        UnfitDatabase,
+        UnfitDeployment,
+        OSError,
+    ) as error:
         typer.echo(f"umbel serve: {_sentence(error)}", err=True)
         raise typer.Exit(1) from error
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from sqlalchemy.exc import IntegrityError
 
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.members import MemberList, SignedMembers
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.records import RunView
 from umbel.aggregation.round import Declined, Recruiting
@@ -17,6 +18,7 @@ from umbel.server import journal
 from umbel.server.blobs import UnknownBlob
 from umbel.server.database_outage import DatabaseAway
 from umbel.server.driver import RunDriver
+from umbel.server.fitness import stranger
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.model_files import first_master
 from umbel.server.problems import Refused, shutting_down
@@ -78,7 +80,10 @@ class Coordinator:
         if (driver := self.drivers.get(run)) is None and (run in self._over or not self.services.replicas.is_alone):
             driver = await self._open(run)
         if driver is None:
-            raise Refused("unknown-run", f"there is no run named {run!r}; ask the coordinator's operator for its name")
+            detail = (
+                f"there is no run named {run!r}; the coordinator's operator sees those that there are: umbel run list"
+            )
+            raise Refused("unknown-run", detail)
         driver.asked_at = self.services.clock.now()
         return driver
 
@@ -87,19 +92,35 @@ class Coordinator:
         views = self._over | {name: view_of(driver.live) for name, driver in self.drivers.items()}
         return tuple(sorted(views.values(), key=lambda view: (view.created_at, view.name)))
 
-    async def create_run(self, file: RunFile, model_sha256: str) -> tuple[RunDriver, bool]:
-        """The run of this file, and whether it is new. Raises `Refused` if another run has its name."""
+    async def create_run(
+        self, file: RunFile, model_sha256: str, members: SignedMembers | None = None
+    ) -> tuple[RunDriver, bool]:
+        """The run of this file, and whether it is new. Raises `Refused` if another run has its name.
+
+        `members`: the list that the file names; from now on no other client is drawn, in a run that was there before,
+        too.
+        """
         await self.heed_outage()  # nobody signs while there is no run to sign for
         is_new = False
         if (driver := await self._open(RunId(file.name))) is None:
-            is_new = await self._add_run(file, model_sha256)
+            is_new = await self._add_run(file, model_sha256, members)
             driver = await self._open(RunId(file.name))
         assert driver is not None, "it was just stored, and runs are never deleted"
         if driver.run.file != file or driver.run.first_model_sha256 != model_sha256:
             raise Refused("run-exists", f"a run named {file.name!r} exists with another file or model")
+        if members is not None and await driver.members.give(members):
+            await self._show_out(driver, members.list)
         return driver, is_new
 
-    async def _add_run(self, file: RunFile, model_sha256: str) -> bool:
+    async def _show_out(self, driver: RunDriver, members: MemberList) -> None:
+        """Who waits already and is no member is not drawn any more, and told why."""
+        journal.members_given(driver.name, members.words)
+        for candidate in await driver.waiting.candidates():
+            if await stranger(self.services, members, candidate.client) is not None:
+                await driver.waiting.expel(candidate.client)
+                driver.bells.ring((candidate.client,))
+
+    async def _add_run(self, file: RunFile, model_sha256: str, members: SignedMembers | None) -> bool:
         """Store a new run; False if another request was faster."""
         services, owner = self.services, creator_of(RunId(file.name), model_sha256)
         model = await services.models.model(model_sha256)
@@ -123,7 +144,7 @@ class Coordinator:
         now = services.clock.now()
         try:
             await services.rounds.add_run(
-                file, model, master, Recruiting(file.first_plan(layout.n_values), since=now), now
+                file, model, master, Recruiting(file.first_plan(layout.n_values), since=now), now, members
             )
         except IntegrityError:
             await services.versions.release(owner)
@@ -131,6 +152,8 @@ class Coordinator:
                 raise
             return False
         journal.run_created(file.name, file.rounds.count, model_sha256)
+        if members is not None:
+            journal.members_given(file.name, members.list.words)
         return True
 
     async def _open(self, name: RunId) -> RunDriver | None:

@@ -37,6 +37,10 @@ _SNAPSHOT = "REPEATABLE READ"  # transactions that only read never fail under it
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
+class UnfitDatabase(Exception):
+    """What stands in the tables does not fit into those of this version. One sentence that says what to do."""
+
+
 class Database:
     """Named, short transactions, which raise `DatabaseAway` where PostgreSQL does not answer.
 
@@ -76,7 +80,10 @@ class Database:
         return self.is_sqlite
 
     async def migrate(self) -> None:
-        """Bring the schema up to date. Takes as long as it takes: the time limits of other transactions do not hold."""
+        """Bring the schema up to date. Takes as long as it takes: the time limits of other transactions do not hold.
+
+        Raises `UnfitDatabase`.
+        """
         engine = self._engine if self.is_sqlite else create_async_engine(self._url, poolclass=NullPool)
         with self._outage:
             await self._migrate(engine)
@@ -130,12 +137,15 @@ def _postgresql_engine(url: str) -> AsyncEngine:
     )
 
 
-def upgrade(connection: Connection) -> None:
-    """Run the packaged migrations up to the newest, over an open connection."""
+def upgrade(connection: Connection, to: str = "head") -> None:
+    """Run the packaged migrations up to a revision, by default the newest, over an open connection.
+
+    Raises `UnfitDatabase`.
+    """
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, to)
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

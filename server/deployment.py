@@ -22,6 +22,7 @@ from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import counted
 from umbel.server import tables
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import BlobStore, model_key
@@ -174,8 +175,9 @@ class Deployment:
     async def _not_its_store(self) -> str:
         async with self.database.reading() as tx:
             n_runs = (await tx.execute(select(func.count()).select_from(tables.Run))).scalar_one()
+        runs = counted(n_runs, "run")
         return (
-            f"the blobs in {self.named.blobs} are not those of this database, which holds {n_runs} runs: all its "
+            f"the blobs in {self.named.blobs} are not those of this database, which holds {runs}: all its "
             "coordinators share one blob store, so check the setting blobs; if the store was emptied, restore the "
             f"backup that goes with the database; {_IF_MEANT}"
         )

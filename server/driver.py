@@ -51,6 +51,7 @@ from umbel.server.database_outage import DatabaseAway
 from umbel.server.endings import model_after
 from umbel.server.folding import SumDropped
 from umbel.server.letters import Batch, Letter, fail
+from umbel.server.member_lists import RunMembers
 from umbel.server.orders import Order
 from umbel.server.pacing import Pacing
 from umbel.server.round_codec import RoundCodec
@@ -84,6 +85,7 @@ class RunDriver:
         self.asked_at = float("-inf")
         self.bells = Bells()
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
+        self.members = RunMembers(services.member_lists, live.run.file, services.clock)
         self.chronicle = Chronicle(services, live, self.bells)
         self.now = RunNow(services, self.chronicle, self.waiting, lambda: self.live)
         self._round_codec = RoundCodec(layout)
@@ -298,10 +300,17 @@ class RunDriver:
         candidates = await self.waiting.candidates()
         self._n_gathered = len(candidates)
         self.chronicle.note_waiting(candidates)
-        gathered = Gathered(now, candidates, os.urandom(RANDOM_BYTES) if plan.secure else b"")
+        random, removed = os.urandom(RANDOM_BYTES) if plan.secure else b"", await self._removed(state)
+        gathered = Gathered(now, candidates, random, removed)
         after, _ = advance(state, gathered)
         if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
             await self.submit(Letter(gathered))
+
+    async def _removed(self, state: Recruiting) -> frozenset[ClientId]:
+        """Who is not in the fleet any more, of the clients of sums that were opened in vain."""
+        names = sorted({name for one in state.opened for name in one.clients})
+        found = await asyncio.gather(*(self.services.registry.client(name) for name in names))
+        return frozenset(name for name, client in zip(names, found, strict=True) if client is None)
 
     def _show_waiting(self, before: Recruiting, after: Recruiting) -> bool:
         """Show what the round waits for; False if the run has moved on since it was looked at."""
@@ -372,7 +381,7 @@ class RunDriver:
     async def _carry_out(self, transition: Batch, ended: Ended | None) -> None:
         """Do what the machine commands. All of it can be done again after a crash, from what is stored."""
         if transition.opened:
-            journal.round_opened(self.plan, transition.opened)
+            journal.round_opened(self.plan, transition.opened, transition.why)
         for command in transition.commands:
             await self.carry_out(command, transition)
         if ended is not None:

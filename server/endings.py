@@ -9,11 +9,12 @@ from typing import TypeAlias, assert_never
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.records import ClientRecord, Judged, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
-from umbel.aggregation.retry import gives_up, next_attempt
+from umbel.aggregation.retry import gives_up, next_attempt, opened_by
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
 from umbel.aggregation.secagg.totals import Totals
 from umbel.aggregation.stopping import judge
@@ -187,7 +188,8 @@ def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool 
     if (spent := _spent(run, state.plan.n_released + state.was_revealed)) is not None:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
     if by_order:
-        return replace(end, next_state=_again(run, state, record, known))
+        again = replace(_again(run, state, record, known), opened=opened_by(state))
+        return replace(end, next_state=again)
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
         return replace(end, status=RunStatus.FAILED, reason=failure)
     return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
@@ -253,9 +255,13 @@ def _go_on(
     if (spent := _spent(run, end.n_released)) is not None and number < run.file.rounds.count:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
     if number >= run.file.rounds.count:
-        return replace(end, status=RunStatus.FINISHED, reason=f"all {number} rounds are committed")
+        return replace(end, status=RunStatus.FINISHED, reason=_all_done(number))
     plan = numbered(_plan(run, number + 1, 1, known, end.record))
     return replace(end, next_state=Recruiting(plan, since=known.now))
+
+
+def _all_done(n_rounds: int) -> str:
+    return "the one round is committed" if n_rounds == 1 else f"all {n_rounds} rounds are committed"
 
 
 def _spent(run: StoredRun, n_released: int) -> str | None:
@@ -263,8 +269,8 @@ def _spent(run: StoredRun, n_released: int) -> str | None:
     privacy, count = run.file.privacy, run.file.rounds.count
     if privacy is None or n_released < count:
         return None
-    budget = f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g}" if privacy.epsilon else f"{count} sums"
-    return f"the privacy budget of {budget} is spent: {n_released} sums were revealed"
+    budget = f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g}" if privacy.epsilon else counted(count, "sum")
+    return f"the privacy budget of {budget} is spent: {counted(n_released, 'sum was', 'sums were')} revealed"
 
 
 def _enough(run: StoredRun, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:

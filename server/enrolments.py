@@ -3,6 +3,7 @@
 A token may bind a name, labels, or both. Bound is the operator's word, and only that counts where a run relies on who
 a client is (`coverage.sites`, tiers); what a client says of itself beside it is shown, and counts for nothing. A name
 that is promised, to whoever holds an unused token for it or to a run that counts on it, is enrolled by no other token.
+A key is one client: under a second name it would be drawn twice, into a cohort that no site takes part in.
 """
 
 import hashlib
@@ -64,11 +65,14 @@ class Enrolling:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is stored of a batch. `tokens`: by hash; `clients`: by name; `promised`: names that unused tokens bind."""
+    """What is stored of a batch. `tokens`: by hash; `clients`: by name; `promised`: names that unused tokens bind;
+    `name_of`: who has a key and may speak.
+    """
 
     tokens: Mapping[str, Row[Any]]
     clients: Mapping[str, Row[Any]]
     promised: Collection[str]
+    name_of: Mapping[bytes, str]
 
 
 class Enrolments:
@@ -104,7 +108,9 @@ class Enrolments:
         await self._batches.do(enrolling)
 
     async def _enrol(self, batch: Sequence[Enrolling]) -> Sequence[Refused | SignatureRefused | None]:
-        """Enrol a batch in one transaction. Raises `IntegrityError` where two of it, or of two replicas, collide."""
+        """Enrol a batch in one transaction. Raises `IntegrityError` where two of it, or of two replicas, collide in
+        name, token or key.
+        """
         try:
             async with self._db.writing("enrol") as tx:
                 facts = await _facts(tx, batch)
@@ -123,13 +129,14 @@ class Enrolments:
         return refusals
 
     async def _why_collided(self, one: Enrolling) -> Refused | SignatureRefused:
-        """Another replica has just taken the name or the token, or this very request came before."""
+        """Another replica has just taken the name, the token or the key, or this very request came before."""
         async with self._db.reading() as tx:
             return _refusal(one, await _facts(tx, [one])) or replayed()
 
 
 def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
-    """Refuse an enrolment unless its token is good for this name and these labels, and the name for this key.
+    """Refuse an enrolment unless its token is good for this name and these labels, the name for this key, and the key
+    for this name.
 
     Whoever has a client's key is that client, whatever token it brings: an enrolment may be repeated for ever.
     """
@@ -149,7 +156,18 @@ def _refusal(one: Enrolling, facts: _Facts) -> Refused | None:
     if token.client is None and (one.is_counted_on or one.name in facts.promised):
         detail = f"the name {one.name!r} is kept; take another, or ask the operator for the token that was made for it"
         return Refused("name-taken", detail)
+    if (other := facts.name_of.get(one.enrolment.public_key_bytes)) is not None:
+        return Refused("key-taken", _key_is_of(other))
     return None
+
+
+def _key_is_of(other: str) -> str:
+    """Only to whoever has signed with the key: strangers cannot find out who takes part."""
+    return (
+        f"this key is enrolled already, as {other!r}, and a key is one client: go on under that name, or enrol with a "
+        "key of its own, as another state directory (--state) makes one, or have the operator remove that name first "
+        f"(umbel client remove {other})"
+    )
 
 
 def _mismatch(enrolment: Enrolment, token: Row[Any]) -> str | None:
@@ -169,7 +187,12 @@ async def _facts(tx: AsyncConnection, batch: Sequence[Enrolling]) -> _Facts:
     tokens = {token.sha256: token for token in await tx.execute(chosen.with_for_update())}
     is_out = _TOKEN.c.client.in_(names) & _TOKEN.c.used_by.is_(None) & (_TOKEN.c.expires_at > now)
     promised = frozenset(await tx.scalars(select(_TOKEN.c.client).where(is_out)))
-    return _Facts(tokens, await _clients(tx, names), promised)
+    keys = [one.enrolment.public_key_bytes for one in batch]
+    holders = select(_CLIENT.c.public_key, _CLIENT.c.id).where(
+        _CLIENT.c.public_key.in_(keys), _CLIENT.c.revoked_at.is_(None)
+    )
+    name_of = {row.public_key: row.id for row in await tx.execute(holders)}
+    return _Facts(tokens, await _clients(tx, names), promised, name_of)
 
 
 async def _clients(tx: AsyncConnection, names: Sequence[str]) -> Mapping[str, Row[Any]]:

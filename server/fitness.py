@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from umbel.aggregation.errors import LayoutError, WrongLayout
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.members import MemberList
 from umbel.aggregation.messages import CheckIn
+from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
 from umbel.server.problems import Refused
 from umbel.server.services import Services
@@ -23,14 +25,22 @@ class Unfit:
 
 
 async def unfit(
-    services: Services, layout: Layout, sites: Collection[ClientId], client: ClientId, message: CheckIn
+    services: Services,
+    layout: Layout,
+    sites: Collection[ClientId],
+    members: MemberList | None,
+    client: ClientId,
+    message: CheckIn,
 ) -> Unfit | None:
-    """Why this client may not wait in a run of this layout, whose coverage names `sites`; None if it may.
+    """Why this client may not wait in a run of this layout, whose coverage names `sites`, and which is for `members`
+    (None: for all); None if it may.
 
     That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
     """
     if message.layout_digest != layout.digest:
         return await _wrong_layout(services, layout, message)
+    if (found := await stranger(services, members, client)) is not None:
+        return found
     if client not in sites:
         return None
     known = await services.registry.client(client)
@@ -38,6 +48,31 @@ async def unfit(
         return None
     detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
     return Unfit(Refused("unbound-name", detail))
+
+
+async def stranger(services: Services, members: MemberList | None, client: ClientId) -> Unfit | None:
+    """Why this client may not wait in a run that is for `members` (None: for all); None if it may.
+
+    Held against the list is the key that it has enrolled with, for every site asks the same of the cohort.
+    """
+    if members is None:
+        return None
+    known = await services.registry.client(client)
+    listed, which = members.members.get(client), f"epoch {members.epoch} of the member list {members.name!r}"
+    if known is not None and listed == public_key_text(known.public_key):
+        return None
+    if listed is None:
+        detail = (
+            f"this run is for the members of {which}, and {client!r} is none: have an officer add its name and key "
+            "(umbel fingerprint) to the list's next epoch, which takes a new run, or take part in another run"
+        )
+    else:
+        detail = (
+            f"this run is for the members of {which}, where {client!r} has another key than the one that it is "
+            "enrolled with: start it with the state directory whose key an officer has listed (umbel fingerprint), or "
+            "have an officer list this key in the next epoch, which takes a new run; or take part in another run"
+        )
+    return Unfit(Refused("not-a-member", detail))
 
 
 async def _wrong_layout(services: Services, layout: Layout, message: CheckIn) -> Unfit:

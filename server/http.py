@@ -101,6 +101,12 @@ def binary_body(media_type: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
 
+def either_body(*entries: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI entry of a body in any of several media types."""
+    content = {name: schema for entry in entries for name, schema in entry["requestBody"]["content"].items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def header_field(name: str, pattern: str, is_required: bool = True) -> dict[str, Any]:
     """The OpenAPI entry of a header field that a route reads itself."""
     schema = {"type": "string", "pattern": pattern}

@@ -13,6 +13,7 @@ from types import TracebackType
 from starlette.types import Scope
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.records import Fate, RoundRecord
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import RoundPlan
@@ -107,7 +108,8 @@ def was_away(away_s: float) -> None:
 
 def tokens_made(count: int, ttl_s: float, bound: str) -> None:
     """`bound`: what they bind, in words."""
-    _log.info("made %d enrolment token(s), good for %.0f s, that bind %s", count, ttl_s, _shortened(bound) or "nothing")
+    tokens, bind = counted(count, "enrolment token"), agreeing(count, "binds", "bind")
+    _log.info("made %s, good for %.0f s, that %s %s", tokens, ttl_s, bind, _shortened(bound) or "nothing")
 
 
 def enrolled(client: str, labels: Mapping[str, str], bound: str) -> None:
@@ -126,7 +128,12 @@ def revoked(client: str) -> None:
 
 
 def run_created(run: str, rounds: int, model_sha256: str) -> None:
-    _log.info("run %s created: %d rounds from model %s", run, rounds, model_sha256[:12])
+    _log.info("run %s created: %s from model %s", run, counted(rounds, "round"), model_sha256[:12])
+
+
+def members_given(run: str, members: str) -> None:
+    """`members`: the list, in words."""
+    _log.info("run %s draws members alone, of %s", run, members)
 
 
 def run_over(run: str, status: RunStatus, reason: str) -> None:
@@ -138,10 +145,12 @@ def ordered(run: str, order: str, scope: Scope) -> None:
     _log.info("run %s: an operator at %s ordered: %s", run, _peer(scope), _shortened(order))
 
 
-def round_opened(plan: RoundPlan, n_asked: int) -> None:
+def round_opened(plan: RoundPlan, n_asked: int, why: str = "") -> None:
+    """`why`: whom it asks for what happened in an attempt before it, in words."""
     which, how = _attempt(plan.run, plan.task, plan.number, plan.attempt), ""
     if plan.task.sends_updates:
         how = f", updates as {plan.codec.words}"
+    how += f"; {why}" if why else ""
     _log.info("%s opened: %d asked%s", which, n_asked, how)
 
 

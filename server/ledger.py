@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from umbel.aggregation.coverage import Roll, gaps, names
+from umbel.aggregation.phrases import part_of
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.secagg.server import is_late
@@ -62,7 +63,7 @@ def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveR
             why = _progress(state)
             closes_in_s = max(0.0, state.closes_at - now)
             clients = _clients(state, book, now)
-            phase, target = state.phase, plan.target
+            phase, target = state.phase, state.target
             return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients, plan.task)
         case Closing(plan=plan):
             clients = _clients(state, book, state.closed_at)
@@ -127,7 +128,9 @@ def round_record(
 def _progress(state: Training) -> str:
     """What an open round waits for: reports up to its target, then what coverage asks for."""
     plan = state.plan
-    in_words = f"{state.n_reported} of {plan.target} {plan.target_unit} are in"
+    in_words = f"{part_of(state.n_reported, state.target, plan.target_unit, 'is', 'are')} in"
+    if state.why:
+        in_words += f"; {state.why}"
     awaited = [gap for gap in gaps(Roll(plan, state.cohort, state.accepted, state.declined)) if gap.may_close]
     return f"{in_words}; coverage waits for {names(awaited)}" if awaited else in_words
 
@@ -191,5 +194,5 @@ def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Membe
 def _accepted(accepted: Accepted) -> tuple[Fate, str]:
     work = accepted.work
     if work.is_partial:
-        return Fate.PARTIAL, f"{work.steps_done} of {work.steps_planned} steps count"
+        return Fate.PARTIAL, part_of(work.steps_done, work.steps_planned, "step", "counts", "count")
     return Fate.ACCEPTED, "the report counts"

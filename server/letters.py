@@ -75,11 +75,14 @@ class Letter:
 
 
 class Batch:
-    """The letters of one transaction: decided one after the other on the state that is stored, answered when it is."""
+    """The letters of one transaction: decided one after the other on the state that is stored, answered when it is.
+
+    `opened`: how many clients are asked by a round that it has opened, else 0; `why`: why these, if that is to be told.
+    """
 
     def __init__(self, letters: Sequence[Letter], live: LiveRun, chronicle: Chronicle) -> None:
         self.commands: list[Command] = []
-        self.opened = 0
+        self.opened, self.why = 0, ""
         self.is_abandoned = False
         self.found = live
         self.uploads: Mapping[AssignmentId, StoredUpload] = {}
@@ -125,7 +128,7 @@ class Batch:
         if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and state.since == live.state.since:
             self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
         if isinstance(state, Training) and isinstance(live.state, Recruiting):
-            self.opened = len(state.cohort)
+            self.opened, self.why = len(state.cohort), state.why
         return Change(state, tuple(answered), self._status, self._who_declined(live, state), tuple(sealed))
 
     def _decide_one(

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from umbel.aggregation.member_files import FILE_BYTES_MAX
 from umbel.server.problems import Refused, refusal
 from umbel.server.settings import Settings
 
 RUN_FILE_BYTES_MAX = 16 << 10  # reading TOML takes time with the square of its length
+RUN_BYTES_MAX = 2 * (RUN_FILE_BYTES_MAX + FILE_BYTES_MAX)  # with its member list, in JSON, where \n is two bytes
 REPORT_BYTES_MAX = 16 << 10  # it is kept, as it was signed, in its round's audit bundle
 SECURE_BYTES_MAX = 64 << 10  # shares for three hundred neighbours are 34 KB
 _LENGTH = re.compile(r"\d{1,15}")
@@ -33,7 +35,7 @@ def caps_of(settings: Settings) -> tuple[Cap, ...]:
         Cap(re.compile(r"/v1/assignments/[^/]+/(?:report|evaluation)"), min(REPORT_BYTES_MAX, settings.json_bytes_max)),
         Cap(re.compile(r"/v1/assignments/[^/]+/secure/[^/]+"), SECURE_BYTES_MAX),
         Cap(re.compile(r"/v1/admin/models/[^/]+"), settings.model_bytes_max),
-        Cap(re.compile(r"/v1/admin/runs/[^/]+"), min(RUN_FILE_BYTES_MAX, settings.json_bytes_max)),
+        Cap(re.compile(r"/v1/admin/runs/[^/]+"), RUN_BYTES_MAX),
         Cap(re.compile(r".*", re.DOTALL), settings.json_bytes_max),
     )
 

@@ -53,7 +53,8 @@ def run(settings: Settings, log_level: str, *, adopt: bool = False) -> None:
     """Serve until told to stop. `adopt`: see `Deployment`.
 
     What others have, the port and a database that is a server, is asked for before anything is made. Raises
-    `CannotStart`, `UnfitAdminKey`, `UnfitAuditKey`, `UnfitDeployment`, `ClockApart`, `BlobsUnavailable` and `OSError`.
+    `CannotStart`, `UnfitAdminKey`, `UnfitAuditKey`, `UnfitDatabase`, `UnfitDeployment`, `ClockApart`,
+    `BlobsUnavailable` and `OSError`.
     """
     journal.begin(log_level)
     try:

@@ -21,7 +21,7 @@ from umbel.aggregation.types import AssignmentId, ClientId, MaskedInput, RunId, 
 from umbel.aggregation.weighting import Candidate
 from umbel.server.coordinator import Coordinator
 from umbel.server.driver import PROGRESS_BELL, RunDriver
-from umbel.server.fitness import Unfit, unfit
+from umbel.server.fitness import Unfit, stranger, unfit
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.problems import Refused
 from umbel.server.secure_reception import SecureReception
@@ -86,8 +86,9 @@ class Reception:
         driver = await self._coordinator.driver(visit.message.run)
         if is_misfit := visit.message.layout_digest != driver.layout.digest:
             await visit.admit(None)  # to read a layout takes milliseconds, which no replay is worth
-        sites = driver.run.file.coverage.sites
-        if (found := await unfit(self._services, driver.layout, sites, visit.client, visit.message)) is not None:
+        sites, members = driver.run.file.coverage.sites, await driver.members.list()
+        found = await unfit(self._services, driver.layout, sites, members, visit.client, visit.message)
+        if found is not None:
             if not is_misfit:
                 await visit.admit(None)
             await self._turn_away(driver, visit.client, found)
@@ -199,6 +200,9 @@ class Reception:
             with driver.bells.listen(client) as bell:
                 await line.hold(clock, bell, left_s)
             self._services.registry.refuse_revoked(client)
+            if (found := await stranger(self._services, await driver.members.list(), client)) is not None:
+                await self._turn_away(driver, client, found)
+                raise found.refusal
 
     async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
         clock, ends_at = self._services.clock, self._services.clock.now() + wait_s

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import bindparam, delete, insert, select, union, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from umbel.aggregation.members import SignedMembers
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState
@@ -24,6 +25,7 @@ from umbel.server import tables
 from umbel.server.audit_facts import Deposition, Evidence
 from umbel.server.audit_trail import AuditTrail, evidence_of, signed_text
 from umbel.server.database import Database
+from umbel.server.member_lists import MemberListStore
 from umbel.server.replicas import closing_job
 from umbel.server.round_rows import changed_columns, head_of, state_of
 from umbel.server.run_rows import (
@@ -117,16 +119,27 @@ class RoundStore:
     `trail`: what is signed of it, in the same transaction.
     """
 
-    def __init__(self, database: Database, replica: str, trail: AuditTrail, scribe: Scribe) -> None:
+    def __init__(
+        self, database: Database, replica: str, trail: AuditTrail, scribe: Scribe, member_lists: MemberListStore
+    ) -> None:
         self._db = database
         self._replica = replica
         self._trail = trail
         self._scribe = scribe
+        self._member_lists = member_lists
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    async def add_run(self, file: RunFile, model: ModelRef, master_sha256: str, state: Recruiting, now: float) -> None:
-        """Create a run with version 0 of its model and its first round."""
+    async def add_run(
+        self,
+        file: RunFile,
+        model: ModelRef,
+        master_sha256: str,
+        state: Recruiting,
+        now: float,
+        members: SignedMembers | None = None,
+    ) -> None:
+        """Create a run with version 0 of its model and its first round. `members`: the list that its file names."""
         async with self._db.writing("add_run") as tx:
             run = {
                 "name": file.name,
@@ -143,6 +156,8 @@ class RoundStore:
                 "audit_sha256": "",
             }
             await tx.execute(insert(_RUN).values(run))
+            if members is not None:
+                await self._member_lists.write(tx, RunId(file.name), members)
             await add_first_version(tx, RunId(file.name), model, master_sha256, now)
             await release(tx, creator_of(RunId(file.name), model.sha256))
             round_id = await add_round(tx, state)

@@ -1,28 +1,26 @@
 """What operators ask, with the admin key: tokens, clients, models, runs."""
 
 import asyncio
-import json
 import secrets
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.messages import WAIT_S_MAX, require_labels
 from umbel.aggregation.records import RunProgress, RunView
-from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef, RunId, require_slug
 from umbel.server.blobs import model_key
 from umbel.server.driver import PROGRESS_BELL, RunDriver
 from umbel.server.enrolments import Binding
-from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, parse_json, problems
+from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, either_body, parse_json, problems
 from umbel.server.model_files import inspect_model
 from umbel.server.model_upload import write_stream
-from umbel.server.problems import Refused, first_error
+from umbel.server.new_run import RUN_ORDER, read_new_run
+from umbel.server.problems import Refused
 from umbel.server.registry import ClientView
 from umbel.server.routes_models import MODEL_RESPONSES, model_response
 from umbel.server.run_now import view_of
@@ -31,7 +29,6 @@ from umbel.server.waiting import Line
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
 TOKENS_MAX = 1000
 ENDED_MAX = 200
-_RUN_FILE = TypeAdapter(RunFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +123,16 @@ async def get_admin_model(request: Request, state: StateDep, sha256: str) -> Res
 
 @router.put(
     "/runs/{name}",
-    openapi_extra=binary_body("application/toml"),
+    openapi_extra=either_body(binary_body("application/toml"), body_of(RUN_ORDER)),
     responses={201: {"model": RunView, "description": "The run is new"}, **problems("run-exists", "unknown-model")},
 )
 async def put_run(request: Request, response: Response, state: StateDep, name: str, model: str) -> RunView:
-    """Create a run from a run file (TOML) and an uploaded model. The same again is the same."""
-    file = await asyncio.to_thread(read_run_file, await request.body())
-    if file.name != name:
-        raise Refused("malformed-request", f"name: the run file says {file.name!r}, the address {name!r}")
-    driver, is_new = await state.coordinator.create_run(file, model)
+    """Create a run from a run file (TOML; or JSON, with the member list that it names) and an uploaded model. The same
+    again is the same; with a list that was not given before, the run has it from then on."""
+    new = await asyncio.to_thread(read_new_run, await request.body(), request.headers.get("content-type", ""))
+    if new.file.name != name:
+        raise Refused("malformed-request", f"name: the run file says {new.file.name!r}, the address {name!r}")
+    driver, is_new = await state.coordinator.create_run(new.file, model, new.members)
     response.status_code = 201 if is_new else 200
     return view_of(driver.live)
 
@@ -170,19 +168,6 @@ async def get_progress(
     if not await _has_ended(state, driver, after):
         await driver.now.let_changes_gather()
     return await _progress(state, driver, after)
-
-
-def read_run_file(body: bytes) -> RunFile:
-    """A run file's TOML, by way of JSON, whose strict reading takes no `true` for a count. Raises `Refused`.
-
-    Run it in a thread: it can take a second.
-    """
-    try:
-        return _RUN_FILE.validate_json(json.dumps(tomllib.loads(body.decode())), strict=True)
-    except ValidationError as error:
-        raise Refused("malformed-request", f"run file, {first_error(error)}") from error
-    except (ValueError, TypeError, RecursionError) as error:  # no TOML, numbers of thousands of digits, dates
-        raise Refused("malformed-request", f"the run file does not parse: {error}") from error
 
 
 async def _has_ended(state: State, driver: RunDriver, after: int) -> bool:

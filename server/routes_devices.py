@@ -42,7 +42,7 @@ _ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
 _CHECKED_IN = TypeAdapter(CheckedIn)
 _WORK: TypeAdapter[Work] = TypeAdapter(Annotated[WorkDone | MaskedInput, Field(union_mode="left_to_right")])
 _EVALUATION, _DECLINE = TypeAdapter(EvaluationDone), TypeAdapter(Decline)
-_ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "token-mismatch", "name-taken")
+_ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "token-mismatch", "name-taken", "key-taken")
 
 
 @router.post("/enrolments", responses=problems(*SIGNED, *_ENROLMENT_PROBLEMS), openapi_extra=body_of(_ENROLMENT))

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import LiveRound, RunView
+from umbel.aggregation.privacy.rounds import spent_after
+from umbel.aggregation.records import LiveRound, PrivacySpent, RunView
 from umbel.aggregation.round import Recruiting
 from umbel.server.chronicle import Chronicle
 from umbel.server.ledger import live_round
@@ -21,7 +22,17 @@ def view_of(live: LiveRun) -> RunView:
     """The run at a glance."""
     run = live.run
     done, planned = live.rounds_done, run.file.rounds.count
-    return RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, run.model, run.audit_sha256)
+    view = RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, run.model, run.audit_sha256)
+    members = "" if run.file.secure is None else run.file.secure.members_sha256
+    return replace(view, privacy=_spent(live), members_sha256=members)
+
+
+def _spent(live: LiveRun) -> PrivacySpent | None:
+    """What a private run has cost so far; None of others."""
+    file, secure = live.run.file, live.plan.secure
+    if file.privacy is None or secure is None or secure.noise is None:
+        return None
+    return spent_after(file.privacy, secure.noise, live.n_released, file.rounds.count)
 
 
 class RunNow:

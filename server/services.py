@@ -7,6 +7,7 @@ from umbel.server.audit_key import AuditKey
 from umbel.server.audit_store import AuditStore
 from umbel.server.blobs import BlobStore
 from umbel.server.clock import Clock
+from umbel.server.member_lists import MemberListStore
 from umbel.server.model_store import ModelStore
 from umbel.server.registry import Registry
 from umbel.server.relay_store import RelayStore
@@ -35,6 +36,7 @@ class Services:
     registry: Registry
     models: ModelStore
     rounds: RoundStore
+    member_lists: MemberListStore
     relay: RelayStore
     audit_key: AuditKey
     audits: AuditStore

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.records import RoundRecord, VersionRecord
-from umbel.aggregation.round import Committed, Recruiting, RoundState, Training
+from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.secagg.plan import SumShown
+from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.types import AssignmentId, ClientId, ModelChange, ModelRef, RoundPlan, RunId, assignment_id
 
 
@@ -77,6 +79,22 @@ class LiveRun:
     def rounds_done(self) -> int:
         """Committed rounds of training."""
         return self.plan.n_rounds_before + (isinstance(self.state, Committed) and self.plan.task.makes_model)
+
+    @property
+    def n_released(self) -> int:
+        """Sums of a secure run that were revealed; one counts as soon as clients may have begun to reveal shares."""
+        match self.state:
+            case Committed():
+                is_released = self.plan.secure is not None
+            case Abandoned() as abandoned:
+                is_released = abandoned.was_revealed
+            case Closing(exchange=exchange):
+                is_released = exchange is not None and exchange.phase is Phase.UNMASKING
+            case Recruiting() | Training():
+                is_released = False
+            case _:
+                assert_never(self.state)
+        return self.plan.n_released + is_released
 
 
 @dataclass(frozen=True, slots=True)

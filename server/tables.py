@@ -6,6 +6,7 @@ waiters   turned_away                                           who waits for wo
 layouts <- models <- model_versions -> runs                     what was made
 runs <- rounds <- assignments <- uploads <- upload_chunks       how it was made
 runs <- audits                                                  what is signed of it
+runs <- member_lists                                            who may take part, where a list says so
 replicas   leases   partial_sums   relayed_reveals              which coordinator does what
 deployment                                                      which blobs and keys go with these tables
 ```
@@ -15,7 +16,7 @@ row first. `revision` grows by one with every such change, on the row and on eac
 another replica reads only what it has not seen. Times are Unix seconds.
 """
 
-from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String, Table, Text, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 _SLUG, _SHA256, _ASSIGNMENT, _REPLICA = String(63), String(64), String(160), String(32)
@@ -28,10 +29,20 @@ class Base(DeclarativeBase):
 class Client(Base):
     """An enrolled client; a revoked one keeps its name, so that nobody else can take it.
 
+    Of those that may speak no two have one key: a cohort with a key twice is impossible (`secagg/context.py`).
     `labels`: JSON, all that are known of it; `bound_labels`, `is_name_bound`: what of that its token has said.
     """
 
     __tablename__ = "clients"
+    __table_args__ = (
+        Index(
+            "ix_clients_public_key",
+            "public_key",
+            unique=True,
+            sqlite_where=text("revoked_at IS NULL"),
+            postgresql_where=text("revoked_at IS NULL"),
+        ),
+    )
     id: Mapped[str] = mapped_column(_SLUG, primary_key=True)
     public_key: Mapped[bytes] = mapped_column(LargeBinary(32))
     labels: Mapped[str] = mapped_column(Text)
@@ -127,6 +138,14 @@ class Run(Base):
     run_file_sha256: Mapped[str] = mapped_column(_SHA256)
     audit_number: Mapped[int]
     audit_sha256: Mapped[str] = mapped_column(_SHA256)
+
+
+class MemberListText(Base):
+    """The member list that a run's rounds are bound to, where the coordinator was given it: as its file has it."""
+
+    __tablename__ = "member_lists"
+    run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
+    text: Mapped[str] = mapped_column(Text)
 
 
 class ModelVersion(Base):

@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.live import Live
 
 from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.member_files import members_bytes
+from umbel.aggregation.members import SignedMembers
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.client import Operator
@@ -119,13 +121,15 @@ def _begin(stage: Stage, operator: Operator) -> None:
     """Create the run, its window as this machine needs it, and let it begin once every client has enrolled."""
     pace = pace_of(stage.sites.rehearsals_s)
     plan = stage.plan.at_pace(pace)
-    if plan.run_file.secure is not None:
-        plan = plan.bound_to(_pin_members(stage))
+    members = None if plan.run_file.secure is None else _pin_members(stage)
+    if members is not None:
+        plan = plan.bound_to(members.list.sha256)
     stage.board.say_stage("every client enrols with a key of its own")
     if pace > 1:
         stage.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
     sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
-    operator.create_run(RUN, run_toml(plan.run_file), sha256)
+    list_text = None if members is None else members_bytes(members).decode()
+    operator.create_run(RUN, run_toml(plan.run_file), sha256, list_text)
     operator.pause_run(RUN, "the clients are enrolling")
     stage.sites.go(pace)
     n_clients = len(plan.clients)
@@ -133,13 +137,13 @@ def _begin(stage: Stage, operator: Operator) -> None:
     operator.resume_run(RUN)
 
 
-def _pin_members(stage: Stage) -> str:
-    """Officers list the keys that the clinics themselves have told, and every clinic pins the list; its SHA-256."""
+def _pin_members(stage: Stage) -> SignedMembers:
+    """Officers list the keys that the clinics themselves have told, and every clinic pins the list."""
     signed = agree(stage.work / "officers", stage.sites.public_keys)
     for client in stage.plan.clients:
         pin(signed, stage.work / "sites" / client.name)
     stage.board.note_members(signed.list.sha256)
-    return signed.list.sha256
+    return signed
 
 
 def _is_measured(board: Board) -> bool:

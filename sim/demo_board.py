@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.sim.data.samples import Score
 from umbel.sim.demo_baselines import Baselines
@@ -109,7 +110,7 @@ class Board:
 
     def note_coordinator_kill(self, number: int, n_reports: int) -> None:
         self.coordinator_killed_in, self.is_coordinator_down = number, True
-        self.say_stage(f"the coordinator is killed (SIGKILL) in round {number}, {n_reports} reports in")
+        self.say_stage(f"the coordinator is killed (SIGKILL) in round {number}, {counted(n_reports, 'report')} in")
 
     def note_coordinator_return(self, seconds: float) -> None:
         self.is_coordinator_down = False
@@ -188,7 +189,7 @@ def _who(clients: Sequence[ClientRecord]) -> str:
 def _note(record: ClientRecord) -> str:
     match record.fate:
         case Fate.PARTIAL:
-            return f"{record.steps_done} of {record.steps_planned} steps"
+            return f"{record.steps_done} of {counted(record.steps_planned, 'step')}"
         case Fate.ACCEPTED:
             return "" if record.report_s is None else f"after {record.report_s:.1f} s"
         case Fate.TRAINING:

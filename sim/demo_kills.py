@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress
 from umbel.sim.demo_board import Board
 from umbel.sim.demo_plan import DemoPlan
@@ -99,7 +100,9 @@ class VictimCoordinator:
         if was is None or (record.round, record.attempt) != (was.round, was.attempt):
             return
         was.check(record)
-        self._board.tell(f"all {len(was.accepted)} reports that it had accepted count in round {record.round}")
+        n = len(was.accepted)
+        those = counted(n, "report that it had accepted counts", "reports that it had accepted count")
+        self._board.tell(f"{'all ' if n > 1 else ''}{those} in round {record.round}")
 
     def _start(self, port: int) -> CoordinatorProcess:
         started = start_coordinator(self._data, self._start_limit_s, port=port)

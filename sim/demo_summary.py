@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from umbel.aggregation.phrases import agreeing, counted
 from umbel.sim.demo_board import Board, DemoRound, proof_lines
 from umbel.sim.demo_members import members_line
 from umbel.sim.demo_tally import tally
@@ -121,13 +122,16 @@ def _facts(summary: DemoSummary) -> Table:
     facts.add_column(style="dim")
     facts.add_column()
     again = summary.attempts - summary.rounds
-    facts.add_row("  rounds", f"{summary.rounds}" + (f", and {again} abandoned attempts" if again else ""))
+    facts.add_row("  rounds", f"{summary.rounds}" + (f", and {counted(again, 'abandoned attempt')}" if again else ""))
     facts.add_row("  clients", f"{summary.clients} in {summary.client_processes} processes, over HTTP on loopback")
-    facts.add_row("  asked", f"{summary.selected} times")
-    facts.add_row("    counted", f"{summary.reported} reports, {summary.partial} of them of partial work")
+    facts.add_row("  asked", counted(summary.selected, "time"))
+    facts.add_row("    counted", f"{counted(summary.reported, 'report')}, {summary.partial} of them of partial work")
     facts.add_row("    no report", f"{summary.dropped}: told to stop or too late, {summary.lost} of them lost")
     if again:
-        facts.add_row("    in vain", f"{summary.in_vain} reports of the abandoned attempts")
+        facts.add_row(
+            "    in vain",
+            f"{counted(summary.in_vain, 'report')} of the abandoned {agreeing(again, 'attempt', 'attempts')}",
+        )
     facts.add_row("  on the wire", f"{si_bytes(summary.bytes_down)} down, {si_bytes(summary.bytes_up)} up")
     if summary.coordinator_kills:
         facts.add_row("  coordinator", "killed once in mid-round; no report that it had accepted was lost")

@@ -5,7 +5,8 @@ What it must come to is computed here from what every client put in, without a m
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +98,13 @@ class Attempt:
         if self.driver.state.phase not in ("training", "closing") or self.driver.plan != self.plan:
             return False
         if phase is Phase.ADVERTISE_KEYS:
-            await self.each(SecureDevice.advertise, who)
+            await self.each(lambda one: one.advertise(), who)
         elif phase is Phase.SHARE_KEYS:
-            await self.each(SecureDevice.share, who)
+            await self.each(lambda one: one.share(), who)
         elif phase is Phase.MASKED_INPUT:
             await self.each(self._input, who)
         elif phase is Phase.CONSISTENCY_CHECK:
-            await self.each(SecureDevice.agree, who)
+            await self.each(lambda one: one.agree(), who)
         else:
             await self.each(_reveal, who)
         return True
@@ -153,6 +154,36 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+
+
+async def ordered(it: House, verb: str) -> None:
+    answer = await it.http.post(f"/v1/admin/runs/demo/{verb}", json={"reason": "a test"}, headers=it.admin)
+    assert answer.status_code == 200, answer.text
+
+
+@asynccontextmanager
+async def all_waiting(it: House, devices: Sequence[Device]) -> AsyncGenerator[None]:
+    """All of them wait for work, and are seen to."""
+    driver = it.state.coordinator.drivers["demo"]
+    waiting = [asyncio.create_task(one.check_in(LAYOUT, wait_s=20.0)) for one in devices]
+    try:
+        while await driver.waiting.count() < len(devices):  # noqa: ASYNC110 - nothing rings for it
+            await asyncio.sleep(0.002)
+        yield
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def asked_again(it: House, clock: LateClock, devices: Sequence[Device], number: int) -> Attempt:
+    """The next attempt, for which all of them wait before anybody is drawn; those who were."""
+    driver = it.state.coordinator.drivers["demo"]
+    async with all_waiting(it, devices):
+        await ordered(it, "resume")
+        await until(lambda: driver.state.phase == "training")
+        cohort = set(driver.state.cohort)
+    return Attempt.of(it, clock, [one for one in devices if one.name in cohort], number)
 
 
 def fates(record: Json) -> dict[str, str]:

@@ -2,14 +2,31 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import umbel
 
+
+class Verbs(TyperGroup):
+    """The verbs and groups of the command line; of a verb that stands in a group, it says which."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: the click that typer brings is its own, private
+        if self.get_command(ctx, args[0]) is None and (groups := self._groups_with(args[0])):
+            ctx.fail(f"No such command {args[0]!r}. Try: {' or '.join(f'umbel {name} {args[0]}' for name in groups)}")
+        return super().resolve_command(ctx, args)
+
+    def _groups_with(self, verb: str) -> list[str]:
+        return [
+            name for name, group in self.commands.items() if isinstance(group, TyperGroup) and verb in group.commands
+        ]
+
+
 app = typer.Typer(
     name="umbel",
+    cls=Verbs,
     help="Federated learning: many clients train one model together, and their data never leaves them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

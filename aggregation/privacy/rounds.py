@@ -10,6 +10,7 @@ from umbel.aggregation.codec.rotation import Blocks
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.records import PrivacySpent
 from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.types import RoundPlan
 
@@ -42,3 +43,9 @@ def again(before: tuple[CodecPlan, SecurePlan], key: int) -> tuple[CodecPlan, Se
 def epsilon_after(noise: NoisePlan, delta: float, n_releases: int) -> float:
     """What so many sums with this noise have cost. Raises `AccountantMissing`."""
     return Ledger(delta).after(noise.release, n_releases).epsilon if n_releases else 0.0
+
+
+def spent_after(section: PrivacySection, noise: NoisePlan, n_releases: int, sums_max: int) -> PrivacySpent:
+    """What so many sums of a run have cost of its budget. Raises `AccountantMissing`."""
+    epsilon = epsilon_after(noise, section.delta, n_releases)
+    return PrivacySpent(epsilon, section.delta, section.epsilon, n_releases, sums_max)

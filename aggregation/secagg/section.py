@@ -12,7 +12,9 @@ from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.rotated import COHORT_MAX
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.fingerprint import members_sha256_of
 from umbel.aggregation.grid import TOTAL_WEIGHT_MAX
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, threshold_complete
 from umbel.aggregation.secagg.plan import (
     FIRST_RMS,
@@ -22,7 +24,7 @@ from umbel.aggregation.secagg.plan import (
     first_plans,
     require_metric_names,
 )
-from umbel.aggregation.types import SAMPLE_COUNT_MAX, RoundPlan, Weighting, require_sha256, require_within
+from umbel.aggregation.types import SAMPLE_COUNT_MAX, RoundPlan, Weighting, require_within
 from umbel.aggregation.wire import Codec
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class SecureAggregationSection:
 
     `metrics`, `evaluation`: names of what clients measure in training and on held-out data; a client that lacks one
     leaves it out. `expected_sample_count`: of a usual client, for the first round's step (`plan.py`); be it ten times
-    too large or too small. `members_sha256`: of the member list that the clients pin; empty without one.
+    too large or too small. `members_sha256`: of the member list that the clients pin, given in groups or not; empty
+    without one.
     """
 
     enabled: bool = True
@@ -52,7 +55,7 @@ class SecureAggregationSection:
             require_metric_names(names)
         require_within(self.expected_sample_count, "expected_sample_count", 1, SAMPLE_COUNT_MAX)
         if self.members_sha256:
-            require_sha256(self.members_sha256, "members_sha256")
+            object.__setattr__(self, "members_sha256", members_sha256_of(self.members_sha256))
 
     def first(self, codec: CodecSection, plan: RoundPlan, n_values: int, key: int) -> tuple[CodecPlan, SecurePlan]:
         """The numbers of a run's first round, which has this plan. `n_values`: of the model."""
@@ -186,7 +189,7 @@ def _reasons_of_round(file: RunFile, number: int) -> Iterator[str]:
     plan = file.round_plan(number, 1)
     if plan.minimum < MINIMUM_LEAST:
         yield (
-            f"a sum of {plan.minimum} {'client' if plan.minimum == 1 else 'clients'} hides nobody: set minimum = "
+            f"a sum of {counted(plan.minimum, 'client')} hides nobody: set minimum = "
             f"{MINIMUM_LEAST} or more in [rounds] for secure aggregation"
         )
     if plan.n_wanted > COHORT_MAX:

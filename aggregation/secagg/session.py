@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.curve import require_keys
 from umbel.aggregation.secagg.derive import PROTOCOL, session_digest, set_digest
@@ -37,7 +38,7 @@ class Session:
         """
         least = max(context.minimum, roster_min(len(context.cohort)))
         if len(roster.adverts) < least:
-            raise TooFew(f"only {len(roster.adverts)} clients advertised keys, of at least {least}")
+            raise TooFew(f"only {counted(len(roster.adverts), 'client')} advertised keys, of at least {least}")
         if not hmac.compare_digest(hashlib.sha256(roster.opening).hexdigest(), context.opening_commitment):
             raise Disagreement("the coordinator opened another graph than the one it had committed to")
         for advert in roster.adverts:

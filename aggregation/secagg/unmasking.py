@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.secagg.curve import KeyPair
 from umbel.aggregation.secagg.derive import (
     ShareKind,
@@ -123,7 +124,8 @@ class Unmasker:
         for dealer, shares in self._shares.items():
             if len(shares) < threshold:
                 name = name_of(self._session.context, dealer)
-                raise TooFew(f"{len(shares)} shares of {name}'s secret were revealed, of {threshold}")
+                were = counted(len(shares), f"share of {name}'s secret was", f"shares of {name}'s secret were")
+                raise TooFew(f"{were} revealed, of {threshold}")
             holders = tuple(sorted(shares)[:threshold])
             if holders not in interpolations:
                 interpolations[holders] = Interpolation(tuple(holder + 1 for holder in holders), threshold)

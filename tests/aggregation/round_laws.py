@@ -92,6 +92,11 @@ class RoundLaws(RuleBasedStateMachine):
         """Without so many reports it makes nothing; a canary is about who is missing, too."""
         return 0 if self.plan.task is Task.CANARY else self.plan.minimum
 
+    @property
+    def target(self) -> int:
+        """Reports at which it closes before its window is over."""
+        return self.plan.target
+
     def gathered(self, *candidates: Candidate) -> Gathered:
         return Gathered(self.now, candidates)
 
@@ -279,8 +284,8 @@ class RoundLaws(RuleBasedStateMachine):
         is_strict, known = self.plan.coverage.strict, self.gaps_when_it_ended(before, event)
         if isinstance(self.state, Closing):
             assert len(self.counted) >= self.n_least
-            assert n_reported >= self.plan.target or is_over or all_heard
-            is_surplus = n_reported >= self.plan.target and not is_over
+            assert n_reported >= self.target or is_over or all_heard
+            is_surplus = n_reported >= self.target and not is_over
             assert self.state.late is (Outcome.SURPLUS if is_surplus else Outcome.LATE)
             assert not (is_strict and known), "strict coverage was not met, and the round closed"
             assert is_over or all_heard or not any(gap.may_close for gap in known), (
@@ -344,7 +349,7 @@ class RoundLaws(RuleBasedStateMachine):
     def an_open_round_is_still_wanted(self) -> None:
         if isinstance(self.state, Training):
             open_gaps = gaps(Roll(self.plan, self.state.cohort, self.state.accepted, self.state.declined))
-            has_all = self.state.n_reported >= self.plan.target and len(self.counted) >= self.n_least
+            has_all = self.state.n_reported >= self.target and len(self.counted) >= self.n_least
             assert not has_all or any(gap.may_close for gap in open_gaps)
             assert not self.plan.coverage.strict or all(gap.may_close for gap in open_gaps), "hopeless, and still open"
             assert self.state.n_open > 0

@@ -32,6 +32,7 @@ from umbel.aggregation.round import (
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min, survivors_min
 from umbel.aggregation.secagg.plan import MINIMUM_LEAST
 from umbel.aggregation.secagg.server import Exchange, Phase, after_s
+from umbel.aggregation.second_sum import OpenedSum
 from umbel.aggregation.types import ClientId, RoundPlan
 from umbel.aggregation.weighting import Candidate
 
@@ -48,18 +49,29 @@ def exchange_of(state: RoundState) -> Exchange | None:
 class SecureRoundLaws(RoundLaws):
     """Drives one secure round."""
 
-    def open_books(self, plan: RoundPlan, excluded: tuple[ClientId, ...] = ()) -> None:
+    def open_books(
+        self, plan: RoundPlan, excluded: tuple[ClientId, ...] = (), opened: tuple[OpenedSum, ...] = ()
+    ) -> None:
         super().open_books(plan, excluded)
+        self.state = Recruiting(plan, since=0.0, excluded=excluded, opened=opened)
+        self.opened = opened
+        self.needs_all = False
         self.said: dict[Phase, dict[ClientId, str]] = {phase: {} for phase in PHASES}
         self.sum_refused: dict[ClientId, str] = {}
         self.n_invited = 0
 
     @property
     def n_least(self) -> int:
+        if self.needs_all:
+            return self.n_invited
         n_keys, roster_least = len(self.said[Phase.ADVERTISE_KEYS]), roster_min(self.n_invited)
         has_roster = n_keys >= max(roster_least, MINIMUM_LEAST)
         survivors_least = survivors_min(n_keys, n_invited=self.n_invited) if has_roster else 0
         return max(self.plan.minimum, MINIMUM_LEAST, roster_least, survivors_least)
+
+    @property
+    def target(self) -> int:
+        return self.n_invited if self.needs_all else self.plan.target
 
     @property
     def n_keys(self) -> int:
@@ -157,7 +169,9 @@ class SecureRoundLaws(RoundLaws):
     def carry_out(self, command: Command) -> None:
         super().carry_out(command)
         if isinstance(command, Invite):
-            self.n_invited = len(command.clients)
+            assert isinstance(self.state, Training)
+            self.n_invited, self.needs_all = len(command.clients), self.state.needs_all
+            assert not self.needs_all or self.opened, "any other round can do without some"
         if isinstance(command, Announce):
             came_through = [*(set(self.said[phase]) for phase in SAID_IN), set(self.counted)]
             assert set(command.clients) in came_through, "U1, U2, U3 or U4"
@@ -206,6 +220,8 @@ class SecureRoundLaws(RoundLaws):
             assert event.now >= before.exchange.ends_at or is_hopeless, "the sum was not waited for"
         if isinstance(before, Closing) and isinstance(self.state, Committed):
             assert isinstance(event, Applied)
+        if isinstance(self.state, Closing) and self.needs_all:
+            assert self.counted.keys() == self.state.cohort.keys(), "sites refuse a sum that lacks one"
         if isinstance(self.state, Abandoned) and not isinstance(before, Recruiting | Abandoned):
             self.check_who_is_blamed(before, self.state)
 
@@ -228,6 +244,8 @@ class SecureRoundLaws(RoundLaws):
         late = {client for client, why in self.state.missing.items() if why.startswith("it had not")}
         going_on = set(before.cohort) - self.refused - late
         is_timed = before.exchange.phase.is_before_inputs
+        if self.needs_all and len(going_on) < self.n_least:
+            return True
         return is_timed and (event.now >= before.exchange.ends_at or len(going_on) < self.n_least)
 
     # --- invariants ---------------------------------------------------------------------------------------------------
@@ -237,6 +255,11 @@ class SecureRoundLaws(RoundLaws):
         if exchange is not None and exchange.phase is Phase.CONSISTENCY_CHECK:
             return [{}]
         return super().ends_expected()
+
+    @invariant()
+    def what_was_opened_in_vain_is_not_forgotten(self) -> None:
+        state = self.state.closing if isinstance(self.state, Committed) else self.state
+        assert state.opened == self.opened
 
     @invariant()
     def what_is_stored_is_what_was_heard(self) -> None:

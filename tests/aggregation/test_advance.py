@@ -86,7 +86,7 @@ def ended(plan: RoundPlan = PLAN) -> dict[str, RoundState]:
 def test_a_round_by_sample_counts() -> None:
     state: RoundState = Recruiting(PLAN, since=0.0)
     state, commands = advance(state, Gathered(1.0, (Candidate(A, 10),)))
-    assert (state, commands) == (Recruiting(PLAN, 0.0, "1 of 3 clients wait; another 5.0 s for the rest"), ())
+    assert (state, commands) == (Recruiting(PLAN, 0.0, "1 of 3 clients waits; another 5.0 s for the rest"), ())
     state, commands = advance(state, Gathered(2.0, (Candidate(A, 10), Candidate(B, 20), Candidate(C, 30))))
     assert commands == (Invite((A, B, C)),)
     state, commands = advance(state, Reported(10.0, B, work(sample_count=20)))
@@ -145,6 +145,7 @@ def test_a_cohort_of_one() -> None:
     plan = replace(PLAN, target=1, over_selection=1.0)
     state, commands = after(training(plan, "a"), Reported(101, A, work()))
     assert isinstance(state, Closing)
+    assert state.reason == "the target of 1 report is in"
     assert commands == [Fold(A, 10), Answer(A, Outcome.ACCEPTED, "the report counts"), Commit()]  # nobody to release
 
 
@@ -156,7 +157,7 @@ def test_at_the_end_of_the_window_the_minimum_closes_the_round(now: float, phase
     state, _ = after(training(), Reported(101, A, work()), Tick(now))
     assert state.phase == phase
     if isinstance(state, Closing):
-        assert (state.late, state.reason) == (Outcome.LATE, "the window of 60 s is over with 1 reports")
+        assert (state.late, state.reason) == (Outcome.LATE, "the window of 60 s is over with 1 report")
 
 
 def test_at_the_end_of_the_window_too_few_reports_abandon_the_round() -> None:
@@ -171,9 +172,9 @@ def test_a_report_at_the_end_of_the_window_is_late_even_if_no_tick_came_first() 
     state, commands = after(training(), Reported(101, A, work()), Reported(160, B, work()))
     assert isinstance(state, Closing)
     assert commands[-1] == Answer(
-        B, Outcome.LATE, "this report came after the round had closed: the window of 60 s is over with 1 reports"
+        B, Outcome.LATE, "this report came after the round had closed: the window of 60 s is over with 1 report"
     )
-    assert commands[2:4] == [Release((B, C), "the window of 60 s is over with 1 reports"), Commit()]
+    assert commands[2:4] == [Release((B, C), "the window of 60 s is over with 1 report"), Commit()]
     assert Fold(B, 10) not in commands
 
 
@@ -199,7 +200,7 @@ def test_a_late_report_that_finds_too_few_others_is_abandoned_with_the_round() -
     state, commands = after(training(), Reported(160, A, work()))
     assert isinstance(state, Abandoned)
     assert commands[-1] == Answer(
-        A, Outcome.ABANDONED, "the round was abandoned: the window of 60 s is over with 0 of at least 1 reports"
+        A, Outcome.ABANDONED, "the round was abandoned: the window of 60 s is over with 0 of at least 1 report"
     )
 
 
@@ -209,7 +210,7 @@ def test_a_round_below_its_target_closes_when_nobody_is_left() -> None:
         training(plan), Reported(101, A, work()), Declined(102, B, "low battery"), Declined(103, C, "busy")
     )
     assert isinstance(state, Closing)
-    assert (state.late, state.reason) == (Outcome.LATE, "1 reports are in and nobody is left to wait for")
+    assert (state.late, state.reason) == (Outcome.LATE, "1 report is in and nobody is left to wait for")
     assert state.missing == {B: "low battery", C: "busy"}
 
 
@@ -223,7 +224,7 @@ def test_a_short_cohort_that_has_all_reported_closes_at_once() -> None:
 def test_a_round_that_everyone_declined_is_abandoned_at_once() -> None:
     state, commands = after(training(), *(Declined(101, c, "busy") for c in (A, B, C)))
     assert isinstance(state, Abandoned)
-    assert state.reason == "everyone who is left has declined, with 0 of at least 1 reports"
+    assert state.reason == "everyone who is left has declined, with 0 of at least 1 report"
     assert commands == [Discard(state.reason)]
 
 

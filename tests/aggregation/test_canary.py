@@ -65,7 +65,7 @@ def test_a_client_that_passes_says_what_was_measured() -> None:
 def test_a_client_that_measured_nothing_but_its_steps_passes() -> None:
     found = verdict(Probe(1, 0.0))
     assert found.passes
-    assert found.reason == "a whole round takes 0 s: 0 s a step x 1 steps; largest change 0.01 of max_abs 64"
+    assert found.reason == "a whole round takes 0 s: 0 s a step x 1 step; largest change 0.01 of max_abs 64"
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_who_did_not_report_fails_with_its_own_words() -> None:
         ("east", False, "too many samples"),
         ("north", True, "a whole round ta"),
     ]
-    assert conclusion(verdicts, 1) == (True, "1 of 2 clients pass the canary. east: too many samples")
+    assert conclusion(verdicts, 1) == (True, "1 of 2 clients passes the canary. east: too many samples")
     assert conclusion(verdicts, 2) == (
         False,
-        "1 of 2 clients pass the canary, at least 2 must. east: too many samples",
+        "1 of 2 clients passes the canary, at least 2 must. east: too many samples",
     )
 
 

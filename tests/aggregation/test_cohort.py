@@ -43,7 +43,7 @@ def test_out_of_patience_the_minimum_is_enough() -> None:
 def test_below_the_minimum_the_round_waits_for_ever() -> None:
     choice = choose(PLAN, waiting(1), waited_s=1e9)
     assert choice.cohort is None
-    assert choice.why == "1 clients wait, the round needs at least 2"
+    assert choice.why == "1 client waits, the round needs at least 2"
 
 
 def test_one_client_makes_a_round_if_the_plan_says_so() -> None:

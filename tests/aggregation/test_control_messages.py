@@ -64,7 +64,7 @@ ROUND = RoundRecord(
     {"accuracy": 0.5},
     (CLIENT,),
 )
-LIVE = LiveRound(5, 1, "recruiting", "1 of 3 clients wait", 1, 2, None)
+LIVE = LiveRound(5, 1, "recruiting", "1 of 3 clients waits", 1, 2, None)
 VIEW = RunView("demo", RunStatus.RUNNING, "under way", 4, 20, 0.0, MODEL)
 
 RUN_FILE = """

@@ -12,6 +12,7 @@ from tests.aggregation.secure_round_laws import SecureRoundLaws
 from umbel.aggregation.advance import advance
 from umbel.aggregation.round import Event, Gathered, Recruiting, Reported, RoundState
 from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.second_sum import OpenedSum
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
@@ -70,6 +71,11 @@ def training_plans(
 
 plans = training_plans(st.integers(1, 3), st.just(NO_FLOOR), floors)
 secure = training_plans(st.integers(3, 4), st.just(NO_FLOOR), st.just(NO_FLOOR), floors).map(secured)
+opened_sums = st.builds(
+    lambda clients, n_more: OpenedSum(tuple(sorted(clients)), len(clients) + n_more),
+    st.sets(st.sampled_from(CLIENTS), min_size=3),
+    st.integers(0, 2),
+)
 others = st.builds(
     lambda task, minimum, more, over, window_s, seed, sites: RoundPlan(
         RunId("demo"),
@@ -115,14 +121,32 @@ class OtherMachine(RoundLaws):
 class SecureMachine(SecureRoundLaws):
     """A round whose sum alone the coordinator can read."""
 
-    @initialize(plan=secure, n_phases=st.integers(0, 5), silent=st.sets(st.sampled_from(CLIENTS), max_size=1))
-    def begin(self, plan: RoundPlan, n_phases: int, silent: set[ClientId]) -> None:
-        """Some phases pass well before the walk begins, or few walks would come to the end of all five."""
-        self.open_books(plan)
+    @initialize(
+        plan=secure,
+        n_phases=st.integers(0, 5),
+        silent=st.sets(st.sampled_from(CLIENTS), max_size=1),
+        is_waited_for=st.booleans(),
+        opened=st.one_of(st.just(()), st.tuples(opened_sums)),
+    )
+    def begin(
+        self,
+        plan: RoundPlan,
+        n_phases: int,
+        silent: set[ClientId],
+        is_waited_for: bool,
+        opened: tuple[OpenedSum, ...],
+    ) -> None:
+        """Some phases pass well before the walk begins, or few walks would come to the end of all five.
+
+        `is_waited_for`: who is silent, until the time of the phase is up. A sum that was opened has met a strict floor,
+        and these have not.
+        """
+        self.open_books(plan, opened=() if plan.coverage.strict else opened)
         if n_phases:
             self.wait_for_clients_until_patience_is_over(len(CLIENTS))
         for _ in range(1, n_phases):
             self.others_say_what_is_awaited(silent, 0.01)
+            self.nothing_is_said_until_the_deadline(bool(silent) and is_waited_for, 0.0)
 
 
 TestTraining: Any = TrainingMachine.TestCase

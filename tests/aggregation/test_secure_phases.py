@@ -1,12 +1,14 @@
 """The phases of a secure round, told by examples; `test_round_machine.py` has the laws."""
 
 from dataclasses import replace
+from typing import Annotated
 
 import pytest
+from pydantic import Discriminator, TypeAdapter
 
 from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.retry import next_attempt
+from umbel.aggregation.retry import next_attempt, opened_by
 from umbel.aggregation.round import (
     Abandoned,
     Announce,
@@ -33,6 +35,7 @@ from umbel.aggregation.round import (
 )
 from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.secagg.server import Exchange, Phase
+from umbel.aggregation.second_sum import OpenedSum
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
 
@@ -195,7 +198,7 @@ def test_a_sum_is_refused_only_while_signatures_are_asked_for_and_by_whose_it_is
 
 def test_where_too_few_are_left_to_sign_the_attempt_ends_at_once_and_nobody_is_to_blame() -> None:
     ended = failed(*said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:1]), *refused(52.0, *NAMES[3:]), since=closed())
-    assert ended.reason == "1 of at least 4 clients have signed who is in the sum in time; declined by d, e"
+    assert ended.reason == "1 of at least 4 clients has signed who is in the sum in time; declined by d, e"
     assert ended.refused == dict.fromkeys(NAMES[3:], "not with so few")
     assert ended.blamed == {}
     assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()
@@ -229,6 +232,118 @@ def test_of_an_over_selection_only_who_was_late_is_to_blame_for_a_sum_without_it
     assert enough.late is Outcome.SURPLUS
     ended = failed(*refused(51.0, *NAMES[:2]), since=enough)
     assert ended.blamed == ({NAMES[4]: Phase.ADVERTISE_KEYS.late_words} if is_late else {})
+
+
+# --- after a sum that was opened in vain ------------------------------------------------------------------------------
+
+OVER_SELECTED = replace(PLAN, target=4, over_selection=1.25)
+STATES: TypeAdapter[RoundState] = TypeAdapter(Annotated[RoundState, Discriminator("phase")])
+
+
+def opened_in_vain() -> Abandoned:
+    """All five were asked, the first four are in the sum, and nobody knows what was revealed of it."""
+    keyed, _ = after(drawn(OVER_SELECTED), *said(Phase.ADVERTISE_KEYS, 1.0), *said(Phase.SHARE_KEYS, 2.0))
+    enough, _ = after(keyed, *[Reported(50.0, name, WORK) for name in NAMES[:4]])
+    return failed(*said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:4]), Tick(101.0), since=enough)
+
+
+def asked_after(ended: Abandoned, attempt: int = 2) -> Training:
+    """The next attempt, for which all five wait."""
+    state = next_attempt(ended, replace(OVER_SELECTED, attempt=attempt), now=200.0)
+    candidates = tuple(Candidate(name, 10) for name in NAMES)
+    opened, _ = after(state, Gathered(state.not_before, candidates, bytes(48)))
+    assert isinstance(opened, Training)
+    return opened
+
+
+def test_after_a_sum_opened_in_vain_its_clients_are_asked_and_a_sum_of_all_of_them_is_made() -> None:
+    state: RoundState = asked_after(opened_in_vain())
+    assert isinstance(state, Training)
+    assert (tuple(state.cohort), state.target, state.needs_all) == (NAMES[:4], 4, True)
+    state, _ = after(state, *said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:4]), *said(Phase.SHARE_KEYS, 202.0, NAMES[:4]))
+    state, _ = after(state, *[Reported(250.0, name, WORK) for name in NAMES[:3]])
+    assert isinstance(state, Training), "three of four would do in any other round"
+    state, _ = after(state, Reported(250.0, NAMES[3], WORK))
+    assert isinstance(state, Closing)
+    assert state.reason == "the target of 4 reports is in"
+
+
+LACKING = "d did not come, and sites refuse another sum over this model without any of those asked"
+WITHOUT_ONE: dict[str, tuple[list[Event], float, str]] = {
+    "keys": (
+        [*said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:3]), Tick(230.0)],
+        230.0,
+        "3 of at least 4 clients have advertised keys in time",
+    ),
+    "keys, and nobody ticked": (
+        [*said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:3]), Tick(300.0)],
+        300.0,
+        "the window of 100 s is over, and clients have not all advertised keys",
+    ),
+    "shares": (
+        [*said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:4]), *said(Phase.SHARE_KEYS, 202.0, NAMES[:3]), Tick(265.0)],
+        265.0,
+        "3 of at least 4 clients have shared their keys in time",
+    ),
+    "report": (
+        [
+            *said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:4]),
+            *said(Phase.SHARE_KEYS, 202.0, NAMES[:4]),
+            *[Reported(250.0, name, WORK) for name in NAMES[:3]],
+            Tick(300.0),
+        ],
+        300.0,
+        "the window of 100 s is over with 3 of at least 4 reports",
+    ),
+    "report, declined": (
+        [
+            *said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:4]),
+            *said(Phase.SHARE_KEYS, 202.0, NAMES[:4]),
+            *[Reported(250.0, name, WORK) for name in NAMES[1:3]],
+            Declined(251.0, NAMES[3], "on battery"),
+        ],
+        251.0,
+        "d declined, with 2 of at least 4 reports",
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "ended_at", "reason"), WITHOUT_ONE.values(), ids=WITHOUT_ONE.keys())
+def test_without_one_of_them_it_is_abandoned_and_the_reason_names_that_one(
+    events: list[Event], ended_at: float, reason: str
+) -> None:
+    ended = failed(*events, since=asked_after(opened_in_vain()))
+    lacking = LACKING.replace("d", "a, d", 1) if "declined" in reason else LACKING
+    assert ended.reason == f"{reason}; {lacking}"
+    assert ended.closed_at == ended_at
+    assert not ended.was_revealed
+
+
+def test_what_was_opened_in_vain_is_stored_with_whatever_follows_until_there_is_a_model() -> None:
+    opened = (OpenedSum(NAMES[:4], 5),)
+    training = asked_after(opened_in_vain())
+    closing, _ = after(
+        training,
+        *said(Phase.ADVERTISE_KEYS, 201.0, NAMES[:4]),
+        *said(Phase.SHARE_KEYS, 202.0, NAMES[:4]),
+        *[Reported(250.0, name, WORK) for name in NAMES[:4]],
+    )
+    too_few = failed(*said(Phase.CONSISTENCY_CHECK, 251.0, NAMES[:2]), Tick(500.0), since=closing)
+    recruiting = next_attempt(too_few, replace(OVER_SELECTED, attempt=3), 600.0)
+    stopped, _ = after(recruiting, Stopped(601.0, "enough"))
+    for state in (training, closing, too_few, recruiting, stopped):
+        assert not isinstance(state, Committed)
+        assert state.opened == opened
+        assert STATES.validate_json(STATES.dump_json(state)) == state
+    assert tuple(asked_after(too_few, attempt=3).cohort) == NAMES[:4]
+
+
+def test_a_sum_of_others_that_is_opened_in_vain_is_known_beside_the_first() -> None:
+    ended = opened_in_vain()
+    assert opened_by(ended) == (OpenedSum(NAMES[:4], 5),)
+    first = OpenedSum((ClientId("x"), ClientId("y"), ClientId("z")), 3)
+    assert opened_by(replace(ended, opened=(first,))) == (first, OpenedSum(NAMES[:4], 5))
+    assert opened_by(replace(ended, opened=(first,), was_revealed=False)) == (first,)
 
 
 # --- by whom a round has failed ---------------------------------------------------------------------------------------
@@ -289,7 +404,7 @@ def test_too_few_masked_updates_are_the_fault_of_those_who_sent_none() -> None:
 def test_who_still_had_time_is_not_to_blame_where_the_others_have_declined() -> None:
     declined = [Declined(2.0, name, "on battery") for name in NAMES[:3]]
     ended = failed(*said(Phase.ADVERTISE_KEYS, 1.0, NAMES[3:4]), *declined)
-    assert ended.reason == "1 of at least 3 clients have advertised keys in time"
+    assert ended.reason == "1 of at least 3 clients has advertised keys in time"
     assert ended.blamed == dict.fromkeys(NAMES[:3], "on battery")
 
 

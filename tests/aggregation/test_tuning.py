@@ -138,7 +138,7 @@ def test_after_a_failed_attempt_both_are_wider() -> None:
     assert attempts[1].window_s > 1.9 * attempts[0].window_s
     assert attempts[1].over_selection == pytest.approx(1.25 * attempts[0].over_selection)
     assert (attempts[3].window_s, attempts[3].over_selection) == (600.0, OVER_SELECTION_MAX)
-    assert "widened after 1 abandoned attempts" in attempts[1].why
+    assert "widened after 1 abandoned attempt, " in attempts[1].why
     unknown = tuned([], replace(PLAN, attempt=2))
     assert unknown.over_selection == pytest.approx(1.3 * 1.25)
 

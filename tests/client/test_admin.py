@@ -1,12 +1,14 @@
 """The operator's calls: following a run over a restart, stopping one, downloading its model."""
 
 import hashlib
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from tests.client.answers import operator_that_hears
 from umbel.aggregation.messages import RunStatus
@@ -64,3 +66,18 @@ def test_a_model_lands_where_a_path_or_its_text_says_and_a_missing_folder_is_nam
         with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere to write out\.safetensors to"):
             operator.download_model("0" * 64, tmp_path / "nowhere" / "out.safetensors")
     assert (tmp_path / "out.safetensors").read_bytes() == model
+
+
+def test_a_run_goes_as_its_file_alone_or_with_the_list_beside_it() -> None:
+    came = list[tuple[str, bytes]]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        came.append((request.headers["content-type"], request.read()))
+        return httpx.Response(200, content=iter([TypeAdapter(RunView).dump_json(RUN)]))
+
+    with Operator("https://coordinator.test", "secret", httpx.MockTransport(handle)) as operator:
+        assert operator.create_run("ward", "name = 1", "a" * 64) == RUN
+        assert operator.create_run("ward", "name = 1", "a" * 64, members='{"list": {}}') == RUN
+    (plain, text), (with_list, message) = came
+    assert (plain, text) == ("application/toml", b"name = 1")
+    assert (with_list, json.loads(message)) == ("application/json", {"run_file": "name = 1", "members": '{"list": {}}'})

@@ -16,13 +16,13 @@ CLIENTS = (
     ClientRecord("h2", Fate.UNFIT, LONG.strip(), 30),
     ClientRecord("h3", Fate.DECLINED, "not\x1b[31m here", 30),
 )
-CANARY = replace(ROUND, round=1, task=Task.CANARY, committed=False, reason="1 of 3 clients pass", clients=CLIENTS)
+CANARY = replace(ROUND, round=1, task=Task.CANARY, committed=False, reason="1 of 3 clients passes", clients=CLIENTS)
 
 
 def test_a_canary_tells_of_each_client_in_full() -> None:
     lines = told([CANARY])
     assert any(line.startswith("1 canary failed") for line in lines)
-    assert lines[-4] == "round 1 canary: 1 of 3 clients pass"
+    assert lines[-4] == "round 1 canary: 1 of 3 clients passes"
     assert lines[-3] == "h1 passes: a whole round takes 212 s"
     assert lines[-2] == f"h2 unfit: {LONG.strip()}"
     assert lines[-1].startswith("h3 declined: not")

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import umbel.__main__ as command_line
 import umbel.client
 from umbel.aggregation.artifact import decode_model
 from umbel.client.commands import join, model_app, run_app
@@ -108,6 +109,10 @@ def run(*arguments: str, key: str = "secret") -> Result:
         (lambda: run("list", "--server", "http://u:p@127.0.0.1"), "user name"),
         (lambda: run("list", "--server", "http://127.0.0.1:9", key=""), "no admin key"),
         (
+            lambda: run("audit", "demo", "--server", "http://127.0.0.1:9", key=""),
+            "export UMBEL_ADMIN_KEY_FILE=umbel-data/admin.key",
+        ),
+        (
             lambda: run("list", "--server", "http://127.0.0.1:9", "--admin-key-file", "absent.key"),
             "there is no admin key file absent.key",
         ),
@@ -185,3 +190,22 @@ def test_the_same_seed_gives_the_same_first_model_and_a_bare_module_will_do(site
 
     assert init(1) == init(1)
     assert init(1) != init(2)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("run", "audit", "demo"), "export UMBEL_SERVER=http"),
+        (("run", "replay", "demo", "--server", "http://127.0.0.1:9"), "umbel run replay demo --all"),
+        (("run", "verify", "demo.jsonl"), "--key KEY"),
+        (("audit", "demo"), "umbel run audit"),
+        (("list",), "umbel run list or umbel client list"),
+    ],
+)
+def test_a_command_that_lacks_something_says_what_to_type(words: tuple[str, ...], hint: str) -> None:
+    if not command_line.app.registered_commands:
+        command_line.mount()
+    wide = {"UMBEL_SERVER": None, "COLUMNS": "400", "TERMINAL_WIDTH": "400"}
+    outcome = CliRunner(env=wide).invoke(command_line.app, list(words))
+    assert outcome.exit_code == 2
+    assert hint in outcome.stderr

@@ -18,10 +18,10 @@ def told(events: Events, progress: RunProgress) -> list[str]:
 def test_what_has_not_changed_is_not_told_again() -> None:
     events = Events()
     assert told(events, NEWS) == [
-        "ward: running, 1 of 5 rounds are done",
-        "round 3: training, 1 clients are asked, closes in 60 s; 0 of 2 reports are in",
+        "ward: running, 1 of 5 rounds is done",
+        "round 3: training, 1 client is asked, closes in 60 s; 0 of 2 reports are in",
     ]
-    assert told(events, replace(NEWS, live=replace(LIVE, why="1 of 2 reports are in", closes_in_s=9.0))) == []
+    assert told(events, replace(NEWS, live=replace(LIVE, why="1 of 2 reports is in", closes_in_s=9.0))) == []
 
 
 def test_the_end_of_a_round_tells_what_it_brought_and_who_was_not_there() -> None:
@@ -39,13 +39,18 @@ def test_of_a_secure_round_no_share_of_data_is_told() -> None:
     assert second == "round 2: absent: east (114 samples, last heard of 22:13Z)"
 
 
+def test_of_a_private_round_it_is_told_what_the_run_has_cost_with_it() -> None:
+    [line, *_] = told(Events(), replace(NEWS, ended=(replace(ROUND, metrics={}, epsilon=5.327),)))
+    assert line == "round 2: done in 3.0 s, 1 of 3 clients reported; epsilon 5.33 so far"
+
+
 def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reaches_the_log() -> None:
     events, away = Events(), (TurnedAway("h4", "its\x1b model does not fit", 1.7e9),)
     told(events, NEWS)
     paused = replace(NEWS, run=replace(RUN, status=RunStatus.PAUSED, reason="night shift"), turned_away=away)
     assert told(events, paused) == [
         "h4 turned away: its\N{REPLACEMENT CHARACTER} model does not fit",
-        "ward: paused, night shift, 1 of 5 rounds are done",
+        "ward: paused, night shift, 1 of 5 rounds is done",
     ]
     assert told(events, paused) == []
 

@@ -66,7 +66,8 @@ def pending_files(tmp_path: Path) -> list[str]:
 def test_a_client_works_until_the_run_is_finished(tmp_path: Path) -> None:
     double = Double(AddOne().model, rounds=3)
     end = take_part(tmp_path, double)
-    assert (end.status, end.reports, end.accepted) == ("finished", 3, 3)
+    assert (end.status, end.reports, end.accepted, end.masked, end.opened) == ("finished", 3, 3, 0, 0)
+    assert end.reports_in_words == "reports: 3 sent, 3 accepted when they came"
     assert all(torch.allclose(update, torch.ones(8)) for update in double.updates)
     assert pending_files(tmp_path) == []
     per_round = {"GET models": 3, "POST update": 3, "PUT report": 3}
@@ -843,7 +844,7 @@ def test_a_client_that_waits_says_so_once_and_again_when_a_run_is_paused(
     def nothing(status: str, reason: str) -> httpx.Response:
         return answer({"run_status": status, "reason": reason, "retry_after_s": 0})
 
-    waits, paused = ("1 of 2 clients wait", "nobody waits"), "the run is paused: night shift"
+    waits, paused = ("1 of 2 clients waits", "nobody waits"), "the run is paused: night shift"
     answers = [*(nothing("running", reason) for reason in waits), nothing("paused", paused), nothing("paused", paused)]
     told = told_while(tmp_path, caplog, list(answers))
     assert told[:2] == [f"no work yet, {waits[0]}; waiting", f"no work yet, {paused}; waiting"]

@@ -103,7 +103,9 @@ def test_a_member_is_removed_in_the_next_epoch(signed_desk: Path) -> None:
     assert told("show", "2.json", "--previous", "1.json")["changes"] == ["member added: east", "member removed: south"]
     assert told("verify", "2.json", "--previous", "1.json")["follows"] == 1
     require_refused(members("verify", "1.json", "--previous", "2.json"), "after epoch 2 of 'pilot' comes 3, not 1")
-    assert members("trust", "1.json", "2.json", "--state", "north", "--yes").exit_code == 0
+    trusted = members("trust", "1.json", "2.json", "--state", "north", "--yes")
+    assert trusted.exit_code == 0
+    assert trusted.stderr == 'a policy that names an older epoch must name this file now: members = "2.json"\n'
     require_refused(members("trust", "1.json", "--state", "north", "--yes"), "does not go back to epoch 1")
 
 
@@ -266,7 +268,10 @@ def test_a_huge_file_is_refused(desk: Path) -> None:
 
 def test_a_client_that_runs_is_not_changed_under_its_feet(signed_desk: Path) -> None:
     with locked(Path("north")):
-        require_refused(members("trust", "1.json", "--state", "north", "--yes"), "another client process uses north")
+        running = members("trust", "1.json", "--state", "north", "--yes")
+        require_refused(running, "another client process uses north")
+        require_refused(running, "; stop that client, trust the list, and start it again")
+        assert "--state" not in running.stderr, "another directory would be another client"
         assert fingerprint("--state", "north").exit_code == 0, "its key may be read all the same"
 
 

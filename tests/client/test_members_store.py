@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.consortium import OFFICERS, after, first_list, public_key, signed, without
+from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.member_files import FILE_BYTES_MAX, members_bytes
 from umbel.aggregation.members import (
     BadOfficerSignature,
@@ -57,9 +58,12 @@ def test_the_hash_of_the_policy_or_a_person_makes_the_first_list_trusted(tmp_pat
 
 
 def test_a_person_does_not_talk_over_the_policy(store: MembersStore) -> None:
-    with pytest.raises(NotConfirmed, match="the policy names another member list"):
+    with pytest.raises(NotConfirmed, match="the policy names another member list") as refused:
         store.take(FIRST, SECOND.list.sha256, is_confirmed=True)
     assert store.pinned("pilot") is None
+    for named in (grouped(SECOND.list.sha256)[:19], grouped(FIRST.list.sha256)[:19]):
+        assert f"({named})" in str(refused.value)
+    assert f'members_sha256 = "{FIRST.list.sha256}"' in str(refused.value), "a setting, whole"
 
 
 @pytest.mark.parametrize("names", [(), ("anna",), ("anna", "mallory")])
@@ -224,6 +228,17 @@ def test_the_list_that_the_policy_names_is_in_force(tmp_path: Path) -> None:
     with pytest.raises(WorkRefused, match="from epoch 3 on"):
         members_in_force(replace(policy, members_epoch=3), tmp_path / "state")
     assert members_in_force(SitePolicy(), tmp_path / "state") is None
+
+
+def test_a_policy_that_names_an_older_list_than_is_trusted_is_told_which_file_to_name(tmp_path: Path) -> None:
+    path = tmp_path / "pilot-1.json"
+    path.write_bytes(members_bytes(FIRST))
+    at(MembersStore(tmp_path / "state"), FIRST, SECOND)
+    with pytest.raises(NotTheSuccessor) as refused:
+        members_in_force(SitePolicy(members=path, members_sha256=FIRST.list.sha256), tmp_path / "state")
+    assert f"{path} is epoch 1 of 'pilot', and this site trusts epoch 2" in str(refused.value)
+    assert 'name the file of that epoch in the policy, members = "FILE"' in str(refused.value)
+    require_unchanged(tmp_path / "state", SECOND)
 
 
 def test_a_file_that_is_no_list_is_named(tmp_path: Path) -> None:

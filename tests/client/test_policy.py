@@ -77,6 +77,56 @@ def test_a_round_beyond_the_limits_is_refused(policy: SitePolicy, asked: SecureR
         policy.check_secure_round(asked)
 
 
+OTHERS_MAY_COME = {"a cohort of two", "a cohort of one that is said thrice", *(n for n in REFUSED if "threshold" in n)}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_hangs_on_who_is_in_the_cohort_is_of_this_attempt_alone(name: str) -> None:
+    """What the run always asks is not: no other cohort would mend it."""
+    policy, asked, _ = REFUSED[name]
+    with pytest.raises(WorkRefused) as refused:
+        policy.check_secure_round(asked)
+    assert isinstance(refused.value, AttemptRefused) == (name in OTHERS_MAY_COME)
+
+
+def test_of_both_the_run_is_named_first() -> None:
+    """Else a client would wait for another cohort in a run that it can never take part in."""
+    beyond = replace(ROUND, cohort=SITES[:2], threshold=1, minimum=4)
+    for policy, asked in (
+        (replace(LISTED, minimum_cohort=5), beyond),
+        (replace(LISTED, max_parameters=999), beyond),
+        (replace(LISTED, epsilon=1.0), beyond),
+        (replace(LISTED, colluders=2), replace(beyond, colluders=1)),
+    ):
+        with pytest.raises(WorkRefused) as refused:
+            policy.check_secure_round(asked)
+        assert not isinstance(refused.value, AttemptRefused)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "sentence"),
+    [
+        (
+            replace(LISTED, minimum_cohort=5),
+            ROUND,
+            r"\(minimum_cohort\) wants a sum of 5 .* one of 3: that is the run file's minimum, .* 5 or more",
+        ),
+        (LISTED, replace(ROUND, cohort=SITES[:2]), r"\(minimum_cohort\) wants a sum of 3 .* one of 2: more must"),
+        (
+            replace(LISTED, threshold_share=0.9),
+            replace(ROUND, threshold=4, n_holders=5),
+            r"\(threshold_share = 0.9\) wants 5 or more of 5 .* is 4: .* where none does, threshold_share must be",
+        ),
+    ],
+    ids=["minimum", "cohort", "threshold"],
+)
+def test_a_refusal_names_the_setting_both_numbers_and_what_would_do(
+    policy: SitePolicy, asked: SecureRound, sentence: str
+) -> None:
+    with pytest.raises(WorkRefused, match=sentence):
+        policy.check_secure_round(asked)
+
+
 def test_a_round_within_the_limits_is_taken() -> None:
     cohort = [f"site-{number}" for number in range(10)]
     asked = SecureRound(cohort, minimum=5, threshold=7, n_holders=10, n_parameters=10, epsilon=2.0)
@@ -123,6 +173,10 @@ def test_a_site_may_give_no_second_update_for_what_it_has_revealed_shares_of() -
         replace(LISTED, retrain_after_release=False).check_second_update(7)
     with pytest.raises(AttemptRefused, match="already revealed shares for round 7 of run 'first',"):
         replace(LISTED, retrain_after_release=False).check_second_update(7, "first")
+    with pytest.raises(
+        AttemptRefused, match=r"umbel model init makes the same one each time, unless --seed is another"
+    ):
+        replace(LISTED, retrain_after_release=False).check_second_update(7, "first")
 
 
 @pytest.mark.parametrize("cohort_change", ["warn", "refuse"])
@@ -134,11 +188,11 @@ def test_two_sums_over_one_model_may_not_differ_by_fewer_than_a_sum_may_have(
     ten = [f"site-{number}" for number in range(10)]
     for near in (ten[1:], ten[2:], [*ten[1:], "site-a"], [*ten, "site-a"], ten[3:], ten[5:]):
         with pytest.raises(AttemptRefused, match="over this very model"):
-            policy.check_same_model(ten, near, 10)
+            policy.check_same_model(ten, near, 10, "round 3 of run 'demo'")
     for allowed in (ten[::-1], ten[6:], [*ten[3:], "site-a", "site-b", "site-c"], [f"site-{name}" for name in "abc"]):
-        policy.check_same_model(ten, allowed, 11)
+        policy.check_same_model(ten, allowed, 11, "round 3 of run 'demo'")
     with pytest.raises(AttemptRefused, match="over this very model"):
-        policy.check_same_model(ten, ten[6:], 12)
+        policy.check_same_model(ten, ten[6:], 12, "round 3 of run 'demo'")
 
 
 @given(st.integers(3, 10), st.integers(3, 60), st.data())
@@ -149,7 +203,7 @@ def test_what_two_sums_over_one_model_differ_by_is_a_sum_still_when_colluders_ar
     first, second = (data.draw(st.sets(st.sampled_from(cohort))) for _ in range(2))
     policy = replace(LISTED, minimum_cohort=minimum)
     try:
-        policy.check_same_model(first, second, n_invited)
+        policy.check_same_model(first, second, n_invited, "round 3 of run 'demo'")
     except AttemptRefused:
         return
     changed = sorted(first ^ second)
@@ -160,18 +214,18 @@ def test_what_two_sums_over_one_model_differ_by_is_a_sum_still_when_colluders_ar
 def test_two_rounds_that_differ_by_one_client_raise_an_alarm() -> None:
     ten = {f"site-{number}" for number in range(10)}
     for now in (ten - {"site-3"}, ten | {"site-3a"}):
-        alarm = LISTED.check_cohort_change(ten, now)
+        alarm = LISTED.check_cohort_change(ten, now, "round 2")
         assert alarm is not None
-        assert "differ by site-3" in alarm
+        assert "its clients and those of round 2 differ by site-3" in alarm
         with pytest.raises(AttemptRefused, match="differ by site-3"):
-            replace(LISTED, cohort_change="refuse").check_cohort_change(ten, now)
+            replace(LISTED, cohort_change="refuse").check_cohort_change(ten, now, "round 2")
 
 
 def test_two_rounds_that_differ_by_none_or_by_many_do_not() -> None:
     strict = replace(LISTED, cohort_change="refuse")
     ten = [f"site-{number}" for number in range(10)]
-    assert strict.check_cohort_change(ten, list(reversed(ten))) is None
-    assert strict.check_cohort_change(ten, ten[3:]) is None
+    assert strict.check_cohort_change(ten, list(reversed(ten)), "round 2") is None
+    assert strict.check_cohort_change(ten, ten[3:], "round 2") is None
 
 
 def test_the_count_is_told_only_where_the_policy_shares_it_and_rounds_need_not_be_secure() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from tests.client.double import TOKEN, URL, Double, Handler, problem
 from tests.client.secure_double import PEERS, SAMPLE_COUNT_MAX, WARD, SecureDouble, peer_key
 from tests.consortium import OFFICERS, public_key, signed
+from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
 from umbel.aggregation.privacy.accounting import Ledger
@@ -30,6 +31,7 @@ from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import Alarm, CoordinatorMisbehaved, TrainingFailed, WorkRefused
+from umbel.client.loop import FAILURES_MAX
 from umbel.client.secure_store import RememberedSum
 from umbel.client.shutdown import Shutdown
 from umbel.client.store import Store
@@ -59,6 +61,18 @@ class Crash(BaseException):
     """Stands for kill -9: nothing in the client may catch it."""
 
 
+class Hasty(Shutdown):
+    """Waits for nothing. `waits`: in seconds, those of a second or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, seconds: float) -> None:
+        self.waits += [seconds] if seconds >= 1 else []
+        super().wait(0.0)
+
+
 def take_part(
     tmp_path: Path,
     double: SecureDouble,
@@ -67,7 +81,7 @@ def take_part(
     wrap: Callable[[Handler], Handler] = lambda handler: handler,
     shutdown: Shutdown | None = None,
 ) -> RunEnd:
-    transport = double.transport(wrap)
+    transport, shutdown = double.transport(wrap), shutdown or Hasty()
     state = tmp_path / "state"
     return run_client(
         app or Ward(), URL, state, "demo", TOKEN, WARD, policy=policy, transport=transport, shutdown=shutdown
@@ -94,7 +108,7 @@ def remembered(tmp_path: Path) -> tuple[RememberedSum, ...]:
 def test_rounds_are_summed_and_nothing_else_is_told(tmp_path: Path) -> None:
     double = SecureDouble(Ward().model, rounds=3)
     end = take_part(tmp_path, double, policy=listed(tmp_path, double))
-    assert (end.status, end.reports, end.accepted) == ("finished", 3, 3)
+    assert (end.status, end.reports, end.accepted, end.masked, end.opened) == ("finished", 3, 3, 3, 3)
     assert set(double.counts) == {0}, "nobody has asked for the sample count"
     for one in double.totals:
         assert (one.n_clients, one.sample_count, one.n_partial) == (5, SAMPLES + 40, 1)
@@ -215,7 +229,7 @@ def test_a_report_that_does_not_count_is_forgotten(tmp_path: Path, outcome: str)
     double = SecureDouble(Ward().model)
     double.outcome = outcome
     end = take_part(tmp_path, double)
-    assert (end.status, end.reports, end.accepted) == ("finished", 1, 0)
+    assert (end.status, end.reports, end.accepted, end.opened) == ("finished", 1, 0, 0)
     assert "PUT consistency-check" not in double.log
     assert not list(tmp_path.rglob("pending/*"))
 
@@ -238,6 +252,8 @@ def test_a_round_that_goes_on_without_this_client(tmp_path: Path, phase: str) ->
     assert end.status == "finished"
     assert len(double.totals) == 1
     assert double.declined == {}
+    assert end.opened == 1, "of the other it is not known what became of it, if its report was in"
+    assert end.accepted == end.masked == (2 if phase in AFTER_INPUT else 1)
 
 
 # --- what goes wrong ---
@@ -311,16 +327,41 @@ OFFERS: dict[str, Callable[[SecureOffer], SecureOffer]] = {
 
 
 @pytest.mark.parametrize("change", OFFERS.values(), ids=OFFERS.keys())
-def test_a_cohort_that_is_not_of_the_list_is_an_alarm(
-    tmp_path: Path, change: Callable[[SecureOffer], SecureOffer]
+def test_a_cohort_that_is_not_of_the_list_is_declined_until_it_is(
+    tmp_path: Path, change: Callable[[SecureOffer], SecureOffer], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """However often: who was enrolled by mistake ends no site."""
+    double, n_times = SecureDouble(Ward().model), FAILURES_MAX + 1
+    policy = listed(tmp_path, double)
+
+    def with_stranger(offer: SecureOffer) -> SecureOffer:
+        if len(double.declined) == n_times:
+            return offer
+        return change(replace(offer, plan=replace(offer.plan, clients_max=6)))
+
+    double.change_offer = with_stranger
+    assert take_part(tmp_path, double, policy=policy).accepted == 1
+    assert list(double.declined.values()) == ["the cohort is not of the member list"] * n_times
+    assert {assignment for assignment, _ in double.said} == {f"demo.1.{n_times + 1}.ward-7"}, "nothing before it"
+    logged = [
+        one.getMessage() for one in caplog.records if "not of the member list 'pilot', epoch 1" in one.getMessage()
+    ]
+    assert len(logged) == n_times
+    assert all("umbel run create --members" in line and "umbel client remove" in line for line in logged)
+
+
+def test_a_client_that_is_not_on_its_own_list_leaves(tmp_path: Path) -> None:
+    """It waits for nobody else's mistake, and no round will be another one."""
     double = SecureDouble(Ward().model)
     policy = listed(tmp_path, double)
-    double.change_offer = lambda offer: change(replace(offer, plan=replace(offer.plan, clients_max=6)))
-    with pytest.raises(Alarm, match="not of the member list"):
-        take_part(tmp_path, double, policy=policy)
+    assert double.members is not None
+    members = {name: key for name, key in double.members.members.items() if name != WARD}
+    double.members = replace(double.members, members=members)
+    (tmp_path / "pilot.json").write_bytes(members_bytes(signed(double.members, *OFFICERS)))
+    with pytest.raises(Alarm, match="have an officer compare its fingerprint"):
+        take_part(tmp_path, double, policy=replace(policy, members_sha256=double.members.sha256))
     assert not double.said
-    assert set(double.declined.values()) == {"the cohort is not of the member list"}
+    assert set(double.declined.values()) == {"this client is not on the member list with its own key"}
 
 
 def test_another_key_for_this_very_client_is_an_alarm(tmp_path: Path) -> None:
@@ -335,9 +376,24 @@ def test_a_round_of_another_member_list_is_refused(tmp_path: Path) -> None:
     double = SecureDouble(Ward().model)
     policy = listed(tmp_path, double)
     double.change_offer = lambda offer: replace(offer, members_sha256="ab" * 32)
-    with pytest.raises(WorkRefused, match="another member list"):
+    with pytest.raises(WorkRefused, match="another member list") as refused:
         take_part(tmp_path, double, policy=policy)
     assert not double.said
+    assert double.members is not None
+    assert "another member list (ABAB ABAB ABAB ABAB) than" in str(refused.value)
+    assert f"'pilot', epoch 1 ({grouped(double.members.sha256)[:19]})" in str(refused.value)
+    assert f'members_sha256 = "{double.members.sha256}"' in str(refused.value)
+
+
+def test_a_round_that_is_bound_to_no_list_is_refused_with_the_line_that_binds_it(tmp_path: Path) -> None:
+    double = SecureDouble(Ward().model)
+    policy = listed(tmp_path, double)
+    double.change_offer = lambda offer: replace(offer, members_sha256="")
+    with pytest.raises(
+        WorkRefused, match=r"another member list \(to none\) than the one that this site trusts"
+    ) as refused:
+        take_part(tmp_path, double, policy=policy)
+    assert f'the file of a run of this one has members_sha256 = "{policy.members_sha256}"' in str(refused.value)
 
 
 def test_a_list_that_is_pinned_holds_without_a_policy_too(tmp_path: Path) -> None:
@@ -408,7 +464,6 @@ def test_a_budget_of_privacy_is_counted_by_the_site_itself_and_kept(tmp_path: Pa
 POLICIES: dict[str, tuple[dict[str, object], str]] = {
     "a cohort that is too small": ({"minimum_cohort": 6}, "a sum of 6 clients or more"),
     "a minimum that is too low": ({"minimum_cohort": 4}, "would open one of 3"),
-    "a threshold that is too low": ({"threshold_share": 0.9}, "wants 5 or more of 5"),
     "a model that is too large": ({"max_parameters": 300}, "this one has 310"),
     "a budget of privacy": ({"epsilon": 1.0}, "adds no noise"),
 }
@@ -422,6 +477,44 @@ def test_a_policy_is_kept_before_a_word_is_said(tmp_path: Path, limits: dict[str
     assert not double.said
     assert not app.seeds
     assert all(sentence in reason for reason in double.declined.values())
+
+
+def test_a_cohort_that_does_not_suit_the_policy_is_declined_and_the_client_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four clients three open everything, which is too few for this site; of five it takes four."""
+    double, app, shutdown = SecureDouble(Ward().model, rounds=2), Ward(), Hasty()
+    policy = listed(tmp_path, double, threshold_share=0.75)
+
+    def others_come(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            double.peers = PEERS if len(double.declined) == 8 and not double.totals else PEERS[1:]
+            if len(double.declined) == 9:
+                double.round = 3
+            return handler(request)
+
+        return handle
+
+    end = take_part(tmp_path, double, app, policy, others_come, shutdown)
+    assert (end.status, end.accepted, len(app.seeds)) == ("finished", 1, 1)
+    assert all("wants 4 or more of 4" in reason for reason in double.declined.values())
+    assert {assignment for assignment, _ in double.said} == {"demo.1.9.ward-7"}
+    assert shutdown.waits == [1, 2, 4, 8, 16, 32, 60, 60, 1], "and from the start again, once it has taken part"
+    said = [record.message for record in caplog.records if "round 1: declined" in record.message]
+    assert [message.rpartition("; ")[2] for message in said[2:4]] == [f"asking for work again in {n} s" for n in (4, 8)]
+
+
+def test_who_waits_after_a_declined_attempt_leaves_at_once(tmp_path: Path) -> None:
+    class Leaving(Shutdown):
+        def wait(self, seconds: float) -> None:
+            if seconds >= 1:
+                self.request("the night is over")
+            super().wait(seconds)
+
+    double = SecureDouble(Ward().model)
+    end = take_part(tmp_path, double, policy=listed(tmp_path, double, threshold_share=0.9), shutdown=Leaving())
+    assert (end.status, end.reason) == ("interrupted", "the night is over")
+    assert len(double.declined) == 1
 
 
 def test_a_policy_without_a_list_takes_no_secure_round(tmp_path: Path) -> None:
@@ -640,8 +733,12 @@ def test_a_sum_that_has_lost_one_client_is_not_signed(tmp_path: Path, caplog: py
     double = SecureDouble(Ward().model, rounds=2)
     double.told["consistency-check"] = lambda told: encode_indices(range(1, 5)) if double.totals else told
     policy = listed(tmp_path, double, cohort_change="refuse")
-    end = take_part(tmp_path, double, policy=policy, wrap=until_declined(double, 1, then=3))
-    assert (end.status, end.accepted) == ("finished", 2)
+    shutdown = Hasty()
+    wrap = until_declined(double, 1, then=3)
+    end = take_part(tmp_path, double, policy=policy, wrap=wrap, shutdown=shutdown)
+    assert (end.status, end.accepted, end.opened) == ("finished", 2, 1)
+    assert end.reports_in_words == "masked reports: 2 sent, 1 in sums that this client gave its shares for"
+    assert shutdown.waits == [1], "an attempt that it declined late is one too"
     assert sum("not signed, and no share is given" in record.message for record in caplog.records) == 1
     assert not [phase for assignment, phase in double.said if assignment.startswith("demo.2") and phase in AFTER_INPUT]
     (reason,) = double.declined.values()

@@ -1,6 +1,7 @@
 """What a whole site lets itself be asked: its policy, the list that its officers have signed, and what it has done."""
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from tests.client.test_sum_memory import ALL, ONE_MODEL, asked
 from tests.consortium import OFFICERS, first_list, signed, without
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
+from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.identity import Identity
@@ -125,6 +127,23 @@ def test_two_lists_that_are_pinned_without_a_policy_are_no_way_out(house: House)
         MembersStore(house.directory).take(signed(members, *OFFICERS), is_confirmed=True)
     with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
         house.take_part(bound(asked(1, ALL[1:]), other), ALL[1:], has_policy=False)
+
+
+# --- who has come ---
+
+
+@pytest.mark.parametrize(
+    ("n_came", "sentence"),
+    [(1, "a sum of one client"), (4, "4 of 10 clients are too few to keep a secret, 5 the fewest"), (5, "")],
+)
+def test_who_has_come_ends_this_attempt_at_most_for_others_may_come_next_time(
+    house: House, n_came: int, sentence: str
+) -> None:
+    adverts = tuple(AdvertiseKeys(index, bytes(32), bytes(32), bytes(64)) for index in range(n_came))
+    site, offer = house.site(), bound(asked(1), FIRST)
+    site.admit(offer, LAYOUT)
+    with pytest.raises(AttemptRefused, match=sentence) if sentence else nullcontext():
+        site.check_roster(offer, Roster(bytes(32), adverts), LAYOUT)
 
 
 # --- noise ---

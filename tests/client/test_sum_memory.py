@@ -172,7 +172,34 @@ def test_there_is_one_warning_an_attempt_and_it_names_the_nearest(
     assert not caplog.messages
     site.is_in(asked(3, ALL[2:], "03" * 32), ALL[2:])
     (message,) = caplog.messages
-    assert message.startswith("round 3: the clients of two rounds differ by peer-2 alone"), "and two of round 1"
+    assert message.startswith("round 3: its clients and those of round 2 differ by peer-2 alone"), "and two of round 1"
+    assert "nearly what peer-2 sent (or what this site sent, were it the one away)" in message
+    assert 'cohort_change = "refuse" in this site\'s policy' in message
+    assert "over_selection = 1.0 and minimum = target in the run file" in message
+
+
+def test_of_the_same_clients_nothing_is_said_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One client was away in the first round. Of the rounds with all of them, and the next without it, one is told."""
+    site = Site(tmp_path)
+    for round_, clients in enumerate((ALL[1:], ALL, ALL, ALL[1:], ALL), start=1):
+        site.is_in(asked(round_, clients, f"{round_:064x}"), clients)
+    (message,) = caplog.messages
+    assert message.startswith("round 2: its clients and those of round 1 differ by peer-0 alone")
+    site.is_in(asked(6, ALL[:1] + ALL[2:], "06" * 32), ALL[:1] + ALL[2:])
+    assert caplog.messages[1:] == [
+        message.replace("round 2", "round 6").replace("round 1", "round 2").replace("-0", "-1")
+    ]
+
+
+def test_who_stays_away_when_it_is_invited_is_told_of_when_the_sum_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though there was a warning at this invitation already: it was of another client."""
+    site = Site(tmp_path)
+    site.is_in(asked(1, ALL[1:], "01" * 32), ALL[1:])
+    site.is_in(asked(2, ALL, "02" * 32), (ALL[0], *ALL[2:]))
+    assert ["differ by peer-0 alone" in message for message in caplog.messages] == [True, False]
+    assert "differ by peer-0, peer-1 alone" in caplog.messages[1]
 
 
 def test_sums_that_nobody_was_told_of_are_warned_of_even_where_the_policy_refuses(
@@ -182,6 +209,7 @@ def test_sums_that_nobody_was_told_of_are_warned_of_even_where_the_policy_refuse
     site.memory.sending(asked(1, ALL, ANOTHER))
     site.memory.check_invitation(asked(2, ALL[1:]))
     assert ["differ by peer-0 alone" in message for message in caplog.messages] == [True]
+    assert "in this site's policy" not in caplog.text, "it refuses already what can be refused"
     site.is_in(asked(3), ALL)
     with pytest.raises(AttemptRefused, match=r"does not allow it: .* differ by peer-0 alone"):
         site.memory.check_invitation(asked(4, ALL[1:], "04" * 32))
@@ -196,7 +224,10 @@ def test_a_coordinator_that_stays_at_one_round_is_warned_of_in_each_attempt(
     assert len(caplog.messages) == 1
     site.is_in(asked(7, ALL, "03" * 32), ALL)
     site.is_in(asked(7, ALL[:1] + ALL[2:], "04" * 32), ALL[:1] + ALL[2:])
-    assert ["peer-1 alone" in message for message in caplog.messages] == [False, False, True]
+    assert [f"an earlier attempt at round 7 differ by peer-{n} alone" in caplog.messages[n] for n in (0, 1)] == [
+        True
+    ] * 2
+    assert len(caplog.messages) == 2, "of the third there was nothing new to say"
 
 
 # --- attempts of one name ---
@@ -243,6 +274,13 @@ def test_another_run_from_the_same_model_is_under_the_same_rule(tmp_path: Path) 
         Site(tmp_path, run="other").memory.check_invitation(asked(1, ALL[1:]))
     with pytest.raises(AttemptRefused, match=r"over this very model .* differ by peer-0 alone"):
         Site(tmp_path, run="other").is_in(asked(1), ALL[1:])
+    named = r"already, in round 5 of run 'demo', .* unless --seed is another"
+    with pytest.raises(AttemptRefused, match=named):
+        Site(tmp_path, run="other").memory.check_invitation(asked(1, ALL[1:]))
+    with pytest.raises(AttemptRefused, match=named):
+        Site(tmp_path, run="other").is_in(asked(1), ALL[1:])
+    with pytest.raises(AttemptRefused, match=named):
+        Site(tmp_path).memory.check_invitation(asked(6, ALL[1:]))
     Site(tmp_path, run="other").is_in(asked(1), ALL)
 
 

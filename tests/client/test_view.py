@@ -16,6 +16,7 @@ from umbel.aggregation.records import (
     Fate,
     Judged,
     LiveRound,
+    PrivacySpent,
     RoundRecord,
     RunView,
     TurnedAway,
@@ -32,7 +33,7 @@ ROUND = RoundRecord(
     round=2,
     attempt=1,
     committed=True,
-    reason="the target of 1 reports is in",
+    reason="the target of 1 report is in",
     model_version=2,
     model_sha256="a" * 64,
     opened_at=1.7e9,
@@ -49,11 +50,33 @@ ROUND = RoundRecord(
 )
 
 
-def told(records: Sequence[RoundRecord]) -> list[str]:
+def told(records: Sequence[RoundRecord], run: RunView = RUN, live: LiveRound | None = None) -> list[str]:
     console = Console(file=io.StringIO(), width=1000)
     with console.capture() as capture:
-        console.print(RunPicture(RUN, records, None))
+        console.print(RunPicture(run, records, live))
     return [line.strip() for line in capture.get().splitlines()]
+
+
+def test_a_private_run_says_what_it_has_cost_of_its_budget_and_a_bound_one_whose_list_it_is_bound_to() -> None:
+    spent = PrivacySpent(epsilon=5.327, delta=1e-6, budget=8.0, sums=2, sums_max=4)
+    run = replace(RUN, privacy=spent, members_sha256="07f5be6fa2bdb100" + "0" * 48, audit_head="c" * 64)
+    assert told([replace(ROUND, epsilon=5.327)], run=run)[1:5] == [
+        "privacy: epsilon 5.33 of 8 is spent, at delta 1e-06, by 2 of at most 4 sums",
+        "member list 07F5 BE6F A2BD B100 … (--json tells the whole hash)",
+        "audit head " + "c" * 64,
+        told([replace(ROUND, epsilon=5.327)])[1],
+    ]
+    unlimited = replace(spent, budget=None, sums=0, sums_max=1)
+    assert told([], run=replace(RUN, privacy=unlimited))[1] == (
+        "privacy: epsilon 5.33 is spent, at delta 1e-06, by 0 of at most 1 sum"
+    )
+
+
+def test_the_epsilon_of_a_round_is_what_the_run_had_cost_with_it() -> None:
+    header, first, second = told([replace(ROUND, epsilon=3.6171), replace(ROUND, round=3, epsilon=None)])[1:]
+    assert first.index("3.62") == header.index("epsilon so far")
+    assert "3.62" not in second
+    assert "epsilon" not in told([ROUND])[1]
 
 
 def test_a_round_that_went_as_planned_has_one_line() -> None:
@@ -140,6 +163,34 @@ def test_who_was_not_there_to_be_asked_is_named_and_so_is_what_share_of_the_know
     assert "east (114 samples, last heard of 22:13Z) and 8 more, 500 samples in all;" in line
 
 
+def test_of_absent_clients_whose_samples_nobody_knows_none_are_told() -> None:
+    absent = Absent(2, 0, (AbsentClient("east", 0, 1.7e9), AbsentClient("west", 0, 1.7e9)))
+    assert told([replace(ROUND, absent=absent)])[-1] == (
+        "round 2: absent: east (last heard of 22:13Z), west (last heard of 22:13Z)"
+    )
+    assert told([replace(ROUND, absent=replace(absent, clients=9))])[-1].endswith(
+        "west (last heard of 22:13Z) and 7 more"
+    )
+    one = Absent(3, 1, (AbsentClient("east", 1, 1.7e9),))
+    assert "east (1 sample, last heard of 22:13Z) and 2 more, 1 sample in all" in told([replace(ROUND, absent=one)])[-1]
+    some_told = Absent(3, 1, (AbsentClient("east", 1, 1.7e9), AbsentClient("west", 0, 1.7e9)))
+    assert told([replace(ROUND, absent=some_told)])[-1].endswith("and 1 more"), "of whom nobody knows"
+
+
+def test_of_clients_at_work_whose_samples_nobody_knows_none_are_told() -> None:
+    live = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, (replace(FINE, sample_count=0),))
+    header, row = told([], live=live)[-2:]
+    assert "samples" not in header
+    assert "0" not in row
+    assert "samples" in told([], live=replace(live, clients=(FINE,)))[-2]
+
+
+def test_numbers_and_their_nouns_agree() -> None:
+    assert told([], run=replace(RUN, rounds_planned=1))[0].startswith("ward  1 of 1 round  running")
+    lines = told([replace(ROUND, round=number) for number in range(1, ENDED_SHOWN + 2)])
+    assert lines[-1] == "1 older attempt is not shown here; --json tells all of them"
+
+
 def test_a_site_that_is_not_covered_has_the_samples_that_are_known_of_it_or_none_are_told() -> None:
     gap = Gap("site", "east", "was not waiting when the cohort was drawn", 0)
     assert "site east not covered, 114 samples: was not" in told([replace(ROUND, uncovered=(gap,), absent=EAST)])[-1]
@@ -159,7 +210,7 @@ def test_on_a_screen_the_round_under_way_is_first_and_nothing_is_wrapped_or_cut_
     width: int, height: int, n_clients: int
 ) -> None:
     clients = tuple(ClientRecord(f"hospital-{number:03}", Fate.TRAINING, "busy", 9) for number in range(n_clients))
-    live = LiveRound(40, 1, "training", "1 of 2 reports are in", 0, 2, 41.2, clients, absent=EAST)
+    live = LiveRound(40, 1, "training", "1 of 2 reports is in", 0, 2, 41.2, clients, absent=EAST)
     means = {f"a-metric-of-some-length-{number}": 0.123456 for number in range(4)}
     ended = [replace(ROUND, round=number, metrics=means, absent=EAST) for number in range(1, 40)]
     away = tuple(TurnedAway(f"h{number}", "its model does not fit " * 9, 1.7e9) for number in range(20))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sqlite3
 import stat
 from collections.abc import Awaitable, Callable, Generator
@@ -17,6 +18,7 @@ from tests.audit_house import bundles, operating
 from tests.server_device import Device, House, house, problem, run_file, small_state, stored_updates, update_of
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.public_keys import public_key_text
+from umbel.client.admin import Operator
 from umbel.client.audit_console import audit_run, replay_run, verify_file
 
 N_CLIENTS = 3
@@ -72,6 +74,48 @@ def test_a_run_is_verified_and_made_again(tmp_path: Path, capsys: pytest.Capture
     assert "3 bundles fit, 2 committed rounds, 6 reports with their clients' signatures" in told
     assert "pin it with --key" in told
     assert stat.S_IMODE((tmp_path / "data" / "audit.key").stat().st_mode) == 0o600
+
+
+def test_before_its_first_round_an_audit_and_a_replay_say_what_to_type_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def act(it: House) -> None:
+        await it.begin(run_file(), small_state())
+        await operating(it, lambda operator: audit_run(operator, "demo", None, (), (), as_json=False))
+        with failing():
+            await operating(it, lambda operator: replay_run(operator, "demo", None, (), ()))
+
+    in_house(tmp_path, act)
+    told = capsys.readouterr()
+    assert "demo: 1 bundle fits, 0 committed rounds, 0 reports with their clients' signatures\n" in told.out
+    assert "privacy" not in told.out
+    assert "member list" not in told.out
+    assert "umbel run watch demo" in told.out
+    assert "umbel run show demo" in told.err
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_file_without_bundles_is_told_from_one_that_was_tampered_with(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "a.jsonl"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(f"umbel run audit NAME --out {file}")):
+        verify_file(file, [public_key_text(bytes(32))], (), as_json=False)
+
+
+def test_a_part_of_a_head_is_told_from_a_head_that_is_not_there(tmp_path: Path) -> None:
+    async def act(it: House) -> None:
+        await it.begin(run_file(), small_state())
+        head = (await bundles(it))[0]["sha256"]
+
+        def audit(operator: Operator) -> None:
+            with pytest.raises(ValueError, match="must be 64 lower-case hex digits"):
+                audit_run(operator, "demo", None, (), [head[:16]], as_json=False)
+            audit_run(operator, "demo", None, (), [head], as_json=False)
+
+        await operating(it, audit)
+
+    in_house(tmp_path, act)
 
 
 def test_updates_that_are_not_kept_leave_a_chain_that_says_so(

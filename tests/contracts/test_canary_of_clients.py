@@ -178,7 +178,7 @@ def test_a_canary_below_its_minimum_stops_the_run_with_every_sites_cause(house: 
     watched = house.umbel("watch", "long")
     assert watched.exit_code == 1
     told = watched.stdout.replace("\n", " ")
-    for words in ("the canary has failed: 1 of 5 clients pass", "slow unfit: window_s", "other turned away: "):
+    for words in ("the canary has failed: 1 of 5 clients passes", "slow unfit: window_s", "other turned away: "):
         assert words in told
     with house.operator() as operator:
         *_, last = download(operator, "long")

@@ -17,11 +17,13 @@ from tests.contracts.test_life_of_a_run import House
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.member_files import members_bytes
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
+from umbel.client.errors import AccessRefused
+from umbel.client.loop import FAILURES_MAX
 from umbel.client.store import Store
 
 pytestmark = pytest.mark.slow
 NAMES: tuple[str, ...] = ("east", "north", "south", "west")
-SAMPLES: dict[str, int] = {"east": 2, "north": 3, "south": 5, "west": 7}
+SAMPLES: dict[str, int] = {"east": 2, "north": 3, "south": 5, "west": 7, "eve": 9}
 RUN = """
 name = "masked"
 rounds = {{ count = {count}, target = 4, minimum = 3, over_selection = 1.0, window_s = {window_s} }}
@@ -67,20 +69,28 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 class Sites:
-    """Four sites whose keys are in a member list, each in a thread."""
+    """Four sites whose keys are in a member list, each in a thread. `eve`, who is on none, has a token as well.
+
+    `self.create`: what the operator types, which names the list by its hash alone.
+    """
 
     def __init__(self, house: House, directory: Path, count: int = 2, window_s: float = 20.0) -> None:
         self.house, self.directory = house, directory
         self.ends: dict[str, RunEnd] = {}
         self.lines: dict[str, Line] = {}
+        self.refusals: dict[str, AccessRefused] = {}
         keys = {name: Store(directory / name, house.url).identity(name).public_key for name in NAMES}
         self.members = signed(replace(first_list(), members=keys), "anna", "bert")
         (directory / "pilot.json").write_bytes(members_bytes(self.members))
         text = RUN.format(count=count, window_s=window_s, members_sha256=self.members.list.sha256)
         start = {name: torch.zeros_like(value) for name, value in nn.Linear(30, 10).state_dict().items()}
+        run_file, model = directory / "masked.toml", directory / "init.safetensors"
+        run_file.write_text(text)
+        model.write_bytes(encode_model(start))
+        self.create = ("create", str(run_file), "--model", str(model))
+        self.with_list = ("--members", str(directory / "pilot.json"))
         with house.operator() as operator:
-            operator.create_run("masked", text, operator.upload_model(encode_model(start)))
-            self.tokens = dict(zip(NAMES, operator.create_tokens(len(NAMES)), strict=True))
+            self.tokens = dict(zip((*NAMES, "eve"), operator.create_tokens(len(NAMES) + 1), strict=True))
 
     def _policy(self) -> SitePolicy:
         return SitePolicy(
@@ -91,24 +101,29 @@ class Sites:
             max_parameters=1000,
         )
 
-    def start(self) -> list[threading.Thread]:
-        threads = [threading.Thread(target=self._run, args=(name,), daemon=True) for name in NAMES]
+    def start(self, *names: str) -> list[threading.Thread]:
+        """These; by default, all four."""
+        threads = [threading.Thread(target=self._run, args=(name,), daemon=True) for name in names or NAMES]
         for thread in threads:
             thread.start()
         return threads
 
     def _run(self, name: str) -> None:
+        """Eve has no policy: she believes whatever she is told."""
         self.lines[name] = Line()
-        self.ends[name] = run_client(
-            Ward(SAMPLES[name]),
-            self.house.url,
-            self.directory / name,
-            "masked",
-            self.tokens[name],
-            name,
-            policy=self._policy(),
-            transport=self.lines[name],
-        )
+        try:
+            self.ends[name] = run_client(
+                Ward(SAMPLES[name]),
+                self.house.url,
+                self.directory / name,
+                "masked",
+                self.tokens[name],
+                name,
+                policy=None if name == "eve" else self._policy(),
+                transport=self.lines[name],
+            )
+        except AccessRefused as refusal:
+            self.refusals[name] = refusal
 
 
 def mean_of(names: tuple[str, ...]) -> float:
@@ -118,6 +133,7 @@ def mean_of(names: tuple[str, ...]) -> float:
 
 def test_four_sites_make_two_secure_rounds(house: House, tmp_path: Path) -> None:
     sites = Sites(house, tmp_path)
+    house.told(*sites.create)
     for thread in sites.start():
         thread.join(DEADLINE_S)
 
@@ -138,6 +154,7 @@ def test_four_sites_make_two_secure_rounds(house: House, tmp_path: Path) -> None
 def test_a_coordinator_that_is_killed_asks_again_and_is_told_the_same(house: House, tmp_path: Path) -> None:
     """Who is back too late is left out of a round; nobody who is in one is told to make it twice."""
     sites = Sites(house, tmp_path)
+    house.told(*sites.create)
     threads = sites.start()
     for _ in range(3):
         time.sleep(0.4)
@@ -152,3 +169,43 @@ def test_a_coordinator_that_is_killed_asks_again_and_is_told_the_same(house: Hou
     assert [record.round for record in committed] == [1, 2]
     assert all(record.reported >= 3 for record in committed)
     assert sum(end.accepted for end in sites.ends.values()) == sum(record.reported for record in committed)
+
+
+def test_a_stranger_is_told_at_once_where_the_coordinator_has_the_list(house: House, tmp_path: Path) -> None:
+    sites = Sites(house, tmp_path)
+    house.told(*sites.create, *sites.with_list)
+    for thread in [*sites.start("eve"), *sites.start()]:
+        thread.join(DEADLINE_S)
+    assert sites.refusals["eve"].kind == "not-a-member"
+    assert "'eve' is none: have an officer add its name and key" in sites.refusals["eve"].detail
+    assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
+        NAMES, ("finished", 2)
+    )
+
+
+def test_sites_stay_while_a_stranger_is_drawn_and_go_on_once_the_coordinator_has_the_list(
+    house: House, tmp_path: Path
+) -> None:
+    """Each declines more often than a client fails before it leaves; no update is in any of these rounds."""
+    sites = Sites(house, tmp_path)
+    created = house.umbel(*sites.create)
+    assert "careful: without --members FILE the coordinator does not know who is on the member list" in created.stderr
+    threads = sites.start("eve", *NAMES[1:])
+    with house.operator() as operator:
+        for progress in operator.follow("masked", wait_s=5.0):
+            if progress.next_after > FAILURES_MAX:
+                break
+    ended = house.told("show", "masked")["ended"]
+    assert not any(one["committed"] for one in ended)
+    declined = {(one["client"], one["reason"]) for record in ended for one in record["clients"] if one["reason"]}
+    assert declined >= {(name, "the cohort is not of the member list") for name in NAMES[1:]}
+
+    given = house.umbel(*sites.create, *sites.with_list)
+    assert given.stderr == ""
+    threads += sites.start(NAMES[0])
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sites.refusals["eve"].kind == "not-a-member"
+    assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
+        NAMES, ("finished", 2)
+    )

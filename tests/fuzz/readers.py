@@ -67,8 +67,8 @@ from umbel.server.blobs import BlobStore
 from umbel.server.downloads import parse_range
 from umbel.server.http import parse_json
 from umbel.server.model_files import inspect_model
+from umbel.server.new_run import read_run_file
 from umbel.server.problems import Refused
-from umbel.server.routes_admin import read_run_file
 from umbel.server.stored import Chunk
 from umbel.server.tensor_file import TensorFile
 from umbel.server.updates import check_update, integers

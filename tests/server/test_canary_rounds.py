@@ -79,7 +79,7 @@ def test_a_canary_that_passes_makes_no_model_and_the_first_round_begins(tmp_path
             tasks = await asyncio.gather(*(train(device, LAYOUT, 0.5) for device in devices))
             assert [(task["id"], task["share"]) for task in tasks] == [("demo.1.1.d0", 1.0), ("demo.1.1.d1", 1.0)]
             assert (await it.ended(2))[1]["model_version"] == 1
-            assert await status(it) == ("finished", "all 1 rounds are committed")
+            assert await status(it) == ("finished", "the one round is committed")
             assert (await it.progress())["run"]["rounds_done"] == 1
             while stored_updates(it.settings):  # noqa: ASYNC110 - nothing rings when a file is gone
                 await asyncio.sleep(0.01)
@@ -110,7 +110,7 @@ def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: P
             state, reason = await status(it)
             assert state == "failed"
             assert reason.startswith(
-                "the canary has failed: 1 of 3 clients pass the canary, at least 2 must. d0: window_s of at least 97 "
+                "the canary has failed: 1 of 3 clients passes the canary, at least 2 must. d0: window_s of at least 97 "
                 "needed, not 60: 5 s a step x 16 steps + "
             )
             assert reason.endswith("; d2: not on weekdays")

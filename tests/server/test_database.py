@@ -3,12 +3,15 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, insert
+from sqlalchemy import create_engine, insert, text, update
 
+from tests.server_device import house, run_file, small_state
+from umbel.aggregation.types import RunId
 from umbel.server import tables
-from umbel.server.database import Database, upgrade
+from umbel.server.database import Database, UnfitDatabase, upgrade
 from umbel.server.tables import Base
 
 
@@ -28,6 +31,48 @@ def test_migrating_twice_is_the_same(tmp_path: Path) -> None:
             upgrade(connection)
             connection.commit()
     engine.dispose()
+
+
+def test_a_database_with_one_key_under_two_names_is_not_migrated_and_the_sentence_names_them(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'umbel.db'}")
+    with engine.connect() as connection:
+        upgrade(connection, "1")
+        row = {"labels": "{}", "bound_labels": "{}", "is_name_bound": False, "enrolled_at": 0.0, "last_heard_at": 0.0}
+        names = {"north": (b"n", None), "twin": (b"n", None), "south": (b"s", None), "gone": (b"s", 1.0)}
+        for name, (key, revoked_at) in names.items():
+            client = {"id": name, "public_key": key * 32, "revoked_at": revoked_at, **row}
+            connection.execute(insert(tables.Client).values(client))
+        with pytest.raises(UnfitDatabase, match=r"'north' and 'twin'; .*umbel client remove") as refused:
+            upgrade(connection)
+        assert "south" not in str(refused.value)
+        connection.execute(update(tables.Client).where(tables.Client.id == "twin").values(revoked_at=2.0))
+        upgrade(connection)
+    engine.dispose()
+
+
+@pytest.mark.usefixtures("any_database")
+def test_a_database_of_the_first_tables_is_brought_up_to_date_and_keeps_its_rows(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            settings = it.settings
+            await it.begin(run_file(), small_state())
+            created = (await it.progress())["run"]
+        await _as_of_the_first_tables(settings.database)
+        async with house(tmp_path, database_url=settings.database_url) as it:
+            assert (await it.progress())["run"] == created
+            assert await it.state.services.member_lists.of(RunId("demo")) is None
+
+    asyncio.run(scenario())
+
+
+async def _as_of_the_first_tables(url: str) -> None:
+    """Take back all that migrations after the first have made."""
+    database = Database(url)
+    async with database.writing("test") as tx:
+        await tx.execute(text("DROP TABLE member_lists"))
+        await tx.execute(text("DROP INDEX ix_clients_public_key"))
+        await tx.execute(text("UPDATE alembic_version SET version_num = '1'"))
+    await database.close()
 
 
 def test_a_write_that_is_cancelled_leaves_no_lock_behind(tmp_path: Path) -> None:

@@ -148,6 +148,49 @@ def test_only_a_tier_that_a_token_binds_counts_for_coverage(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_a_key_that_another_name_has_is_refused_and_told_what_to_do_and_its_token_stays_good(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            north = await enrolled(it, "north")
+            [token] = await it.tokens()
+            twin = Device(it.http, "north-2", key=north.key)
+            refusal = await twin.enrol(token)
+            assert problem(refusal) == "key-taken"
+            told = refusal.json()["detail"]
+            assert "as 'north'" in told
+            assert "--state" in told
+            assert "umbel client remove north" in told
+            assert set(await views(it)) == {"north"}
+            assert (await Device(it.http, "south").enrol(token)).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_of_two_names_that_bring_one_key_at_once_one_is_enrolled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            tokens = await it.tokens(8)
+            first = Device(it.http, "d0")
+            devices = [first, *(Device(it.http, f"d{i}", key=first.key) for i in range(1, 8))]
+            answers = await asyncio.gather(*(one.enrol(token) for one, token in zip(devices, tokens, strict=True)))
+            assert sorted(one.status_code for one in answers) == [200] + [409] * 7
+            assert {problem(one) for one in answers if one.status_code == 409} == {"key-taken"}
+            assert len(await views(it)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_key_of_a_client_that_was_removed_may_come_back_under_another_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            north = await enrolled(it, "nroth")
+            await it.http.delete("/v1/admin/clients/nroth", headers=it.admin)
+            [token] = await it.tokens()
+            assert (await Device(it.http, "north", key=north.key).enrol(token)).status_code == 200
+
+    asyncio.run(scenario())
+
+
 def test_tokens_go_a_week_after_their_end_and_a_repeated_enrolment_still_gets_its_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = LateClock()

@@ -43,12 +43,12 @@ def test_a_round_from_the_first_enrolment_to_the_end_can_be_read(
     token, key, model = asyncio.run(scenario())
     for line in (
         r"started on .*; runs: 0",
-        r"run demo created: 1 rounds from model [0-9a-f]{12}",
+        r"run demo created: 1 round from model [0-9a-f]{12}",
         r"made 1 enrolment token",
         r"client north enrolled \(labels: site=north\)",
         r"run demo round 1 attempt 1 opened: 1 asked, updates as float32",
         rf"run demo round 1 attempt 1 committed after .* s: 1 of 1 reported, .* lost: none; model {model[:12]} ",
-        r"run demo finished: all 1 rounds are committed",
+        r"run demo finished: the one round is committed",
         r"refused PUT /v1/assignments/demo.9.9.north/report from north at 127.0.0.1: unknown-assignment: .*",
         r"client north removed",
         r"shut down",

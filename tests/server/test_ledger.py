@@ -95,6 +95,10 @@ def test_an_open_round_says_what_it_still_waits_for() -> None:
     live = live_round(training, book(training), waiting=0, now=101.0)
     assert live is not None
     assert live.why == "0 of 3 reports are in; coverage waits for the share of samples, site north, tier ward"
+    one = replace(training, plan=replace(training.plan, target=1, coverage=CoverageFloor()))
+    alone = live_round(one, book(one), waiting=0, now=101.0)
+    assert alone is not None
+    assert alone.why == "0 of 1 report is in"
 
 
 def fates_of(blamed: Mapping[ClientId, str], heard_at: float) -> dict[str, tuple[Fate, str]]:

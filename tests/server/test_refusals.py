@@ -212,6 +212,11 @@ async def a_name_that_another_key_has(scene: Scene) -> httpx.Response:
     return await scene.enrol(scene.token, name=scene.other.name)
 
 
+@refused("key-taken")
+async def a_key_that_another_name_has(scene: Scene) -> httpx.Response:
+    return await Device(scene.it.http, "newcomer", key=scene.other.key).enrol(scene.token)
+
+
 @refused("bad-signature")
 async def a_client_never_enrolled(scene: Scene) -> httpx.Response:
     return await Device(scene.it.http, "stranger").check_in(scene.layout, wait_s=0.0)

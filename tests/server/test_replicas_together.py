@@ -23,6 +23,7 @@ from tests.server_device import (
     stored_updates,
     update_of,
 )
+from umbel.server.clock import Clock
 
 KNOWN_AFTER_S = 2.0  # they look every 0.25 s; this machine may be busy
 
@@ -33,14 +34,14 @@ def url(postgresql: Cluster) -> str:
 
 
 @asynccontextmanager
-async def pair(tmp_path: Path, url: str) -> AsyncGenerator[tuple[House, House]]:
+async def pair(tmp_path: Path, url: str, clock: Clock | None = None) -> AsyncGenerator[tuple[House, House]]:
     shared: dict[str, Any] = {
         "database_url": url,
         "blobs": str(tmp_path / "blobs"),
         "admin_key_file": tmp_path / "admin.key",
         "audit_key_file": tmp_path / "audit.key",
     }
-    async with house(tmp_path / "a", **shared) as one, house(tmp_path / "b", **shared) as other:
+    async with house(tmp_path / "a", clock, **shared) as one, house(tmp_path / "b", clock, **shared) as other:
         yield one, other
 
 

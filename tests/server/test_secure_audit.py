@@ -4,9 +4,11 @@ Nobody is told that such a round could be made again.
 """
 
 import asyncio
+import io
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +23,22 @@ from umbel.aggregation.audit import AuditFailed, key_bytes, seal
 from umbel.aggregation.public_keys import public_key_text
 from umbel.client.admin import Operator
 from umbel.client.audit import Line, download, parse_bundle, verify
-from umbel.client.audit_console import replay_run
+from umbel.client.audit_console import audit_run, replay_run
 
 N, N_ROUNDS = 4, 2
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
 
 
-def after_two_rounds(data: Path, act: Callable[[Operator], object]) -> list[Json]:
-    """Have an operator do something when a run of two secure rounds is over; their records."""
+def after_two_rounds(data: Path, act: Callable[[Operator], object], sections: str = "") -> list[Json]:
+    """Have an operator do something when a run of two secure rounds is over; their records.
+
+    `sections`: of the run file, beside those that it needs.
+    """
 
     async def scenario() -> list[Json]:
         async with house(data) as it:
-            await it.begin(secure_run(count=N_ROUNDS, target=N), STATE)
+            await it.begin(secure_run(count=N_ROUNDS, target=N) + sections, STATE)
             devices = await it.devices(N, sample_count=0)
             for number in range(1, N_ROUNDS + 1):
                 await Attempt.of(it, LateClock(), devices, number).go()
@@ -53,6 +58,92 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Line], bytes]:
         lambda operator: found.append((list(download(operator, "demo")), key_bytes(operator.audit_key()))),
     )
     return found[0]
+
+
+LIST = "07f5be6fa2bdb100" * 4
+PRIVATE = f'members_sha256 = "{LIST}"\n[privacy]\nepsilon = 8.0\ndelta = 1e-5\nclip_norm = 0.5\n'
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit of a private run that is over has told. `records`: the coordinator's."""
+
+    lines: list[Line]
+    key: bytes
+    records: list[Json]
+    for_people: str
+    for_programs: Json
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Audit:
+    """A private run that is bound to a member list, audited."""
+    lines, keys, told = list[Line](), list[bytes](), [io.StringIO(), io.StringIO()]
+
+    def act(operator: Operator) -> None:
+        lines.extend(download(operator, "demo"))
+        keys.append(key_bytes(operator.audit_key()))
+        for as_json, output in enumerate(told):
+            with redirect_stdout(output):
+                audit_run(operator, "demo", None, (), (), as_json=bool(as_json))
+
+    records = after_two_rounds(tmp_path_factory.mktemp("run"), act, PRIVATE)
+    return Audit(lines, keys[0], records, told[0].getvalue(), json.loads(told[1].getvalue()))
+
+
+def test_an_audit_tells_what_the_signed_plans_have_cost_and_the_list_that_the_signed_run_file_names(
+    private: Audit,
+) -> None:
+    spent = private.for_programs["privacy"]
+    assert spent == {"epsilon": private.records[-1]["epsilon"], "delta": 1e-5, "budget": 8.0, "sums": 2, "sums_max": 2}
+    assert private.for_programs["members_sha256"] == LIST
+    lines = private.for_people.splitlines()
+    assert (
+        "privacy, by the plans that are signed: epsilon 8 of 8 is spent, at delta 1e-05, by 2 of at most 2 sums"
+        in lines
+    )
+    assert f"member list, by the run file that is signed: {LIST}" in lines
+
+
+def test_an_audit_ends_in_the_command_that_repeats_it(private: Audit) -> None:
+    key, head = private.for_programs["keys"][0], private.for_programs["head"]
+    assert f"  umbel run audit demo --key {key} --head {head}" in private.for_people.splitlines()
+
+
+def test_an_auditor_counts_as_the_bundles_come(private: Audit) -> None:
+    costs = list[float]()
+    for n_bundles in (1, 2, 3):
+        auditor, _ = verify(private.lines[:n_bundles], [private.key])
+        spent = auditor.privacy()
+        assert spent is not None
+        assert spent.sums == n_bundles - 1
+        costs.append(spent.epsilon)
+    assert costs == [0.0, *(record["epsilon"] for record in private.records)]
+
+
+def test_a_sum_that_is_left_out_of_the_count_is_found(private: Audit) -> None:
+    def forget(number: int, raw: Json) -> None:
+        if number == 2:
+            raw["facts"]["plan"]["n_released"] = 0
+
+    with pytest.raises(AuditFailed, match="it counts 0 revealed sums, and 1 was before it"):
+        verify(signed_anew(private.lines, forget), [PUBLIC])
+
+
+def test_a_sum_that_was_revealed_in_vain_costs_too(private: Audit) -> None:
+    def one_more(number: int, raw: Json) -> None:
+        if number == 2:
+            raw["facts"]["plan"]["n_released"] = 2
+
+    auditor, _ = verify(signed_anew(private.lines, one_more), [PUBLIC])
+    spent = auditor.privacy()
+    assert spent is not None
+    assert spent.sums == 3
+
+
+def test_of_a_run_without_noise_or_list_an_audit_tells_neither(chain: tuple[list[Line], bytes]) -> None:
+    auditor, _ = verify(chain[0], [chain[1]])
+    assert (auditor.privacy(), auditor.members_sha256) == (None, "")
 
 
 def signed_anew(lines: Iterable[Line], change: Callable[[int, Json], None]) -> list[Line]:

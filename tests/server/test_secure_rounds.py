@@ -1,13 +1,14 @@
 """Secure rounds over HTTP: the mean comes out, nothing else does, and who drops out when is survived or said."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.secure_device import SecureDevice, change_of
-from tests.server_device import LateClock, house, run_file
+from tests.server_device import Device, House, Json, LateClock, house, run_file
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.contribution import LocalWork
 
@@ -77,8 +78,50 @@ def test_a_private_round_has_its_noise_counts_what_it_costs_and_says_nothing_els
                 assert float((after - before).std()) == pytest.approx(expected, rel=0.1)
                 before = after
             assert 0 < costs[0] < costs[1] <= 8.0
+            run = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()
+            assert run["privacy"] == {"epsilon": costs[1], "delta": 1e-5, "budget": 8.0, "sums": 2, "sums_max": 2}
 
     asyncio.run(scenario())
+
+
+def test_before_its_first_round_a_private_run_has_cost_nothing_and_names_the_list_that_it_is_bound_to(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            bound = private_run().replace("[privacy]", f'members_sha256 = "{"7f" * 32}"\n[privacy]')
+            await it.begin(bound, STATE)
+            [run] = (await it.http.get("/v1/admin/runs", headers=it.admin)).json()
+            assert run["privacy"] == {"epsilon": 0.0, "delta": 1e-5, "budget": 8.0, "sums": 0, "sums_max": 2}
+            assert run["members_sha256"] == "7f" * 32
+
+    asyncio.run(scenario())
+
+
+def test_of_a_run_without_noise_no_cost_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(secure_run(), STATE)
+            run = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()
+            assert (run["privacy"], run["members_sha256"]) == (None, "")
+
+    asyncio.run(scenario())
+
+
+async def reveal_in_vain(it: House, clock: LateClock, devices: Sequence[Device]) -> Json:
+    """Take part up to where one of four reveals its shares, and the others none; the attempt's record."""
+    parties = [SecureDevice(one, LAYOUT) for one in devices]
+    await asyncio.gather(*(one.begin() for one in parties))
+    for step in ("advertise", "share", "hear"):
+        await asyncio.gather(*(getattr(one, step)() for one in parties))
+    for one in parties:
+        assert (await one.send_input(one.masked(torch.zeros(LAYOUT.n_values)))).status_code == 200
+    await asyncio.gather(*(one.agree() for one in parties))
+    revealed = parties[0].party.reveal(await parties[0].get("unmasking"))
+    assert (await parties[0].put("unmasking", revealed)).status_code == 202
+    assert (await it.progress())["run"]["privacy"]["sums"] == 1, "it may be known already"
+    clock.late_s += 60
+    return (await it.ended(1))[-1]
 
 
 def test_what_was_revealed_in_vain_costs_too_and_the_run_stops_at_its_budget(tmp_path: Path) -> None:
@@ -87,20 +130,12 @@ def test_what_was_revealed_in_vain_costs_too_and_the_run_stops_at_its_budget(tmp
         async with house(tmp_path, clock) as it:
             await it.begin(private_run(), STATE)
             devices = await it.devices(4, sample_count=0)
-            parties = [SecureDevice(one, LAYOUT) for one in devices]
-            await asyncio.gather(*(one.begin() for one in parties))
-            for step in ("advertise", "share", "hear"):
-                await asyncio.gather(*(getattr(one, step)() for one in parties))
-            for one in parties:
-                assert (await one.send_input(one.masked(torch.zeros(LAYOUT.n_values)))).status_code == 200
-            await asyncio.gather(*(one.agree() for one in parties))
-            revealed = parties[0].party.reveal(await parties[0].get("unmasking"))
-            assert (await parties[0].put("unmasking", revealed)).status_code == 202
-            clock.late_s += 60
-            failed = (await it.ended(1))[-1]
+            failed = await reveal_in_vain(it, clock, devices)
             assert not failed["committed"]
             assert "fewer than 3 of 4 clients revealed shares" in failed["reason"]
             assert failed["epsilon"] > 0
+            spent = (await it.progress())["run"]["privacy"]
+            assert (spent["sums"], spent["epsilon"]) == (1, failed["epsilon"])
 
             again = [SecureDevice(one, LAYOUT) for one in devices]
             await asyncio.gather(*(one.take_part(torch.zeros(LAYOUT.n_values)) for one in again))
@@ -108,5 +143,19 @@ def test_what_was_revealed_in_vain_costs_too_and_the_run_stops_at_its_budget(tmp
             run = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()
             assert run["status"] == "finished", "of two rounds one was done, and two sums were revealed"
             assert "privacy budget" in run["reason"]
+            assert run["privacy"]["sums"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_run_whose_last_sum_was_revealed_in_vain_has_spent_its_budget(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(private_run(count=1), STATE)
+            failed = await reveal_in_vain(it, clock, await it.devices(4, sample_count=0))
+            run = (await it.http.get("/v1/admin/runs/demo", headers=it.admin)).json()
+            assert (run["status"], run["rounds_done"]) == ("finished", 0)
+            assert (run["privacy"]["sums"], run["privacy"]["epsilon"]) == (1, failed["epsilon"])
 
     asyncio.run(scenario())

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from umbel.aggregation.member_files import read_members
 from umbel.aggregation.members import check_first
 from umbel.client.members_store import MembersStore
 from umbel.client.own_keys import own_keys
@@ -31,8 +33,14 @@ def run_demo(out: Path, *options: str) -> dict[str, Any]:
 
 
 def require_list_pinned(out: Path, sha256: str) -> None:
-    """Every clinic of a demo that has kept its files has pinned this list, with its own key; none had to warn."""
+    """Every clinic of a demo that has kept its files has pinned this list, with its own key; none had to warn. The
+    coordinator was given it, too.
+    """
     (sites,) = out.glob("work-*/sites")
+    with sqlite3.connect(sites.parent / "coordinator" / "umbel.db") as database:
+        ((run, given),) = database.execute("SELECT run, text FROM member_lists").fetchall()
+    database.close()
+    assert (run, read_members(given.encode()).list.sha256) == ("demo", sha256)
     for number in range(1, 13):
         name = f"clinic-{number:02}"
         pin = MembersStore(sites / name / "state").pinned("demo")

@@ -25,6 +25,7 @@ from tests.aggregation.secagg.adversary import (
     without_signatures,
 )
 from tests.aggregation.secagg.federation import OPENING, Federation, clients_of, context_of
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.derive import Vector
@@ -147,7 +148,7 @@ def test_masks_over_two_rosters_do_not_cancel() -> None:
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_a_roster_of_fewer_than_three_is_refused(n: int) -> None:
     federation = advertised(4)
-    with pytest.raises(TooFew, match=f"only {n} clients advertised keys, of at least 3"):
+    with pytest.raises(TooFew, match=f"only {counted(n, 'client')} advertised keys, of at least 3"):
         federation.clients[VICTIM].share(roster_of(federation, list(federation.adverts.values())[:n]))
     require_silent(federation.clients[VICTIM])
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
     AggregationSection,
@@ -122,3 +124,16 @@ def test_how_many_must_come_in_is_what_the_graph_asks(n_clients: int, needed: in
 def test_a_section_that_makes_no_sense_is_refused(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         replace(SECTION, **changes)  # type: ignore[arg-type]
+
+
+def test_the_hash_of_a_member_list_is_the_same_however_it_is_written() -> None:
+    """As `umbel members show` prints it, too: the run that is stored and signed has one spelling."""
+    digits = "bbe16508a138e4a572432bb267de9859a139877e5f805a75c7b8c3d9e3e29513"
+    files = [
+        replace(FILE, secure_aggregation=replace(SECTION, members_sha256=text))
+        for text in (digits, grouped(digits), digits.upper(), f" {grouped(digits)}\n")
+    ]
+    assert {canonical(file) for file in files} == {canonical(files[0])}
+    assert f'"members_sha256":"{digits}"' in canonical(files[1])
+    with pytest.raises(ValueError, match="members_sha256 must be the 64 hex digits that `umbel members show` prints"):
+        replace(SECTION, members_sha256=digits[1:])

@@ -1,0 +1,87 @@
+"""`umbel run create --members` and `umbel join --policy`: what is wrong with a list is said before anything is sent."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer import Exit
+from typer.testing import CliRunner, Result
+
+from tests.client.test_commands import WARD
+from tests.consortium import first_list, signed, without
+from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.fingerprint import grouped
+from umbel.aggregation.member_files import members_bytes
+from umbel.client.commands import run_app
+from umbel.client.members_store import MembersStore
+from umbel.client.model_console import join
+
+NOBODY = "http://127.0.0.1:9"
+FIRST = signed(first_list(), "anna", "bert")
+SECOND = signed(without(FIRST.list, "south"), "anna", "bert")
+RUN = """
+name = "ward"
+rounds = { count = 1, target = 4, minimum = 3, over_selection = 1.0 }
+codec = { name = "integer" }
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("listed_app.py").write_text(WARD)
+    Path("init.safetensors").write_bytes(encode_model({"w": torch.zeros(3)}))
+    for number, members in enumerate((FIRST, SECOND), 1):
+        Path(f"pilot-{number}.json").write_bytes(members_bytes(members))
+    return tmp_path
+
+
+def create(section: str, *more: str) -> Result:
+    Path("run.toml").write_text(RUN + section)
+    words = ["create", "run.toml", "--model", "init.safetensors", "--server", NOBODY, *more]
+    return CliRunner(env={"UMBEL_ADMIN_KEY": "secret"}).invoke(run_app, words)
+
+
+def require_refused(result: Result, *sentences: str) -> None:
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    for sentence in sentences:
+        assert sentence in result.stderr
+
+
+SECTIONS = {
+    "another list": f'[secure_aggregation]\nmembers_sha256 = "{FIRST.list.sha256}"\n',
+    "none": "[secure_aggregation]\n",
+    "a plain run": "",
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS.keys())
+def test_a_list_that_the_run_file_does_not_name_is_refused_with_the_line_for_it(site: Path, section: str) -> None:
+    line = f'write members_sha256 = "{SECOND.list.sha256}" into'
+    require_refused(create(section, "--members", "pilot-2.json"), "umbel: pilot-2.json: ", line)
+
+
+def test_what_is_no_list_is_named(site: Path) -> None:
+    require_refused(create(SECTIONS["none"], "--members", "run.toml"), "run.toml: this is no member list")
+    require_refused(create(SECTIONS["none"], "--members", "absent.json"), "absent.json: No such file")
+
+
+def test_the_list_that_is_named_in_groups_passes(site: Path) -> None:
+    section = f'[secure_aggregation]\nmembers_sha256 = "{grouped(FIRST.list.sha256)}"\n'
+    require_refused(create(section, "--members", "pilot-1.json"), "no answer from the coordinator")
+
+
+def test_a_client_whose_policy_names_the_old_list_says_which_file_of_which_policy(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = MembersStore(site / "state")
+    store.take(FIRST, is_confirmed=True)
+    store.take(SECOND)
+    Path("site.toml").write_text('members = "pilot-1.json"\n')
+    with pytest.raises(Exit):
+        join(NOBODY, "listed_app:Ward", "ward", "token", None, (), site / "state", Path("site.toml"), as_json=False)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("umbel: site.toml: pilot-1.json is epoch 1 of 'pilot', and this site trusts epoch 2 (")
+    assert said.endswith('name the file of that epoch in the policy, members = "FILE"')
