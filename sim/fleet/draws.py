@@ -13,7 +13,7 @@ from umbel.aggregation.sample_order import Words, epoch_seeds, mixed, sample_key
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.partition import Indices
 
-_UNIT = 2.0**-53
+_UNIT = 2.0**-52
 _FEISTEL_ROUNDS = 6
 
 
@@ -29,8 +29,8 @@ def daily_words(seed: int, devices: Indices, days: Indices, *purpose: str | int)
 
 
 def uniforms(bits: Words) -> Floats:
-    """Evenly in (0, 1), neither end included."""
-    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
+    """Evenly in (0, 1), neither end included: with one bit more, the last would be rounded to 1."""
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * _UNIT
 
 
 def normals(bits: Words) -> Floats:

@@ -61,10 +61,10 @@ class Spent:
 class Fates:
     """In the cohort's order, times in seconds from the round's opening.
 
-    `fetched_s`: when it has the model; `step_s`: a step's; `trained_s`: when it begins to upload, inf where it does
-    not; `steps_done`: of those asked, 0 where it does not report; `report_s`: when its report comes, inf where none
-    does. That may be after the window's end, or after the round has closed: whoever drives the round knows that, and
-    tells it to stop (`spent`).
+    `fetched_s`: when it has the model, `trained_s`: when it begins to upload, `report_s`: when its report comes; inf
+    where that is never. A report may come after the window's end, or after the round has closed: whoever drives the
+    round knows that, and tells the device to stop (`spent`). `step_s`: a step's; `steps_done`: of those asked, 0 where
+    it does not report.
     `lost_s`: when it falls silent, inf where it does not; `back_s`: when it is back and goes on where it was, inf where
     it does not come; `stage`: what it was about then, int8, of `Stage`. A device that is lost at
     `Stage.CONSISTENCY_CHECK` or `UNMASKING` has reported. `fault`: what is wrong with its work, int8, of `Fault`.

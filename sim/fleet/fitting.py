@@ -10,8 +10,8 @@ With n_i measurements of mean a_i, what is known of mu_i is
     N((a_i n_i / s^2 + m / t^2) v_i, v_i),    v_i = 1 / (n_i / s^2 + 1 / t^2):
 
 the fewer measurements, the more of the fleet. m, s and t are found by expectation and maximisation (Dempster, Laird and
-Rubin 1977). A measurement cut off at c (Tobin 1958) counts with what is expected beyond it, with z = (c - mu_i) / s and
-the normal hazard h = phi(z) / (1 - Phi(z)): mean mu_i + s h, variance s^2 (1 - h (h - z)).
+Rubin 1977). Where a measurement is cut off at c (Tobin 1958), a number beyond c is drawn for it, anew in each turn, by
+what is known so far (stochastic EM: Celeux and Diebolt 1985); what is known in the end is the mean of the later turns.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from umbel.aggregation.binomial import Floats
 from umbel.sim.data.partition import Indices
 from umbel.sim.fleet.presence import Flags
 
-_TURNS_MAX = 500
-_SETTLED = 1e-5
+_TURNS, _SETTLING = 200, 100
 _VARIANCE_MIN = 1e-6
+_FAR = 30.0  # standard deviations beyond which nothing is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +38,36 @@ class Fitted:
 
 
 def fit(clients: Indices, logs: Floats, is_cut: Flags, n_clients: int) -> Fitted | None:
-    """`logs`: of each measurement, or what it exceeds where `is_cut`. None without a measurement that is not cut."""
+    """`logs`: of each measurement, or what it exceeds where `is_cut`. None without a measurement that is not cut.
+
+    Whatever is drawn, it is the same each time.
+    """
     if not len(logs) or is_cut.all():
         return None
-    counts = np.bincount(clients, minlength=n_clients)
+    rng, counts, whole = np.random.default_rng(0), np.bincount(clients, minlength=n_clients), logs.copy()
     seen = counts > 0
-    overall = float(logs[~is_cut].mean())
+    m = float(logs[~is_cut].mean())
     s2 = t2 = max(float(logs[~is_cut].var()) / 2, _VARIANCE_MIN)
-    mean, known = np.full(n_clients, overall), np.full(n_clients, t2)
-    for _ in range(_TURNS_MAX):
-        expected, spread = _expected(logs, is_cut, mean[clients], np.sqrt(s2))
-        sums = np.bincount(clients, weights=expected, minlength=n_clients)
-        known = 1 / (counts / s2 + 1 / t2)
-        mean = (sums / s2 + overall / t2) * known
-        before, overall = overall, float(mean[seen].mean())
-        t2 = max(float(((mean[seen] - overall) ** 2 + known[seen]).mean()), _VARIANCE_MIN)
-        moved, s2 = s2, max(float(((expected - mean[clients]) ** 2 + known[clients] + spread).mean()), _VARIANCE_MIN)
-        if abs(overall - before) < _SETTLED and abs(s2 - moved) < _SETTLED * s2:
-            break
-    return Fitted(mean, np.sqrt(known), float(np.sqrt(s2)))
+    drawn = np.full(n_clients, m)
+    sums, squares, within = np.zeros(n_clients), np.zeros(n_clients), 0.0
+    for turn in range(_TURNS):
+        whole[is_cut] = _beyond(logs[is_cut], drawn[clients[is_cut]], np.sqrt(s2), rng)
+        variance = 1 / (counts / s2 + 1 / t2)
+        mean = (np.bincount(clients, weights=whole, minlength=n_clients) / s2 + m / t2) * variance
+        m = float(mean[seen].mean())
+        t2 = max(float(((mean[seen] - m) ** 2 + variance[seen]).mean()), _VARIANCE_MIN)
+        s2 = max(float(((whole - mean[clients]) ** 2 + variance[clients]).mean()), _VARIANCE_MIN)
+        drawn = mean + np.sqrt(variance) * rng.standard_normal(n_clients)
+        if turn >= _SETTLING:
+            sums, squares, within = sums + mean, squares + mean**2 + variance, within + np.sqrt(s2)
+    n_turns = _TURNS - _SETTLING
+    deviation = np.sqrt(np.maximum(squares / n_turns - (sums / n_turns) ** 2, _VARIANCE_MIN))
+    return Fitted(sums / n_turns, deviation, float(within / n_turns))
 
 
-def _expected(logs: Floats, is_cut: Flags, means: Floats, deviation: float) -> tuple[Floats, Floats]:
-    """Each measurement's mean and variance, given that it exceeds what is said of it where it is cut."""
+def _beyond(logs: Floats, means: Floats, deviation: float, rng: np.random.Generator) -> Floats:
+    """Normal numbers, given that each exceeds its `logs`; just that where all but nothing is below it."""
     z = (logs - means) / deviation
-    log_hazard = -(z**2) / 2 - np.log(2 * np.pi) / 2 - torch.special.log_ndtr(torch.from_numpy(-z)).numpy()
-    hazard = np.exp(np.minimum(log_hazard, 700.0))
-    beyond = np.clip(1 - hazard * (hazard - z), 0.0, 1.0) * deviation**2
-    return np.where(is_cut, means + deviation * hazard, logs), np.where(is_cut, beyond, 0.0)
+    left = torch.from_numpy(np.minimum(z, _FAR) * np.sqrt(0.5)).erfc() / 2  # ndtr would give 0 from 8 on
+    drawn: Floats = torch.special.ndtri(left * torch.from_numpy(1 - rng.random(len(logs)))).numpy()
+    return np.maximum(means - deviation * drawn, logs)

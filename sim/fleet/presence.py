@@ -61,8 +61,8 @@ class Hours:
     """By the hour of the device's own day, `shares` of them are there: 24, at whole hours, with straight lines between.
 
     A device has a rank between 0 and 1 each day, which begins when the fewest are there, and is there while the share
-    is above its rank: so it comes once where the shares rise and fall once. `habit`: on so
-    large a share of days it is the device's usual one. `factors`: of each device's share (`of_each`).
+    is above its rank: so it comes once where the shares rise and fall once. `habit`: on so large a share of days that
+    is the device's usual rank. `factors`: of each device's share (`of_each`).
     """
 
     seed: int
@@ -146,7 +146,8 @@ class Charging:
 
     def _deviation(self, devices: Indices, days: Indices, what: str) -> Floats:
         own, of_day = words(self.seed, devices, what), daily_words(self.seed, devices, days, what, "of the day")
-        return self.spread_h * np.sqrt(0.5) * (normals(own) + normals(of_day))
+        deviations: Floats = self.spread_h * np.sqrt(0.5) * (normals(own) + normals(of_day))
+        return deviations
 
 
 class Recorded:
