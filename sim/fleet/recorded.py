@@ -104,17 +104,21 @@ def _line_rates(rows: _Rows, is_measured: Flags) -> tuple[_Measured, _Measured]:
     """Bytes per second up and down. Where no upload was measured, what is left of the time is for both."""
     rest_s = rows.report_s - rows.train_s
     is_timed = is_measured & (rows.up > 0)
-    if is_timed.any():
-        rest_s = rest_s - rows.bytes_up / np.where(is_timed, rows.up, 1.0)
-        up = _Measured(rows.clients[is_timed], rows.up[is_timed], np.zeros(int(is_timed.sum()), np.bool_))
-        moved, is_known = rows.bytes_down, is_timed & (rows.bytes_down > 0)
-    else:
-        moved, is_known = rows.bytes_up + rows.bytes_down, is_measured & (rows.bytes_up + rows.bytes_down > 0)
-    rates = moved[is_known] / np.maximum(rest_s[is_known], _LEAST_S)
-    down = _Measured(rows.clients[is_known], rates, np.zeros(len(rates), np.bool_))
-    if not len(rates):
-        down = _Measured(np.zeros(1, np.int64), np.array([_FREE]), np.zeros(1, np.bool_))
-    return (up if is_timed.any() else down), down
+    if not is_timed.any():
+        both = _rates(rows, rows.bytes_up + rows.bytes_down, rest_s, is_measured)
+        return both, both
+    rest_s = rest_s - rows.bytes_up / np.where(is_timed, rows.up, 1.0)
+    up = _Measured(rows.clients[is_timed], rows.up[is_timed], np.zeros(int(is_timed.sum()), np.bool_))
+    return up, _rates(rows, rows.bytes_down, rest_s, is_timed)
+
+
+def _rates(rows: _Rows, n_bytes: Floats, seconds: Floats, is_known: Flags) -> _Measured:
+    """So many bytes in so many seconds, of those known that moved any; where nobody did, as fast as can be."""
+    is_known = is_known & (n_bytes > 0)
+    if not is_known.any():
+        return _Measured(np.zeros(1, np.int64), np.array([_FREE]), np.zeros(1, np.bool_))
+    rates = n_bytes[is_known] / np.maximum(seconds[is_known], _LEAST_S)
+    return _Measured(rows.clients[is_known], rates, np.zeros(len(rates), np.bool_))
 
 
 def _steps(rows: _Rows, is_measured: Flags, network: Network, n: int) -> _Measured:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.fleet.sure import require_drawn
+from umbel.sim.data.partition import Indices
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.fleet import ALL_WAIT_MAX, Fleet
@@ -40,7 +41,7 @@ def made(section: FleetSection = FULL, seed: int = 1) -> Fleet:
     return build_fleet(section, seed, Path())
 
 
-def ask_of(steps: np.ndarray) -> CohortAsk:
+def ask_of(steps: Indices) -> CohortAsk:
     return CohortAsk(steps, 32, np.array([4_000_000]), np.array([1_000_000]), 600.0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.sim.fleet.rounds import plan_of, play
+from tests.sim.fleet.rounds import MODEL_BYTES, UPDATE_BYTES, plan_of, play
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.trace import Trace, trace_of
@@ -140,6 +140,23 @@ def test_a_secure_run_shows_how_long_work_takes_in_all(trace: Trace) -> None:
     simulated = trace_of(play(fleet, N, 192, lambda number: plan_of(number, 1)))
     found = errors(trace, simulated)
     for what in ("open, mean", "reports in", "clients asked"):
+        assert abs(found[what]) < 0.08, (what, found)
+
+
+def test_where_uploads_were_not_measured_lines_are_taken_for_alike_both_ways(original: Fleet, trace: Trace) -> None:
+    attempts = tuple(
+        replace(attempt, clients=tuple(replace(one, upload_bytes_per_s=None) for one in attempt.clients))
+        for attempt in trace.attempts
+    )
+    fleet = recorded_fleet(replace(trace, attempts=attempts), 11, HONEST)
+    devices = np.arange(N)
+    bytes_s = [
+        np.mean(MODEL_BYTES / one.network.down.usual(devices) + UPDATE_BYTES / one.network.up.usual(devices))
+        for one in (original, fleet)
+    ]
+    assert bytes_s[1] == pytest.approx(bytes_s[0], rel=0.1)
+    found = errors(trace, trace_of(play(fleet, N, 96, lambda number: plan_of(number, 1))))
+    for what in ("open, mean", "reports in", "bytes up", "bytes down"):
         assert abs(found[what]) < 0.08, (what, found)
 
 

@@ -1,7 +1,9 @@
 """A trace is read from its file as it was written, and what is none is refused with the place that is wrong."""
 
 import json
+import re
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.aggregation.test_trace import DONE, LOST, RECORD
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.trace import trace_of
+from umbel.aggregation.trace import Trace, TracedAttempt, TracedClient, trace_of
 from umbel.sim.fleet.trace_file import NotTrace, read_trace
 
 TRACE = trace_of([RECORD])
@@ -26,6 +28,19 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     assert {DONE.client, LOST.client} == {"north", "south"}
     assert read_trace(written(tmp_path, canonical(TRACE))) == TRACE
     assert read_trace(written(tmp_path, json.dumps(json.loads(canonical(TRACE)), indent=2))) == TRACE
+
+
+def test_the_trace_of_the_documentation_is_one_and_its_table_has_every_key(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "traces.md").read_text().split("## How a run went")[1]
+    assert read_trace(written(tmp_path, page.split("```json")[1].split("```")[0])).clients == 3
+    table = {
+        name
+        for line in page.splitlines()
+        if line.startswith("| `")
+        for name in re.findall("`(.*?)`", line[: line.find("|", 2)])
+    }
+    keys = {field.name for kind in (Trace, TracedAttempt, TracedClient) for field in fields(kind)}
+    assert table == keys
 
 
 def changed(*place: str | int, to: object) -> str:
