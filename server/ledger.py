@@ -8,7 +8,7 @@ from umbel.aggregation.phrases import part_of
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.secagg.server import is_late
-from umbel.aggregation.types import ClientId, RoundPlan, Work
+from umbel.aggregation.types import ClientId, RoundPlan, Work, WorkDone
 from umbel.server.stored import StoredUpload
 
 
@@ -167,6 +167,8 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
         report_s=None if member.reported_at is None else max(0.0, member.reported_at - book.opened_at),
         silent_s=silent_s,
         tier=state.cohort[client].tier,
+        train_s=work.train_s if isinstance(work, WorkDone) else None,
+        upload_bytes_per_s=work.upload_bytes_per_s if isinstance(work, WorkDone) else None,
     )
 
 

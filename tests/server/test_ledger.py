@@ -141,3 +141,15 @@ def test_who_refused_the_sum_of_a_round_that_was_abandoned_has_declined_though_i
 def test_who_is_to_blame_and_was_silent_is_lost() -> None:
     told = fates_of({NORTH: "it had not revealed shares in time"}, heard_at=120.0)
     assert told[NORTH] == (Fate.LOST, "silent for 50.0 s when the round ended; it had not revealed shares in time")
+
+
+def test_a_record_tells_how_long_clients_say_they_trained_and_how_fast_their_updates_went() -> None:
+    training = opened()
+    one, other, silent = sorted(training.cohort)
+    state: RoundState = training
+    says_more = WorkDone(10, 1, 1, "0" * 64, train_s=7.5, upload_bytes_per_s=2e5)
+    for client, work in ((one, says_more), (other, WorkDone(10, 1, 1, "0" * 64))):
+        state, _ = advance(state, Reported(110.0, client, work))
+    state, _ = advance(state, Tick(160.0))
+    found = {client.client: (client.train_s, client.upload_bytes_per_s) for client in told(state, training).clients}
+    assert found == {one: (7.5, 2e5), other: (0.0, None), silent: (None, None)}
