@@ -9,7 +9,6 @@ from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.secagg.server import is_late
 from umbel.aggregation.types import ClientId, RoundPlan, Work, WorkDone
-from umbel.server.stored import StoredUpload
 
 
 @dataclass(slots=True)
@@ -21,7 +20,6 @@ class Member:
     reported_at: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
-    upload: StoredUpload | None = None
 
 
 @dataclass(frozen=True, slots=True)

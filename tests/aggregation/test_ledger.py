@@ -8,11 +8,11 @@ import pytest
 from umbel.aggregation import round as machine
 from umbel.aggregation.advance import advance
 from umbel.aggregation.coverage import Gap
+from umbel.aggregation.ledger import Book, Ending, Member, client_records, live_round, round_record
 from umbel.aggregation.records import Fate, RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Reported, RoundState, Tick, Training
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 from umbel.aggregation.weighting import Candidate
-from umbel.server.ledger import Book, Ending, Member, client_records, live_round, round_record
 
 NORTH, SOUTH, NOWHERE = (ClientId(name) for name in ("north", "south", "nowhere"))
 FLOOR = CoverageFloor(0.9, (NORTH, NOWHERE), ("ward",))

@@ -1,13 +1,14 @@
-"""How an attempt ends: all that is stored together when a round commits or is abandoned. Pure.
+"""How an attempt ends, and what follows in its run: all that a coordinator then stores together. Pure.
 
 `finished` is the one place that says how a round that has closed ends, whatever was made of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from umbel.aggregation.canary import conclusion
 from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.ledger import Ending, round_record
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.rounds import epsilon_after
@@ -16,15 +17,12 @@ from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
 from umbel.aggregation.retry import gives_up, next_attempt, opened_by
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
+from umbel.aggregation.run_end import KeptVersion, Made, Measurement, ModelMade, NewModel, RoundEnd, Run
 from umbel.aggregation.secagg.totals import Totals
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
 from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan, WorkDone
-from umbel.server.blobs import Blob
-from umbel.server.ledger import Ending, round_record
-from umbel.server.model_files import ModelFiles
-from umbel.server.stored import Measurement, NewModel, RoundEnd, StoredRun, StoredVersion
-from umbel.server.trial import Trial, verdicts_on, with_verdicts
+from umbel.aggregation.verdicts import Trial, verdicts_on, with_verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Measured:
     """An evaluation has closed: all that it was for stands in the reports."""
 
 
-Made: TypeAlias = ModelFiles | Trial | Measured
+Upshot: TypeAlias = ModelMade | Trial | Measured
 Numbered: TypeAlias = Callable[[RoundPlan], RoundPlan]
 
 
@@ -46,29 +44,27 @@ class Known:
     clients: tuple[ClientRecord, ...]
     opened_at: float
     now: float
-    history: Sequence[StoredVersion] = ()
+    history: Sequence[KeptVersion] = ()
     evidence: Evidence = NOTHING_KNOWN
 
 
-def finished(run: StoredRun, closing: Closing, made: Made, known: Known) -> RoundEnd:
-    """What to store of a round that has closed, and of which this was made."""
+def finished(run: Run, closing: Closing, made: Upshot, known: Known) -> RoundEnd:
+    """What is left of a round that has closed, and of which this was made."""
     match made:
-        case ModelFiles():
-            return _committed(run, closing, made, known)
         case Trial():
             return _tried_out(run, closing, made, known)
         case Measured():
             return _evaluated(run, closing, known)
         case _:
-            assert_never(made)
+            return _committed(run, closing, made, known)
 
 
-def model_after(run: StoredRun, made: Made) -> str:
+def model_after(run: Run, made: Upshot) -> str:
     """The hash of the model that the run has then."""
-    return made.published.sha256 if isinstance(made, ModelFiles) else run.model.sha256
+    return run.model.sha256 if isinstance(made, Trial | Measured) else made.published.sha256
 
 
-def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known) -> RoundEnd:
+def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> RoundEnd:
     """What to store: the new model, and what comes next."""
     plan, published = closing.plan, files.published
     model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
@@ -103,7 +99,7 @@ def _committed(run: StoredRun, closing: Closing, files: ModelFiles, known: Known
     return _go_on(run, end, known, numbered, closing.cohort)
 
 
-def _shown(closing: Closing, record: RoundRecord, files: ModelFiles) -> Shown:
+def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> Shown:
     """What the round has shown of its updates; an auditor reads the same from its bundle (`audit_chain.py`)."""
     works = [one.work for one in closing.accepted.values()]
     rates = [one.upload_bytes_per_s for one in works if isinstance(one, WorkDone)]
@@ -116,11 +112,11 @@ def _shown(closing: Closing, record: RoundRecord, files: ModelFiles) -> Shown:
     )
 
 
-def _change(run: StoredRun, made: Blob) -> ModelChange:
+def _change(run: Run, made: Made) -> ModelChange:
     return ModelChange(run.model.sha256, made.sha256, made.size_bytes)
 
 
-def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
+def _evaluated(run: Run, closing: Closing, known: Known) -> RoundEnd:
     """What to store of an evaluation: what was measured; the model stays as it is."""
     ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
     record = round_record(closing, known.clients, known.opened_at, ending)
@@ -129,7 +125,7 @@ def _evaluated(run: StoredRun, closing: Closing, known: Known) -> RoundEnd:
     return _go_on(run, end, known, _numbered_as(closing.plan))
 
 
-def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
+def _tried_out(run: Run, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
     """What to store of a canary: a verdict on each client; then what the run file says: the first round, or the end,
     or a pause until an operator has seen the causes, and another canary after it, of others where there are some."""
     canary = run.file.canary
@@ -153,7 +149,7 @@ def _tried_out(run: StoredRun, closing: Closing, trial: Trial, known: Known) -> 
     return replace(end, next_state=Recruiting(first, since=known.now))
 
 
-def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: Known) -> RoundEnd:
+def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -> RoundEnd:
     """What to store: the older version as the newest, and a fresh attempt at the round that was under way."""
     old = target.record
     model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
@@ -172,7 +168,7 @@ def rolled_back(run: StoredRun, state: Abandoned, target: StoredVersion, known: 
     return replace(end, next_state=_again(run, state, record, known))
 
 
-def abandoned(run: StoredRun, state: Abandoned, known: Known, *, by_order: bool = False) -> RoundEnd:
+def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = False) -> RoundEnd:
     """What to store: the next attempt, or the run's failure if the run file allows no more.
 
     `by_order`: an operator ended it, so nobody has failed and nothing is waited for. An evaluation is not tried again.
@@ -206,14 +202,14 @@ def _told_together(record: RoundRecord, totals: Totals) -> RoundRecord:
     )
 
 
-def _epsilon(run: StoredRun, plan: RoundPlan, n_released: int) -> float | None:
+def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:
     """What a private run has cost with so many sums; None of others."""
     if run.file.privacy is None or plan.secure is None or plan.secure.noise is None:
         return None
     return epsilon_after(plan.secure.noise, run.file.privacy.delta, n_released)
 
 
-def _judged(run: StoredRun, closing: Closing, totals: Totals | None) -> Judged | None:
+def _judged(run: Run, closing: Closing, totals: Totals | None) -> Judged | None:
     """What the round makes of the metric of early stopping, if this is a round that measures it."""
     rule = run.file.stop
     if rule is None or closing.plan.task is not run.file.judges_in:
@@ -229,7 +225,7 @@ def _value(record: RoundRecord, *, of_evaluation: bool) -> float | None:
     return judged.value if judged is not None and judged.is_of_evaluation is of_evaluation else None
 
 
-def _measured(run: StoredRun, record: RoundRecord) -> Measurement | None:
+def _measured(run: Run, record: RoundRecord) -> Measurement | None:
     """What was measured of the model that the round's clients were given."""
     if not record.evaluation:
         return None
@@ -237,7 +233,7 @@ def _measured(run: StoredRun, record: RoundRecord) -> Measurement | None:
 
 
 def _go_on(
-    run: StoredRun, end: RoundEnd, known: Known, numbered: Numbered, cohort: Mapping[ClientId, object] | None = None
+    run: Run, end: RoundEnd, known: Known, numbered: Numbered, cohort: Mapping[ClientId, object] | None = None
 ) -> RoundEnd:
     """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end.
 
@@ -264,7 +260,7 @@ def _all_done(n_rounds: int) -> str:
     return "the one round is committed" if n_rounds == 1 else f"all {n_rounds} rounds are committed"
 
 
-def _spent(run: StoredRun, n_released: int) -> str | None:
+def _spent(run: Run, n_released: int) -> str | None:
     """Why a private run goes no further, in words; None while its budget lasts."""
     privacy, count = run.file.privacy, run.file.rounds.count
     if privacy is None or n_released < count:
@@ -273,7 +269,7 @@ def _spent(run: StoredRun, n_released: int) -> str | None:
     return f"the privacy budget of {budget} is spent: {counted(n_released, 'sum was', 'sums were')} revealed"
 
 
-def _enough(run: StoredRun, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:
+def _enough(run: Run, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:
     """Why the run ends early, in words; None while it goes on."""
     rule = run.file.stop
     if rule is None or not end.record.committed:
@@ -284,11 +280,11 @@ def _enough(run: StoredRun, end: RoundEnd, versions: Sequence[VersionRecord]) ->
     return f"stopped early after round {end.record.round} of {run.file.rounds.count}: {reason}{how}"
 
 
-def _deleted(run: StoredRun, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
+def _deleted(run: Run, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
     return expired(versions, run.file.retention.n_versions, run.file.stop) if versions else ()
 
 
-def _with(history: Sequence[StoredVersion], end: RoundEnd, now: float) -> list[VersionRecord]:
+def _with(history: Sequence[KeptVersion], end: RoundEnd, now: float) -> list[VersionRecord]:
     """The run's versions as they are after this ending; nothing if they were not looked up."""
     versions = [one.record for one in history]
     if versions and (measured := end.measured) is not None:
@@ -313,12 +309,12 @@ def _with(history: Sequence[StoredVersion], end: RoundEnd, now: float) -> list[V
     return versions
 
 
-def _again(run: StoredRun, state: Abandoned, record: RoundRecord, known: Known) -> Recruiting:
+def _again(run: Run, state: Abandoned, record: RoundRecord, known: Known) -> Recruiting:
     """The next attempt at once, with anybody in it."""
     return Recruiting(_next_try(run, state, known, record), since=known.now)
 
 
-def _next_try(run: StoredRun, state: Abandoned, known: Known, record: RoundRecord) -> RoundPlan:
+def _next_try(run: Run, state: Abandoned, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of the attempt after this one, at the same round or canary."""
     plan = state.plan
     if plan.task.tries_clients:
@@ -330,7 +326,7 @@ def _numbered_as(before: RoundPlan) -> Numbered:
     return lambda following: following.numbered_as(before)
 
 
-def _plan(run: StoredRun, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
+def _plan(run: Run, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of what follows; the attempt that has just ended is the newest that is known."""
     observations = (*known.evidence.observations, *observed(record))
     evidence = replace(known.evidence, observations=observations)
