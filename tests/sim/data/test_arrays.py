@@ -111,7 +111,7 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
 )
 def test_arrays_that_do_not_fit_are_refused(bad: dict[str, Any], why: str) -> None:
     with pytest.raises(DataError, match=why):
-        dataset(**{"inputs": INPUTS, "targets": TARGETS, **bad})
+        dataset(**dict[str, Any](inputs=INPUTS, targets=TARGETS) | bad)
 
 
 def test_samples_stay_as_they_are() -> None:
