@@ -127,6 +127,14 @@ def test_in_the_iid_variant_one_model_and_one_distribution_are_everybody_s() -> 
     assert centres[:, -1].abs().max() < 6 * (60**-1.2 / 200) ** 0.5
 
 
+def test_no_sample_repeats_numbers_of_the_one_before_it() -> None:
+    """Each takes 15 words of its client's stream; had it fewer of its own, the next would show the same, moved on."""
+    population = SyntheticPopulation(SyntheticLaw(2, is_iid=True, samples=500), 5)
+    drawn = population.data_of(np.arange(2)).samples.inputs.numpy() * np.arange(1, 61) ** 0.6
+    for moved in range(0, 60, 4):
+        assert np.isclose(drawn[1:, : 60 - moved], drawn[:-1, moved:], atol=1e-6).mean() < 0.01
+
+
 def test_alpha_changes_nothing_and_beta_does() -> None:
     clients = np.arange(5)
     plain, alpha, beta = (
