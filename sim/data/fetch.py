@@ -103,7 +103,7 @@ def _keep(data: bytes, file: RemoteFile, url: str, place: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as out:
             out.write(data)
-        os.chmod(part, 0o644)  # S103: as any file of data; mkstemp's own is for one user alone
+        os.chmod(part, 0o644)  # as any file of data; mkstemp's own is for one user alone
         os.replace(part, place / file.name)
     except BaseException:
         os.unlink(part)

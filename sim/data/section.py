@@ -11,7 +11,7 @@ test_share = 0.2        # of each class is held out, where a data set has no tes
 [data]
 name = "synthetic"      # Synthetic(alpha, beta); its clients are made, and need no [partition]
 clients = 1000
-alpha = 1.0
+alpha = 1.0             # changes no sample: `synthetic.py` says why
 beta = 1.0
 iid = false             # one model and one distribution for all
 samples = 20            # that each trains on; by default, the paper's law of sizes, with its long tail
