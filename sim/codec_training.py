@@ -23,9 +23,9 @@ from umbel.aggregation.types import ClientId, Weighting, ranks_of
 from umbel.aggregation.update_codec import Part
 from umbel.aggregation.weighting import Candidate, draw
 from umbel.sim.codec_uplink import Uplink
-from umbel.sim.data.mnist import two_layer_net
 from umbel.sim.data.partition_labels import shard_partition
 from umbel.sim.data.samples import Samples, TrainAndTest, score
+from umbel.sim.models import two_layer_net
 
 _MAX_ABS = 64.0
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.real_data import real_files
 from tests.sim.data.test_idx_files import idx_bytes
 from umbel.sim.data.idx_files import Array, NotIdx
-from umbel.sim.data.mnist import load_mnist, two_layer_net
+from umbel.sim.data.mnist import load_images, load_mnist
+from umbel.sim.data.sources import SOURCES
 
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint64).astype(np.uint8).reshape(3, 28, 28)
 LABELS = np.array([7, 0, 9], dtype=np.uint8)
@@ -52,11 +54,12 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         load_mnist(tmp_path)
 
 
-def test_the_network_is_the_paper_s_and_follows_from_the_seed() -> None:
-    before = torch.random.get_rng_state()
-    first, again, other = two_layer_net(1), two_layer_net(1), two_layer_net(2)
-    assert sum(p.numel() for p in first.parameters()) == 199_210
-    first_weights, again_weights, other_weights = (model.state_dict()["0.weight"] for model in (first, again, other))
-    assert torch.equal(first_weights, again_weights)
-    assert not torch.equal(first_weights, other_weights)
-    assert torch.equal(before, torch.random.get_rng_state())
+@pytest.mark.parametrize(("name", "first"), [("mnist", [5, 0, 4, 1, 9]), ("fashion-mnist", [9, 0, 0, 3, 0])])
+def test_the_published_files_hold_seventy_thousand_images(name: str, first: list[int]) -> None:
+    data = load_images(real_files(SOURCES[name]) / SOURCES[name].folder)
+    assert (len(data.train), len(data.test)) == (60_000, 10_000)
+    assert data.train.targets[:5].tolist() == first
+    assert data.train.targets.bincount().sum() == 60_000
+    if name == "fashion-mnist":
+        assert data.train.targets.bincount().tolist() == [6000] * 10
+    assert 0 <= data.train.inputs.min() < data.train.inputs.max() == 1
