@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import SGD
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.sample_order import sample_order
@@ -30,6 +29,7 @@ from umbel.sim.data.partition import Indices
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.resident import ResidentModel
+from umbel.sim.engines.sgd import Sgd
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 Arithmetic = Literal["auto", "sdk", "fast"]
@@ -89,13 +89,7 @@ class LocalTrainer:
         module, plan, wanted = self._resident.module, work.plan, work.optimizer
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._proximal = ProximalTerm(module, plan.proximal_mu)
-        self._optimizer = SGD(
-            self._parameters,
-            lr=plan.learning_rate,
-            momentum=wanted.momentum,
-            weight_decay=wanted.weight_decay,
-            fused=True if self._is_fast else None,
-        )
+        self._optimizer = Sgd(self._parameters, plan, wanted, is_fused=self._is_fast)
 
     def train(self, work: CohortWork, positions: Indices, values: Tensor) -> Losses:
         """Train the clients at these positions, and write what each has changed into its row of `values`: float32
@@ -118,7 +112,7 @@ class LocalTrainer:
 
     def _train_client(self, work: CohortWork, position: int) -> tuple[float, float, float]:
         self._resident.reset()
-        self._optimizer.state.clear()
+        self._optimizer.restart()
         samples, rows = self._samples_of(work, position)
         batches = _batches(rows, work.plan.batch_size, int(work.seeds[position]))
         clip_norm, total, n_seen = work.optimizer.clip_norm, torch.zeros((), device=self._device), 0

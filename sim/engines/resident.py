@@ -50,7 +50,7 @@ class ResidentModel:
             )
         self._owners = [(spec, places.get(spec.name)) for spec in self.layout.owners()]
         self._starts: list[Tensor] = []
-        self._row = torch.empty(self.layout.n_values, device=self._device)
+        self._row = torch.empty(0 if self._device.type == "cpu" else self.layout.n_values, device=self._device)
 
     def set_start(self, start: Tensor) -> None:
         """From now on clients start from `start`: float32 (n_values,), on any device, not to be changed meanwhile."""
@@ -60,12 +60,12 @@ class ResidentModel:
     @torch.no_grad()
     def reset(self) -> None:
         """Make the model what clients start from."""
-        for buffer in self._buffers:
-            buffer.put_back()
-        for buffer, value in self._unnamed:
-            buffer.tensor.copy_(value)
-        for (spec, buffer), value in zip(self._owners, self._starts, strict=True):
-            (self._parameters[spec.name] if buffer is None else buffer.tensor).copy_(value)
+        for replaced in self._buffers:
+            replaced.put_back()
+        for unnamed, made in self._unnamed:
+            unnamed.tensor.copy_(made)
+        for (spec, buffer), start in zip(self._owners, self._starts, strict=True):
+            (self._parameters[spec.name] if buffer is None else buffer.tensor).copy_(start)
 
     @torch.no_grad()
     def write_change(self, row: Tensor) -> None:

@@ -22,14 +22,16 @@ from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """`values`: float32 (rows, n_values), where the clients it trains leave their changes."""
+    """`blocks`: float32 (2, rows, n_values), where the clients it trains leave their changes, by turns: one is read
+    while the other is written.
+    """
 
     trainer: LocalTrainer
-    values: Tensor
+    blocks: Tensor
 
-    def train(self, work: CohortWork, positions: Indices) -> Losses:
+    def train(self, work: CohortWork, positions: Indices, block: int) -> Losses:
         torch.set_num_threads(1)  # each thread counts its own
-        return self.trainer.train(work, positions, self.values)
+        return self.trainer.train(work, positions, self.blocks[block])
 
 
 class ThreadsEngine:
@@ -50,10 +52,10 @@ class ThreadsEngine:
         with one_thread():
             for worker in self._workers:
                 worker.trainer.begin(start, work)
-            if (draws := self._workers[0].trainer.draws) is not Draws.NOTHING:
+            if self._workers[0].trainer.draws is not Draws.NOTHING:
                 raise EngineError(
-                    f"the model draws random numbers while it trains ({draws.value}), as for dropout, and threads would "
-                    'draw from one stream; take engine = "processes"'
+                    "the model draws random numbers while it trains, as for dropout, and threads would draw from one "
+                    'stream; take engine = "processes"'
                 )
             yield from self._train(work)
 
@@ -61,28 +63,29 @@ class ThreadsEngine:
         """Nothing is held between cohorts but memory."""
 
     def _train(self, work: CohortWork) -> Iterator[Changes]:
-        waiting = chunks(work.steps, len(self._workers), len(self._workers[0].values))
-        running = dict[Future[Losses], tuple[_Worker, Indices]]()
+        waiting = chunks(work.steps, len(self._workers), self._workers[0].blocks.shape[1])
+        running = dict[Future[Losses], tuple[_Worker, Indices, int]]()
         with ThreadPoolExecutor(len(self._workers), thread_name_prefix="training") as pool:
 
-            def give(worker: _Worker) -> None:
+            def give(worker: _Worker, block: int) -> None:
                 if (positions := next(waiting, None)) is not None:
-                    running[pool.submit(worker.train, work, positions)] = worker, positions
+                    running[pool.submit(worker.train, work, positions, block)] = worker, positions, block
 
             try:
                 for worker in self._workers:
-                    give(worker)
+                    give(worker, 0)
                 while running:
                     for done in wait(running, return_when=FIRST_COMPLETED).done:
-                        worker, positions = running.pop(done)
-                        yield changes_of(positions, worker.values[: len(positions)], done.result())
-                        give(worker)
+                        worker, positions, block = running.pop(done)
+                        losses = done.result()
+                        give(worker, 1 - block)
+                        yield changes_of(positions, worker.blocks[block, : len(positions)], losses)
             finally:
-                for worker, _ in running.values():
+                for worker, _, _ in running.values():
                     worker.trainer.stop()
 
 
 def _worker(recipe: ModelRecipe, device: str, arithmetic: Arithmetic) -> _Worker:
     trainer = LocalTrainer(recipe, device, arithmetic)
     n_values = trainer.layout.n_values
-    return _Worker(trainer, torch.empty(rows_of_block(n_values), n_values))
+    return _Worker(trainer, torch.empty(2, rows_of_block(n_values), n_values))

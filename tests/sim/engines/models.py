@@ -1,6 +1,10 @@
 """Models for the tests of engines, as `module:function` names them; workers import them from here."""
 
+import os
 import random
+import signal
+import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +44,9 @@ def convolutions() -> nn.Module:
 
 
 class Tied(nn.Module):
-    """Two layers of one matrix, a frozen bias, a counter in bfloat16's company, and a float64 scale."""
+    """Two layers of one matrix, a frozen bias, weights of three widths, and a counter."""
+
+    n_seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,6 +111,8 @@ def shaken() -> nn.Module:
 class Counting(nn.Module):
     """Its counter runs away."""
 
+    n: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(N_FEATURES, N_CLASSES)
@@ -118,3 +126,57 @@ class Counting(nn.Module):
 
 def counting() -> nn.Module:
     return Counting()
+
+
+class Deadly(nn.Module):
+    """Kills its process at the `after`-th forward pass of those that find the file `path`: once, or `always`."""
+
+    def __init__(self, path: str, after: int, always: bool) -> None:
+        super().__init__()
+        self.out = nn.Linear(N_FEATURES, N_CLASSES)
+        self._path, self._left, self._always = Path(path), after, always
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self._left -= self._path.exists()
+        if self._left == 0:
+            if not self._always:
+                self._path.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        logits: Tensor = self.out(inputs)
+        return logits
+
+
+def deadly(path: str, after: int = 1, always: bool = False) -> nn.Module:
+    return Deadly(path, after, always)
+
+
+class Broken(nn.Module):
+    """Cannot be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(N_FEATURES, N_CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        raise ValueError(f"no such thing as {len(inputs)} samples")
+
+
+def broken() -> nn.Module:
+    return Broken()
+
+
+class Slow(nn.Module):
+    """So slow that a signal comes in mid-step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(N_FEATURES, N_CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        time.sleep(0.05)
+        logits: Tensor = self.out(inputs)
+        return logits
+
+
+def slow() -> nn.Module:
+    return Slow()

@@ -13,7 +13,8 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
-from umbel.aggregation.layout import Layout, LayoutError
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.layout import Layout
 from umbel.client.app import LocalPlan
 from umbel.client.trainer import TorchClient
 from umbel.sim.engines.local import Arithmetic, Draws, LocalTrainer, Stopped
