@@ -5,7 +5,7 @@ Batches, their order, the mean loss, FedProx's term, the optimizer and what drop
 optimizer, a loader, all generators) is kept here and put back. `tests/sim/engines/test_local.py` compares the bits.
 
 On a CPU, models with two-dimensional convolutions are kept in the order that those like best, channels last, and take
-their steps in one call for all tensors: 6 % faster, and equal within rounding (`arithmetic = "fast"`).
+their steps in one call for all tensors: up to a third faster, and equal within rounding (`arithmetic = "fast"`).
 """
 
 from collections.abc import Generator, Iterator, Mapping

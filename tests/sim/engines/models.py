@@ -43,6 +43,17 @@ def convolutions() -> nn.Module:
     )
 
 
+def convolutions_with_dropout() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3, 4)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Dropout(0.5),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(96, N_CLASSES),
+    )
+
+
 class Tied(nn.Module):
     """Two layers of one matrix, a frozen bias, weights of three widths, and a counter."""
 

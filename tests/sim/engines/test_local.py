@@ -122,9 +122,10 @@ def test_convolutions_in_the_fast_order_give_the_same_up_to_rounding_and_are_cho
     assert not torch.equal(fast, exact), "it is another arithmetic"
 
 
-def test_models_without_convolutions_keep_the_bits_of_the_sdk() -> None:
+@pytest.mark.parametrize("name", ["mlp", "convolutions_with_dropout"])
+def test_models_without_convolutions_or_with_dropout_keep_the_bits_of_the_sdk(name: str) -> None:
     work = work_of(SIZES, STEPS, optimizer=ALL)
-    assert torch.equal(trained(recipe("mlp"), work, "auto")[0], trained(recipe("mlp"), work, "sdk")[0])
+    assert torch.equal(trained(recipe(name), work, "auto")[0], by_the_sdk(recipe(name), work)[0])
 
 
 @pytest.mark.parametrize(
@@ -142,12 +143,18 @@ def test_it_is_found_out_from_which_generators_a_model_draws(name: str, draws: D
     assert trainer.draws is draws
 
 
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 @pytest.mark.parametrize("name", ["mlp", "with_dropout", "shaken"])
 def test_the_callers_generators_and_threads_are_left_as_they_were(name: str) -> None:
-    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    seed_all(3)
     expected = torch.rand(3).tolist(), random.random(), np.random.random()
     threads = torch.get_num_threads()
-    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    seed_all(3)
     for _ in SequentialEngine(recipe(name)).train(start_of(recipe(name)), work_of(SIZES, STEPS)):
         assert torch.get_num_threads() == threads
         assert torch.initial_seed() == 3
