@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.layout import Layout
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.elementwise import sigmoid
 from umbel.sim.engines.lockstep import Lockstep
@@ -41,15 +42,14 @@ class Dense:
 
 
 def dense_chain(model: nn.Module) -> tuple[Dense, ...] | None:
-    """The layers of a model that is a chain of linear ones and activations; None of any other.
+    """The layers of a model that is a chain of linear ones and activations; None of any other. Places are those of its
+    layout.
 
     `nn.Flatten` may come first. Only plain modules count: a hook, a parametrization or a frozen weight is another
     model.
     """
-    places, at = dict[int, int](), 0
-    for parameter in model.parameters():
-        places[id(parameter)] = at
-        at += parameter.numel()
+    offsets = {spec.name: spec.offset for spec in Layout.of_state(model.state_dict()).owners()}
+    places = {id(parameter): offsets[name] for name, parameter in model.named_parameters()}
     layers = list[Dense]()
     for number, module in enumerate(_flat(model)):
         if not _is_bare(module):

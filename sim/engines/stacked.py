@@ -104,11 +104,7 @@ class StackedEngine:
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """By name, the tensors of each client within its row: (m, ...)."""
-        views, at = dict[str, Tensor](), 0
-        for name, parameter in self._model.named_parameters():
-            views[name] = flat[:, at : at + parameter.numel()].view(-1, *parameter.shape)
-            at += parameter.numel()
-        return views
+        return {spec.name: flat[:, spec.place].view(-1, *spec.shape) for spec in self._layout.owners()}
 
 
 def _require_stackable(model: nn.Module) -> None:
@@ -119,7 +115,7 @@ def _require_stackable(model: nn.Module) -> None:
             "normalization does; GroupNorm and LayerNorm need none"
         )
     parameters = dict(model.named_parameters())
-    if list(parameters) != list(model.state_dict()):
+    if parameters.keys() != model.state_dict().keys():
         raise EngineError(f"{type(model).__name__} cannot be stacked: two of its layers share one tensor")
     for name, parameter in parameters.items():
         if parameter.dtype is not torch.float32 or not parameter.requires_grad:

@@ -33,14 +33,14 @@ from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
 from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, TrainingPlan, Work, WorkDone
 from umbel.aggregation.weighting import Candidate, weight_of
 from umbel.sim.data.partition import Indices
-from umbel.sim.data.population import Population, client_name, client_number
+from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.work import Engine, LocalOptimizer
 from umbel.sim.experiments.local_work import Meter, Trainers, steps_asked
 from umbel.sim.experiments.uplink import Memory, Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, book_of, play
 from umbel.sim.fleet.fates import CohortAsk, Fates
-from umbel.sim.fleet.faults import Fault
+from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 from umbel.sim.fleet.fleet import Fleet
 
 _NO_HASH = "0" * 64  # of updates: nobody keeps them
@@ -66,7 +66,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a run stands between two attempts (`aggregation.run_end.Run`): with its model, all that its future hangs on.
+    """Where a run stands between two attempts (`aggregation.run_end.Run`): all that its future hangs on but the model.
 
     `now`: virtual seconds; `observations`: of report times, the newest; `history`: versions, where the run looks back
     at them; `update_bytes`: how long updates were in the last round, None before the first.
@@ -213,7 +213,7 @@ class Federation:
         """Have these clients train, and sum what they send; `cohort.works` then says what they say of it."""
         world, plan = self.world, opened.plan
         names = [cohort.names[i] for i in who]
-        data = world.population.data_of(numbers[who])
+        data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         trainers = Trainers(plan, training, world.optimizer, names, data, np.maximum(cohort.fates.steps_done[who], 1))
         evaluations = self._evaluations(numbers[who]) if training.evaluate else None
         for changes in trainers.train(world.engine, self._start):
@@ -331,6 +331,19 @@ class Federation:
             update_bytes=update_bytes or before.update_bytes,
         )
         return Attempt(end.record, self.standing, self.model)
+
+
+def _as_taught(data: CohortData, kinds: Kinds) -> CohortData:
+    """The data as clients see them that flip labels: theirs are changed in a copy."""
+    liars = np.flatnonzero(kinds == Fault.LABEL_FLIP)
+    if not len(liars):
+        return data
+    targets = data.samples.targets.clone()
+    n_classes = int(targets.max()) + 1
+    for i in liars:
+        rows = torch.from_numpy(data.rows[data.starts[i] : data.starts[i + 1]])
+        targets[rows] = flipped_labels(targets[rows], n_classes)
+    return replace(data, samples=replace(data.samples, targets=targets))
 
 
 def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersion, ...]:

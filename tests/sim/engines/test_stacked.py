@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.types import TrainingPlan
 from umbel.client.batches import split_sizes
@@ -17,6 +18,7 @@ from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.lockstep import batches_in_pass
 from umbel.sim.engines.orders import sample_orders
+from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
 
@@ -92,7 +94,9 @@ def work_of(
 
 
 def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    """In layout order, which is not that of `parameters()`."""
+    state = model.state_dict()
+    return start_vector(Layout.of_state(state), state)
 
 
 def trained(engine: StackedEngine, start: Tensor, work: CohortWork) -> tuple[Tensor, Tensor]:
@@ -108,8 +112,9 @@ def trained(engine: StackedEngine, start: Tensor, work: CohortWork) -> tuple[Ten
 def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
     """One client after another: autograd, `torch.optim.SGD`, the mean loss of each batch."""
     start, values, told = flat(model), list[Tensor](), list[Tensor]()
+    first = {name: value.clone() for name, value in model.state_dict().items()}
     for client in range(len(work.seeds)):
-        nn.utils.vector_to_parameters(start.clone(), model.parameters())
+        model.load_state_dict(first)
         own, losses = work.data.of(client), list[tuple[float, int]]()
         momentum, decay = work.optimizer.momentum, work.optimizer.weight_decay
         optimizer = torch.optim.SGD(model.parameters(), work.plan.learning_rate, momentum, weight_decay=decay)
@@ -119,8 +124,8 @@ def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
             for rows in order.split(split_sizes(len(own), work.plan.batch_size))[: work.steps[client] - len(losses)]:
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(own.inputs[rows]), own.targets[rows])
-                pull = nn.utils.parameters_to_vector(model.parameters()) - start
-                (loss + work.plan.proximal_mu / 2 * pull.square().sum()).backward()
+                pull = sum((p - first[name]).square().sum() for name, p in model.named_parameters())
+                (loss + work.plan.proximal_mu / 2 * pull).backward()
                 if work.optimizer.clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), work.optimizer.clip_norm)
                 optimizer.step()
@@ -129,7 +134,7 @@ def textbook(model: nn.Module, work: CohortWork) -> tuple[Tensor, Tensor]:
         values.append(flat(model) - start)
         mean = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
         told.append(torch.tensor([mean, losses[0][0], losses[-1][0]]))
-    nn.utils.vector_to_parameters(start, model.parameters())
+    model.load_state_dict(first)
     return torch.stack(values), torch.stack(told)
 
 
