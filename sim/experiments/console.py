@@ -99,35 +99,33 @@ def _table(results: Results) -> Table:
     table = Table(title=results.name, title_justify="left", box=None, pad_edge=False, header_style="bold")
     points = results.points
     if len(points) > 1:
-        table.add_column("", justify="left")
-    for name in ("accuracy", "loss", "rounds", "uploaded", "downloaded", "virtual time", "took"):
+        table.add_column("", justify="left", no_wrap=True)
+    table.add_column("accuracy", justify="right", no_wrap=True)
+    for name in ("loss", "rounds", "MB up, down", "hours", "took"):
         table.add_column(name, justify="right")
     if results.target_accuracy is not None:
-        table.add_column(f"rounds to {results.target_accuracy:.0%}", justify="right")
+        table.add_column(f"to {results.target_accuracy:.0%}", justify="right")
     for point in points:
         cells = [
-            _told(point.accuracy, "{:.1%}"),
-            _told(point.loss, "{:.3f}"),
-            _told(point.rounds, "{:.0f}"),
-            _bytes(point.bytes_up),
-            _bytes(point.bytes_down),
-            _told(point.virtual_hours, "{:.2f} h"),
-            _told(point.wall_s, "{:.1f} s"),
+            _with_band(point.accuracy, "{:.1%}"),
+            _mean(point.loss, "{:.3f}"),
+            _mean(point.rounds, "{:.0f}"),
+            f"{_mean(point.bytes_up, '{:,.1f}', 1e-6)}, {_mean(point.bytes_down, '{:,.1f}', 1e-6)}",
+            _mean(point.virtual_hours, "{:.2f}"),
+            _mean(point.wall_s, "{:.1f} s"),
         ]
         if results.target_accuracy is not None:
-            reached = f" ({point.reached_target} of {len(point.seeds)} seeds)" if len(point.seeds) > 1 else ""
-            cells.append(f"{_told(point.rounds_to_target, '{:.0f}')}{reached}")
+            cells.append(_mean(point.rounds_to_target, "{:.0f} rounds"))
         table.add_row(*([point.label] if len(points) > 1 else []), *cells)
     return table
 
 
-def _told(estimate: Estimate | None, form: str) -> str:
-    if estimate is None:
-        return "-"
-    if estimate.low is None or estimate.high is None:
-        return form.format(estimate.mean)
+def _with_band(estimate: Estimate | None, form: str) -> str:
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return _mean(estimate, form)
     return f"{form.format(estimate.mean)} ± {form.format((estimate.high - estimate.low) / 2)}"
 
 
-def _bytes(estimate: Estimate | None) -> str:
-    return "-" if estimate is None else f"{estimate.mean / 1e6:,.1f} MB"
+def _mean(estimate: Estimate | None, form: str, unit: float = 1.0) -> str:
+    """A dash where there is none, as where no seed has reached the target."""
+    return "-" if estimate is None else form.format(estimate.mean * unit)

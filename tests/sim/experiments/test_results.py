@@ -100,7 +100,7 @@ def test_the_command_says_as_json_what_it_found_and_takes_values_from_the_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--set", "rounds.target=0"], "rounds.target"),
+        (["--set", "rounds.target=0"], "rounds: target must lie between 1"),
         (["--set", "target"], "KEY=VALUE"),
         (["--set", "data.name=mnist"], "--data"),
     ],
