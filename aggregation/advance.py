@@ -215,7 +215,7 @@ def _train(state: Training, event: Event) -> Step:
         case Reported(client=client) if client not in state.cohort:
             return state, (_uninvited(client),)
         case Reported(client=client) if client in state.accepted:
-            return state, (_accepted(client),)
+            return state, (accepted_answer(client),)
         case Reported() if takes(state, event):
             return _accept(state, event)
         case Reported(now, client) if now < state.closes_at:
@@ -248,20 +248,25 @@ def _train(state: Training, event: Event) -> Step:
 
 
 def _accept(state: Training, event: Reported) -> Step:
-    client, work = event.client, event.work
-    draws = state.cohort[client].draws
-    is_masked = state.exchange is not None  # and carries its weight itself
-    weight = 1 if is_masked else weight_of(state.plan.weighting, draws, work.sample_count)
+    client, report = event.client, as_accepted(state, event)
     state = replace(
         state,
-        accepted={**state.accepted, client: Accepted(weight, work)},
+        accepted={**state.accepted, client: report},
         declined={name: why for name, why in state.declined.items() if name != client},
     )
     settled, commands = _settle(state, event.now)
-    fold = (Fold(client, weight),) if state.plan.task.makes_model else ()
+    fold = (Fold(client, report.weight),) if state.plan.task.makes_model else ()
     if isinstance(settled, Abandoned):  # by this very report, as nobody is left to wait for
         return settled, (*fold, *commands, *_answer_after_the_end(settled, event))
-    return settled, (*fold, _accepted(client), *commands)
+    return settled, (*fold, accepted_answer(client), *commands)
+
+
+def as_accepted(state: Training, event: Reported) -> Accepted:
+    """A report that counts, with its weight in the sum."""
+    draws = state.cohort[event.client].draws
+    is_masked = state.exchange is not None  # and carries its weight itself
+    weight = 1 if is_masked else weight_of(state.plan.weighting, draws, event.work.sample_count)
+    return Accepted(weight, event.work)
 
 
 def _settle(state: Training, now: float) -> Step:
@@ -482,7 +487,7 @@ def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) 
     if isinstance(ended, Abandoned):
         return (Answer(client, Outcome.ABANDONED, f"the round was abandoned: {ended.reason}"),)
     if client in ended.accepted:
-        return (_accepted(client),)
+        return (accepted_answer(client),)
     return (Answer(client, ended.late, f"this report came after the round had closed: {ended.reason}"),)
 
 
@@ -499,7 +504,8 @@ def _release(state: Training, reason: str) -> tuple[Command, ...]:
     return (Release(unheard, reason),) if unheard else ()
 
 
-def _accepted(client: ClientId) -> Answer:
+def accepted_answer(client: ClientId) -> Answer:
+    """What a client is told whose report counts."""
     return Answer(client, Outcome.ACCEPTED, "the report counts")
 
 

@@ -1,4 +1,4 @@
-"""A site's data as batches: in an order drawn from a seed, the same on every machine with the same torch."""
+"""A site's data as batches, in an order drawn from a seed, the same on every machine (`sample_order.py`)."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from umbel.aggregation.sample_order import sample_order
+from umbel.aggregation.seeds import derive_seed
 from umbel.client.randomness import generators, set_generators
 
 Batch = tuple[Any, Any]
@@ -38,31 +40,33 @@ def split_sizes(n: int, batch_size: int) -> list[int]:
     return sizes
 
 
-def shuffled_batches(data: "Dataset[Any] | DataLoader[Any]", batch_size: int, rng: torch.Generator) -> Iterator[Batch]:
-    """One pass in a random order drawn from `rng`: pairs of inputs and targets.
+def shuffled_batches(
+    data: "Dataset[Any] | DataLoader[Any]", batch_size: int, seed: int, number: int, n_skipped: int = 0
+) -> Iterator[Batch]:
+    """Pass `number` (from 0), without its first batches: pairs of inputs and targets, in an order drawn from `seed`.
 
-    A `DataLoader` is used as it is, its shuffling reseeded from `rng`.
+    A `DataLoader` is used as it is, its shuffling reseeded.
     """
-    if isinstance(data, DataLoader):
-        yield from _reseeded(data, rng)
-    else:
-        yield from _drawn(data, batch_size, rng)
+    if not isinstance(data, DataLoader):
+        return _drawn(data, batch_size, seed, number, n_skipped)
+    batches = _reseeded(data, derive_seed(seed, "pass", number))
+    deque(islice(batches, n_skipped), maxlen=0)  # it must load them again
+    return batches
 
 
 class EndlessBatches:
     """Pass after pass over a site's data, which knows where it is and can go on from there.
 
-    `place` says so: how many batches of this pass were taken, and the states of the generators at its start, from which
-    the same order is drawn again; the process-wide ones too, for a `DataLoader` may draw from those.
+    `place` says so: the pass, how many of its batches were taken, and the states of the process-wide generators at its
+    start, for a `DataLoader` may draw from those.
     """
 
     def __init__(
         self, data: "Dataset[Any] | DataLoader[Any]", batch_size: int, seed: int, device: torch.device
     ) -> None:
-        self._data, self._batch_size, self._device = data, batch_size, device
-        self._rng = torch.Generator().manual_seed(seed)
-        self._start: dict[str, Any] = {}
-        self._n_taken = 0
+        self._data, self._batch_size, self._seed, self._device = data, batch_size, seed, device
+        self._generators: dict[str, Any] = {}
+        self._number, self._n_taken = -1, 0
         self._pass: Iterator[Batch] = iter(())
 
     def __iter__(self) -> Iterator[Batch]:
@@ -70,28 +74,25 @@ class EndlessBatches:
             for batch in self._pass:
                 self._n_taken += 1
                 yield batch
-            self._start = {"order": self._rng.get_state(), "global": generators(self._device)}
-            self._n_taken = 0
-            self._pass = shuffled_batches(self._data, self._batch_size, self._rng)
+            self._generators = generators(self._device)
+            self._number, self._n_taken = self._number + 1, 0
+            self._pass = self._batches()
 
     @property
     def place(self) -> dict[str, Any]:
-        return {"n_taken": self._n_taken, **self._start}
+        return {"pass": self._number, "n_taken": self._n_taken, "generators": self._generators}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
         """Go on after the batches taken there.
 
-        A loader must load them again; the process-wide generators are left where that takes them from the pass's start.
+        The process-wide generators are left where loading them again takes them from the pass's start.
         """
-        self._start = {"order": place["order"], "global": place["global"]}
-        self._n_taken = place["n_taken"]
-        self._rng.set_state(place["order"])
-        set_generators(place["global"], self._device)
-        if isinstance(self._data, DataLoader):
-            self._pass = _reseeded(self._data, self._rng)
-            deque(islice(self._pass, self._n_taken), maxlen=0)
-        else:
-            self._pass = _drawn(self._data, self._batch_size, self._rng, self._n_taken)
+        self._number, self._n_taken, self._generators = place["pass"], place["n_taken"], place["generators"]
+        set_generators(self._generators, self._device)
+        self._pass = self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        return shuffled_batches(self._data, self._batch_size, self._seed, self._number, self._n_taken)
 
 
 def ordered_batches(data: "Dataset[Any] | DataLoader[Any]", batch_size: int) -> Iterator[Batch]:
@@ -116,9 +117,8 @@ def to_device(part: Any, device: torch.device) -> Any:
             return part
 
 
-def _drawn(data: Dataset[Any], batch_size: int, rng: torch.Generator, n_skipped: int = 0) -> Iterator[Batch]:
-    """One pass in an order drawn from `rng`, without its first batches."""
-    order = torch.randperm(n_samples(data), generator=rng)
+def _drawn(data: Dataset[Any], batch_size: int, seed: int, number: int, n_skipped: int) -> Iterator[Batch]:
+    order = torch.from_numpy(sample_order(seed, number, n_samples(data)))
     for chosen in torch.split(order, split_sizes(len(order), batch_size))[n_skipped:]:
         yield _take(data, chosen)
 
@@ -129,9 +129,8 @@ def _take(data: Dataset[Any], chosen: Tensor) -> Batch:
     return cast(Batch, default_collate([data[int(i)] for i in chosen]))
 
 
-def _reseeded(loader: DataLoader[Any], rng: torch.Generator) -> Iterator[Batch]:
+def _reseeded(loader: DataLoader[Any], seed: int) -> Iterator[Batch]:
     """One pass over a loader. One without a generator of its own takes its seed from torch's global one."""
-    seed = int(torch.randint(1 << 62, (), generator=rng))
     for generator in {id(g): g for g in _generators(loader)}.values():
         generator.manual_seed(seed)
     yield from loader

@@ -19,7 +19,7 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
 ├── TrainingFailed                the site's own code failed, several times in a row
 ├── StateError                    the state directory is in use, or damaged
-└── AppError                      `--app` does not name a usable client
+└── AppError                      `--app`, say, does not name what it should
 ```
 """
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from umbel.aggregation.wire import CHUNK_BYTES_MIN
 
 # Uplinks are often slower than downlinks (ADSL, cable, mobile), so until an upload was measured, expect a quarter.
-_UP_OVER_DOWN = 0.25
-_SAFETY = 2.0
-_GROWTH = 1.5  # of what is entropy coded, from one round to the next
+UP_OVER_DOWN = 0.25
+SAFETY = 2.0
+GROWTH = 1.5  # of what is entropy coded, from one round to the next
 # Half of what a coordinator takes by default; one that takes less says so.
 CHUNK_BYTES_MAX = 8 << 20
 
@@ -32,7 +32,7 @@ class Link:
     @property
     def expected_up(self) -> float | None:
         """Bytes per second to expect of an upload."""
-        return self.up or (self.down * _UP_OVER_DOWN if self.down else None)
+        return self.up or (self.down * UP_OVER_DOWN if self.down else None)
 
     def reserve_s(self, update_bytes_max: int, window_s: float) -> float:
         """Seconds before the window's end at which training must stop, so that the update still arrives.
@@ -40,13 +40,18 @@ class Link:
         Twice the expected upload, and a twentieth of the window (0.5 s to 10 s) for a retry; at most half the window.
         What is expected is an update half as long again as the last one; before there was one, the longest.
         """
-        expected = update_bytes_max if self.update_bytes is None else _GROWTH * self.update_bytes
-        upload_s = _SAFETY * min(expected, update_bytes_max) / self.expected_up if self.expected_up else 0.0
-        return min(upload_s + min(max(window_s / 20, 0.5), 10.0), window_s / 2)
+        expected = update_bytes_max if self.update_bytes is None else GROWTH * self.update_bytes
+        upload_s = SAFETY * min(expected, update_bytes_max) / self.expected_up if self.expected_up else 0.0
+        return min(upload_s + retry_s(window_s), window_s / 2)
 
     def chunk_bytes(self, window_s: float) -> int:
         """The chunk to begin an upload with."""
         return chunk_bytes(self.expected_up or 0.0, window_s)
+
+
+def retry_s(window_s: float) -> float:
+    """What an upload is given beside its own time, for a retry."""
+    return min(max(window_s / 20, 0.5), 10.0)
 
 
 def chunk_bytes(bytes_per_s: float, window_s: float) -> int:

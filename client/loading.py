@@ -3,15 +3,14 @@
 Where only the first weights are wanted, it may name an `nn.Module` instead: who starts a run need not hold data.
 """
 
-import importlib
-import os
-import sys
-
 import torch
 from torch import nn
 
 from umbel.client.app import Client
 from umbel.client.errors import AppError
+from umbel.client.named_code import Place, make_named
+
+_APP = Place("--app", "my_hospital:client", "a Client")
 
 
 def load_app(spec: str) -> Client:
@@ -20,7 +19,7 @@ def load_app(spec: str) -> Client:
     The current directory is importable, as with `python -m`. A library that is missing is named; other errors
     inside the user's own code pass through.
     """
-    return _checked(_make(spec, Client), spec)
+    return _checked(make_named(spec, Client, _APP), spec)
 
 
 def load_initial_model(spec: str, seed: int) -> nn.Module:
@@ -29,48 +28,8 @@ def load_initial_model(spec: str, seed: int) -> nn.Module:
     Raises `AppError` with a sentence that says what to do.
     """
     torch.manual_seed(seed)
-    made = _make(spec, (Client, nn.Module))
+    made = make_named(spec, (Client, nn.Module), _APP)
     return made if isinstance(made, nn.Module) else _checked(made, spec).model
-
-
-def _make(spec: str, kinds: type | tuple[type, ...]) -> object:
-    """What `spec` names, if it is one of these kinds, else what calling it gives."""
-    module_name, colon, attribute = spec.partition(":")
-    if not (module_name and colon and attribute):
-        raise AppError(f"--app must look like module:attribute, such as my_hospital:client, not {spec!r}")
-    try:
-        found = _attribute(module_name, attribute)
-        return found if isinstance(found, kinds) else _call(found, spec)
-    except ModuleNotFoundError as error:
-        raise AppError(
-            f"{module_name} imports {error.name!r}, which is not installed; install it here and try again"
-        ) from error
-
-
-def _attribute(module_name: str, attribute: str) -> object:
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # it is there, but imports something that is not
-        file = f"{module_name.replace('.', '/')}.py"
-        raise AppError(f"no module {module_name!r} here; run this in the folder that holds {file}") from error
-    if not hasattr(module, attribute):
-        raise AppError(f"module {module_name!r} has no {attribute!r}; name a Client or a function that returns one")
-    return getattr(module, attribute)
-
-
-def _call(found: object, spec: str) -> object:
-    if not callable(found):
-        raise AppError(f"{spec} is a {type(found).__name__}; name a Client or a function that returns one")
-    try:
-        return found()
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # raised inside the user's function
-        raise AppError(f"{spec} cannot be called without arguments: {error}") from error
 
 
 def _checked(made: object, spec: str) -> Client:

@@ -51,14 +51,14 @@ def read_run_file(path: Path) -> tuple[str, RunFile]:
         text = data.decode()
         return text, _RUN_FILE.validate_json(json.dumps(tomllib.loads(text)), strict=True)
     except ValidationError as error:
-        raise ValueError(f"{path}: {_findings(error)}") from error
+        raise ValueError(f"{path}: {findings(error)}") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except (ValueError, TypeError, RecursionError) as error:  # not UTF-8, numbers of thousands of digits, dates
         raise ValueError(f"{path} does not parse: {error}") from error
 
 
-def _findings(error: ValidationError) -> str:
+def findings(error: ValidationError) -> str:
     """Every finding once, stray keys first: they are what explains a missing one."""
     found: list[Mapping[str, Any]] = [*error.errors(include_url=False, include_input=False)]
     return "; ".join(_finding(one) for one in sorted(found, key=lambda one: one["type"] != _STRAY))

@@ -118,7 +118,15 @@ class TorchClient(Client):
         device, precision = self.device.type, str(self.precision)
         batches = {"batch_size": plan.batch_size, "sample_count": self.sample_count, "steps": planned}
         numbers = {"learning_rate": plan.learning_rate, "proximal_mu": plan.proximal_mu, "seed": plan.seed}
-        return {"torch": torch.__version__, "device": device, "precision": precision, **batches, **numbers}
+        order = "sample order 1"  # of `aggregation/sample_order.py`
+        return {
+            "torch": torch.__version__,
+            "order": order,
+            "device": device,
+            "precision": precision,
+            **batches,
+            **numbers,
+        }
 
     def _forward(self, model: nn.Module, batch: Batch, means: Means) -> Tensor:
         """The batch's loss; it and the metrics are added to `means`."""

@@ -14,13 +14,14 @@ from umbel.aggregation.audit import (
     json_sha256,
 )
 from umbel.aggregation.canonical import Written, canonical, parsed
+from umbel.aggregation.ledger import Book, client_records
 from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.records import ClientRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed
+from umbel.aggregation.run_end import RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef
-from umbel.server.ledger import Book, client_records
-from umbel.server.stored import LiveRun, RoundEnd, StoredRun
+from umbel.server.stored import LiveRun, StoredRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.audit import KeptUpdates, Sealed, SignedReport
+from umbel.aggregation.run_end import RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef, RunId
 from umbel.server import tables
@@ -17,7 +18,7 @@ from umbel.server.audit_facts import Deposition, Evidence, round_ended, run_crea
 from umbel.server.audit_key import AuditKey
 from umbel.server.run_rows import by_client
 from umbel.server.scribe import Scribe
-from umbel.server.stored import LiveRun, RoundEnd
+from umbel.server.stored import LiveRun
 from umbel.server.tables import table_of
 
 _AUDIT, _ROUND, _LAYOUT = table_of(tables.Audit), table_of(tables.Round), table_of(tables.LayoutText)

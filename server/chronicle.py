@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
+from umbel.aggregation.endings import Known
+from umbel.aggregation.ledger import Book, Member
 from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.run_end import KeptVersion
 from umbel.aggregation.tuning import OBSERVATIONS_MAX
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate
 from umbel.server.audit_facts import Deposition, depose
-from umbel.server.endings import Known
 from umbel.server.experience import Experience
-from umbel.server.ledger import Book, Member
 from umbel.server.pacing import Pacing
 from umbel.server.roll_call import RollCall
 from umbel.server.services import Services
-from umbel.server.stored import LiveRun, StoredAssignment, StoredRecord, StoredRun, StoredVersion
+from umbel.server.stored import LiveRun, StoredAssignment, StoredRecord, StoredRun
 from umbel.server.waiting import Bells
 
 _FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
@@ -72,7 +73,7 @@ class Chronicle:
         assignments, evidence = await self._services.rounds.witnesses(live.round_id)
         return await asyncio.to_thread(lambda: depose(closing, self.book(closing, assignments), evidence))
 
-    def known(self, run: StoredRun, deposition: Deposition, history: Sequence[StoredVersion]) -> Known:
+    def known(self, run: StoredRun, deposition: Deposition, history: Sequence[KeptVersion]) -> Known:
         """What an ending goes by."""
         evidence = self._experience.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
         return Known(deposition.clients, deposition.opened_at, self._services.clock.now(), history, evidence)

@@ -16,6 +16,7 @@ from functools import partial
 from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.aggregation.audit import sum_sha256
+from umbel.aggregation.endings import Measured, Upshot
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
@@ -27,7 +28,6 @@ from umbel.aggregation.secagg.totals import Totals, TotalsRefused, totals
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.update_codec import Part
 from umbel.server.database_outage import DatabaseAway
-from umbel.server.endings import Made, Measured
 from umbel.server.folding import DamagedSum, Folding, SumDropped
 from umbel.server.model_files import Base, ModelFiles, Summed, next_model
 from umbel.server.problems import Refused
@@ -104,7 +104,7 @@ class Closer:
         for client in new:
             self.fold(live, client, chunks[live.assignment_id(client)], accepted[client].weight)
 
-    async def close(self, live: LiveRun) -> Made | None:
+    async def close(self, live: LiveRun) -> Upshot | None:
         """What the closed round makes; None while another replica makes it, or its share of the sum is not in.
 
         Raises `NothingMade`; anything else may pass.

@@ -17,6 +17,7 @@ from typing import assert_never
 
 from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.cohort import too_few
+from umbel.aggregation.endings import model_after
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.round import (
@@ -48,7 +49,6 @@ from umbel.server.assignments import Assignments
 from umbel.server.chronicle import Chronicle
 from umbel.server.closing import Closer, NothingMade
 from umbel.server.database_outage import DatabaseAway
-from umbel.server.endings import model_after
 from umbel.server.folding import SumDropped
 from umbel.server.letters import Batch, Letter, fail
 from umbel.server.member_lists import RunMembers

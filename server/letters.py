@@ -8,8 +8,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from umbel.aggregation import endings
 from umbel.aggregation.advance import advance, hears, takes
 from umbel.aggregation.audit import SignedReport
+from umbel.aggregation.endings import Upshot
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.round import (
@@ -28,24 +30,14 @@ from umbel.aggregation.round import (
     Spoke,
     Training,
 )
+from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.types import AssignmentId, ClientId
-from umbel.server import endings
 from umbel.server.audit_facts import Deposition, Evidence, depose
 from umbel.server.chronicle import Chronicle
-from umbel.server.endings import Made
 from umbel.server.orders import Order, Rollback, Situation, obey
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.reports import check_report, check_turn
-from umbel.server.stored import (
-    Answered,
-    Change,
-    LiveRun,
-    RoundEnd,
-    StoredAssignment,
-    StoredRun,
-    StoredUpload,
-    StoredVersion,
-)
+from umbel.server.stored import Answered, Change, LiveRun, StoredAssignment, StoredRun, StoredUpload
 
 
 class PastAttempt(Exception):
@@ -65,7 +57,7 @@ class Letter:
     event: Event | None = None
     assignment: AssignmentId | None = None
     order: Order | None = None
-    made: Made | None = None
+    made: Upshot | None = None
     deposition: Deposition | None = None
     round_id: int | None = None
     signed: SignedReport | None = None
@@ -92,7 +84,7 @@ class Batch:
         self._failed: dict[int, Exception] = {}
         self._recruiting: Recruiting | None = None
         self._status: tuple[RunStatus, str] | None = None
-        self.rolled_back_to: StoredVersion | None = None
+        self.rolled_back_to: KeptVersion | None = None
 
     @property
     def uploads_of(self) -> Sequence[AssignmentId]:
@@ -104,7 +96,7 @@ class Batch:
         return any(isinstance(one.order, Rollback) or isinstance(one.event, Applied) for one in self._letters)
 
     def decide(
-        self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload], history: Sequence[StoredVersion]
+        self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload], history: Sequence[KeptVersion]
     ) -> Change:
         self.found, self.uploads = live, uploads
         state, self._status = live.state, None
@@ -132,7 +124,7 @@ class Batch:
         return Change(state, tuple(answered), self._status, self._who_declined(live, state), tuple(sealed))
 
     def _decide_one(
-        self, live: LiveRun, state: RoundState, letter: Letter, history: Sequence[StoredVersion]
+        self, live: LiveRun, state: RoundState, letter: Letter, history: Sequence[KeptVersion]
     ) -> tuple[RoundState, tuple[Command, ...]]:
         event, status = letter.event, self._status[0] if self._status else live.run.status
         if letter.order is not None:
@@ -168,14 +160,14 @@ class Batch:
         return depose(ended, self._chronicle.book(self.found.state, assignments), evidence)
 
     def end(
-        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[KeptVersion]
     ) -> RoundEnd:
         end = self._ending(run, state, deposition, history)
         absent = self._chronicle.roll.absent_from(self.found.round_id)
         return replace(end, record=replace(end.record, absent=absent))
 
     def _ending(
-        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[KeptVersion]
     ) -> RoundEnd:
         letters = self._letters[: self._n_decided]
         known = self._chronicle.known(run, deposition, history)

@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias, assert_never
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.round import Closing, Resumed, RoundState, Spoiled, Stopped, Training
+from umbel.aggregation.run_end import KeptVersion
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.stopping import judge
 from umbel.server.problems import Refused
-from umbel.server.stored import StoredVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Situation:
     file: RunFile
     status: RunStatus
     state: RoundState
-    history: Sequence[StoredVersion] = ()
+    history: Sequence[KeptVersion] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Obeyed:
 
     event: Stopped | Spoiled | Resumed | None = None
     status: tuple[RunStatus, str] | None = None
-    rolled_back_to: StoredVersion | None = None
+    rolled_back_to: KeptVersion | None = None
 
 
 NOTHING = Obeyed()
@@ -123,7 +123,7 @@ def _roll_back(order: Rollback, run: Situation) -> Obeyed:
     return Obeyed(Stopped(order.now, reason), rolled_back_to=target)
 
 
-def _target(to: int | Literal["best"], run: Situation) -> StoredVersion:
+def _target(to: int | Literal["best"], run: Situation) -> KeptVersion:
     number = _best(run) if to == "best" else to
     found = next((one for one in run.history if one.record.version == number), None)
     if found is None:

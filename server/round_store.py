@@ -19,6 +19,7 @@ from umbel.aggregation.members import SignedMembers
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState
+from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
 from umbel.server import tables
@@ -45,12 +46,10 @@ from umbel.server.stored import (
     Ended,
     LiveRun,
     PartialSum,
-    RoundEnd,
     StoredAssignment,
     StoredRecord,
     StoredRun,
     StoredUpload,
-    StoredVersion,
 )
 from umbel.server.tables import table_of
 from umbel.server.upload_store import uploads_of
@@ -87,7 +86,7 @@ class Transition(Protocol):
         ...
 
     def decide(
-        self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload], history: Sequence[StoredVersion]
+        self, live: LiveRun, uploads: Mapping[AssignmentId, StoredUpload], history: Sequence[KeptVersion]
     ) -> Change:
         """What happens now. `live` is what is stored at this moment."""
         ...
@@ -107,7 +106,7 @@ class Transition(Protocol):
         ...
 
     def end(
-        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[StoredVersion]
+        self, run: StoredRun, state: Abandoned | Committed, deposition: Deposition, history: Sequence[KeptVersion]
     ) -> RoundEnd:
         """How the attempt ends that `decide` has just ended, and what comes next."""
         ...

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from umbel.aggregation.ledger import live_round
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.rounds import spent_after
 from umbel.aggregation.records import LiveRound, PrivacySpent, RunView
 from umbel.aggregation.round import Recruiting
 from umbel.server.chronicle import Chronicle
-from umbel.server.ledger import live_round
 from umbel.server.services import Services
 from umbel.server.stored import LiveRun
 from umbel.server.waiting import WaitingRoom

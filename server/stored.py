@@ -1,15 +1,15 @@
 """What a coordinator remembers of runs, rounds and uploads, as the stores take and give it. No database here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never
 
 from umbel.aggregation.audit import SignedReport
 from umbel.aggregation.messages import ReportAnswer, RunStatus
-from umbel.aggregation.records import RoundRecord, VersionRecord
+from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.run_end import RoundEnd
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.secagg.plan import SumShown
 from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.types import AssignmentId, ClientId, ModelChange, ModelRef, RoundPlan, RunId, assignment_id
 
@@ -156,49 +156,6 @@ class PartialSum:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredVersion:
-    """A model version. `master_sha256`: of the coordinator's full-precision copy."""
-
-    record: VersionRecord
-    master_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewModel:
-    """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
-
-    `sum_sha256`, `update_rms`, `shown`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
-    `change`: what makes it of its parent, if the run makes changes.
-    """
-
-    ref: ModelRef
-    master_sha256: str
-    parent_sha256: str | None
-    round: int | None = None
-    rolled_back_to: int | None = None
-    reason: str = ""
-    sample_count: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    sum_sha256: str | None = None
-    update_rms: float | None = None
-    judged: float | None = None
-    change: ModelChange | None = None
-    shown: SumShown | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """A version was measured on held-out data; `means`: over clients, weighted by their sample counts.
-
-    `judged`: what counts of it for early stopping; None if nothing does.
-    """
-
-    version: int
-    means: Mapping[str, float]
-    judged: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Answered:
     """A report that counts, and what it was told. `signed`: as the client has signed it."""
 
@@ -222,24 +179,6 @@ class Change:
     status: tuple[RunStatus, str] | None = None
     declined: tuple[ClientId, ...] = ()
     sealed: tuple[tuple[AssignmentId, bytes], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """What ends an attempt: its record, and what comes next (None: the run is over).
-
-    `measured`: what the attempt tells of a version; `deleted`: the versions that are not kept from now on.
-    `n_released`: how many sums of a secure run were revealed, with its own.
-    """
-
-    record: RoundRecord
-    model: NewModel | None
-    next_state: Recruiting | None
-    status: RunStatus
-    reason: str
-    measured: Measurement | None = None
-    deleted: tuple[int, ...] = ()
-    n_released: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.run_end import KeptVersion, Measurement, NewModel
 from umbel.aggregation.stopping import Mode
 from umbel.aggregation.types import CHANGES_MAX, ModelChange, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.database import Database
-from umbel.server.stored import Measurement, NewModel, StoredVersion
 from umbel.server.tables import table_of
 
 _VERSION, _MODEL = table_of(tables.ModelVersion), table_of(tables.Model)
@@ -114,7 +114,7 @@ class VersionStore:
 # --- within a transaction of others -----------------------------------------------------------------------------------
 
 
-async def versions_of(tx: AsyncConnection, run: RunId) -> tuple[StoredVersion, ...]:
+async def versions_of(tx: AsyncConnection, run: RunId) -> tuple[KeptVersion, ...]:
     """Every version of a run, in their order."""
     rows = await tx.execute(_WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version))
     return tuple(_version(row) for row in rows)
@@ -196,7 +196,7 @@ def _columns(run: RunId, new: NewModel, now: float) -> dict[str, Any]:
     }
 
 
-def _version(row: Row[Any]) -> StoredVersion:
+def _version(row: Row[Any]) -> KeptVersion:
     record = VersionRecord(
         version=row.version,
         sha256=row.sha256,
@@ -213,7 +213,7 @@ def _version(row: Row[Any]) -> StoredVersion:
         deleted_at=row.deleted_at,
         master_sha256=row.master_sha256,
     )
-    return StoredVersion(record, row.master_sha256)
+    return KeptVersion(record, row.master_sha256)
 
 
 def _names(which: ColumnElement[bool]) -> Iterator[Select[tuple[str]]]:

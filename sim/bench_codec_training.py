@@ -7,7 +7,8 @@ from pathlib import Path
 from umbel.sim.bench import Hold, Row
 from umbel.sim.codec_contenders import CONTENDERS, DEVICES, FLOAT32, PROMISED, Contender
 from umbel.sim.codec_training import Federation, Setting, Trained
-from umbel.sim.mnist import TrainAndTest, load_mnist
+from umbel.sim.data.mnist import load_mnist
+from umbel.sim.data.samples import TrainAndTest
 
 LOST_POINTS_MAX, BYTES_SHARE_MAX = 0.5, 1 / 32
 _SEED = 1

@@ -23,9 +23,9 @@ from umbel.aggregation.types import ClientId, Weighting, ranks_of
 from umbel.aggregation.update_codec import Part
 from umbel.aggregation.weighting import Candidate, draw
 from umbel.sim.codec_uplink import Uplink
-from umbel.sim.mnist import TrainAndTest, two_layer_net
-from umbel.sim.partition import shard_partition
-from umbel.sim.samples import Samples, score
+from umbel.sim.data.partition_labels import shard_partition
+from umbel.sim.data.samples import Samples, TrainAndTest, score
+from umbel.sim.models import two_layer_net
 
 _MAX_ABS = 64.0
 
@@ -95,7 +95,7 @@ class Federation:
     def __init__(self, setting: Setting, data: TrainAndTest, seed: int) -> None:
         self._setting, self._seed, self._test = setting, seed, data.test
         hands = shard_partition(
-            data.train.labels.numpy(), setting.n_clients, setting.shards_each, derive_seed(seed, "split")
+            data.train.targets.numpy(), setting.n_clients, setting.shards_each, derive_seed(seed, "split")
         )
         self._clients: Mapping[ClientId, Samples] = {
             ClientId(f"client-{i:04d}"): data.train.take(hand) for i, hand in enumerate(hands)
@@ -142,7 +142,7 @@ class Federation:
         optimizer = torch.optim.SGD(self._model.parameters(), lr=setting.learning_rate)
         for batch in chosen.split(setting.batch_size):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(self._model(samples.images[batch]), samples.labels[batch]).backward()
+            nn.functional.cross_entropy(self._model(samples.inputs[batch]), samples.targets[batch]).backward()
             for parameter, project in projected:
                 assert parameter.grad is not None
                 parameter.grad = project(parameter.grad)

@@ -59,6 +59,33 @@ def demo(
         console.print(table(summary, out))
 
 
+def simulate(
+    file: Annotated[Path, typer.Argument(help="The experiment: a TOML file (docs/simulate.md).", show_default=False)],
+    out: Annotated[
+        Path, typer.Option(help="Where rounds.jsonl, summary.json and curves.png go; what is there is gone on with.")
+    ] = Path("simulate-out"),
+    data: Annotated[
+        Path | None, typer.Option(envvar="UMBEL_DATA", help="The folder of data sets that are read from files.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Put a value in the place of the file's: rounds.count=5."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Simulate a federation of many clients in virtual time, through the coordinator's own rounds.
+
+    Broken off with Ctrl-C, or killed, the same command goes on where it was, and ends in the same models.
+    """
+    from umbel.sim.experiments.console import EXPECTED, run
+
+    goes_on = "interrupted; the same command goes on where it was"
+    with _ends_with_a_sentence(*EXPECTED, when_interrupted=goes_on):
+        found = run(file, out, data, change or [], quiet=json)
+    if json:
+        _print_json(found.summary())
+
+
 def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     """Measure and print; a broken promise ends with a sentence and a non-zero exit."""
     from rich.console import Console
@@ -66,7 +93,7 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
     from umbel.sim.bench_flower import FlowerFailed
-    from umbel.sim.idx_files import NotIdx
+    from umbel.sim.data.idx_files import NotIdx
     from umbel.sim.load import LoadFailed
     from umbel.sim.processes import ChildDied
 
@@ -91,7 +118,9 @@ def _print_json(value: object) -> None:
 
 
 @contextmanager
-def _ends_with_a_sentence(*expected: type[Exception]) -> Generator[None]:
+def _ends_with_a_sentence(
+    *expected: type[Exception], when_interrupted: str = "interrupted; all processes are stopped"
+) -> Generator[None]:
     """Turn an expected failure into one sentence and a non-zero exit; a signal ends the processes first."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -100,7 +129,7 @@ def _ends_with_a_sentence(*expected: type[Exception]) -> Generator[None]:
         typer.echo(f"umbel: {error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        typer.echo("umbel: interrupted; all processes are stopped", err=True)
+        typer.echo(f"umbel: {when_interrupted}", err=True)
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)

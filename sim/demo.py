@@ -24,6 +24,7 @@ from umbel.aggregation.members import SignedMembers
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RoundRecord
 from umbel.client import Operator
+from umbel.sim.data.samples import Score, score
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
 from umbel.sim.demo_data import DemoData, load_data
@@ -37,7 +38,6 @@ from umbel.sim.demo_sites import SiteProcesses, write_shards
 from umbel.sim.demo_summary import DemoSummary, round_line, summarize
 from umbel.sim.demo_view import View
 from umbel.sim.processes import Child, start, stopping, wait_until
-from umbel.sim.samples import Score, score
 
 START_LIMIT_S = 90.0
 SECONDS_PER_ROUND_MAX = 12.0

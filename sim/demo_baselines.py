@@ -21,10 +21,10 @@ from torch.utils.data import TensorDataset
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.client import LocalPlan, TorchClient
+from umbel.sim.data.samples import Samples, score
 from umbel.sim.demo_data import DemoData, load_data
 from umbel.sim.demo_model import build_model
 from umbel.sim.demo_plan import BATCH_SIZE, LEARNING_RATE, SPLIT, DemoPlan, make_plan
-from umbel.sim.samples import Samples, score
 from umbel.sim.tether import when_the_starter_is_gone
 
 _NICENESS = 15
@@ -67,7 +67,7 @@ def main() -> None:
 def _train(plan: DemoPlan, samples: Samples, test: Samples, name: str) -> float:
     model = build_model(plan.seed)
     client = TorchClient(
-        model, nn.CrossEntropyLoss(), TensorDataset(samples.images, samples.labels), device="cpu", metrics={}
+        model, nn.CrossEntropyLoss(), TensorDataset(samples.inputs, samples.targets), device="cpu", metrics={}
     )
     budget = LocalPlan(
         epochs=plan.epochs,

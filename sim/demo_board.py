@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
+from umbel.sim.data.samples import Score
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_members import members_line
 from umbel.sim.demo_plan import NAME_PREFIX, ClientPlan, DemoPlan, Role
 from umbel.sim.demo_proof import Proof
-from umbel.sim.samples import Score
 
 NAMED_MAX = 2
 

@@ -11,8 +11,9 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.partition import DirichletSplit, Indices, class_counts, dirichlet_partition
-from umbel.sim.samples import Samples
+from umbel.sim.data.partition import Indices, class_counts
+from umbel.sim.data.partition_labels import DirichletSplit, dirichlet_partition
+from umbel.sim.data.samples import Samples
 
 TEST_SHARE = 0.25
 
@@ -43,10 +44,10 @@ def load_data(split: DirichletSplit, seed: int) -> DemoData:
     )
     whole = Samples(torch.from_numpy(images), torch.from_numpy(labels))
     train = whole.take(np.sort(train_index))
-    shards = dirichlet_partition(train.labels.numpy(), split, derive_seed(seed, "partition"))
+    shards = dirichlet_partition(train.targets.numpy(), split, derive_seed(seed, "partition"))
     return DemoData(
         train=train,
         shards=tuple(train.take(shard) for shard in shards),
         test=whole.take(np.sort(test_index)),
-        class_counts=class_counts(train.labels.numpy(), shards),
+        class_counts=class_counts(train.targets.numpy(), shards),
     )

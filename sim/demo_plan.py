@@ -19,7 +19,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import DownlinkSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.types import TrainingPlan
-from umbel.sim.partition import DirichletSplit
+from umbel.sim.data.partition_labels import DirichletSplit
 
 RUN = "demo"
 N_CLIENTS = 12

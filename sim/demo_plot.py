@@ -14,10 +14,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from umbel.aggregation.records import Fate, RoundRecord
+from umbel.sim.data.partition import Indices
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
 from umbel.sim.demo_plan import DemoPlan
-from umbel.sim.partition import Indices
 
 Floats = npt.NDArray[np.float64]
 _INK, _FAINT = "#22313f", "#8a97a3"

@@ -25,7 +25,7 @@ def write_shards(plan: DemoPlan, data: DemoData, folder: Path) -> None:
         directory = folder / client.name
         directory.mkdir(parents=True)
         shard = data.shards[client.shard]
-        save_file({"images": shard.images.contiguous(), "labels": shard.labels.contiguous()}, directory / SHARD_FILE)
+        save_file({"images": shard.inputs.contiguous(), "labels": shard.targets.contiguous()}, directory / SHARD_FILE)
 
 
 class SiteProcesses:

@@ -21,10 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+from umbel.aggregation import endings
 from umbel.aggregation.round import Announce, Command, Fold
+from umbel.aggregation.run_end import RoundEnd
 from umbel.aggregation.secagg.unmasking import Unmasker
 from umbel.aggregation.task import Task
-from umbel.server import closing, endings, model_files, relay
+from umbel.server import closing, model_files, relay
 from umbel.server.admission import Admission
 from umbel.server.closing import Closer
 from umbel.server.deployment import Deployment
@@ -39,7 +41,6 @@ from umbel.server.replicas import Replicas
 from umbel.server.round_store import RoundStore
 from umbel.server.secure_rounds import SecureRounds
 from umbel.server.settings import Settings
-from umbel.server.stored import RoundEnd
 from umbel.server.upload_store import UploadStore
 from umbel.server.waiter_store import WaiterStore
 

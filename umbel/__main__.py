@@ -59,6 +59,7 @@ def mount() -> None:
     from umbel.sim import commands as sim
 
     app.command("demo")(sim.demo)
+    app.command("simulate")(sim.simulate)
     app.command("serve")(server.serve)
     app.command("join")(client.join)
     app.add_typer(client.run_app, name="run")

@@ -73,7 +73,7 @@ def test_one_epoch_of_plain_sgd_is_the_textbook_loop() -> None:
     plan = LocalPlan(epochs=1, batch_size=16, learning_rate=0.1, seed=3)
     result = ready(model).train(model, plan)
     oracle.train()
-    for inputs, target in shuffled_batches(data(), 16, torch.Generator().manual_seed(3)):
+    for inputs, target in shuffled_batches(data(), 16, 3, 0):
         oracle.zero_grad()
         nn.functional.cross_entropy(oracle(inputs), target).backward()
         with torch.no_grad():
@@ -190,12 +190,13 @@ def test_a_last_batch_of_one_joins_the_one_before(n: int, batch_size: int, sizes
 def test_a_pass_visits_every_sample_once_in_a_seeded_order() -> None:
     numbers = TensorDataset(torch.arange(23), torch.arange(23))
 
-    def order(seed: int) -> list[int]:
-        rng = torch.Generator().manual_seed(seed)
-        return [int(i) for batch, _ in shuffled_batches(numbers, 5, rng) for i in batch]
+    def order(seed: int, number: int = 0, n_skipped: int = 0) -> list[int]:
+        return [int(i) for batch, _ in shuffled_batches(numbers, 5, seed, number, n_skipped) for i in batch]
 
     assert sorted(order(1)) == list(range(23))
     assert order(1) == order(1) != order(2)
+    assert order(1) != order(1, number=1)
+    assert order(1, n_skipped=2) == order(1)[10:]
 
 
 def test_training_stays_within_what_can_be_sent() -> None:

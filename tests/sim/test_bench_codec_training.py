@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from tests.sim.test_idx_files import idx_bytes
+from tests.sim.data.test_idx_files import idx_bytes
 from umbel.sim.bench import Row
 from umbel.sim.bench_codec_training import Contest, measure_training, training_note, training_rows
 from umbel.sim.codec_contenders import CONTENDERS, DEVICES, FLOAT32, PROMISED

@@ -16,8 +16,8 @@ from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.wire import HEADER_BYTES
 from umbel.sim.codec_training import Federation, Setting, Trained
 from umbel.sim.codec_uplink import Uplink
-from umbel.sim.mnist import N_CLASSES, N_PIXELS, TrainAndTest
-from umbel.sim.samples import Samples
+from umbel.sim.data.mnist import N_CLASSES, N_PIXELS
+from umbel.sim.data.samples import Samples, TrainAndTest
 
 N_VALUES = 199_210
 LAYOUT = Layout((TensorSpec("w", (N_VALUES,), "float32", 0),))

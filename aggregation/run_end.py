@@ -1,0 +1,126 @@
+"""What an attempt at a round leaves of a run when it has ended: a record, often a model, and what comes next.
+
+A coordinator stores it, all together; a simulation goes on with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import RoundRecord, VersionRecord
+from umbel.aggregation.round import Recruiting
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.secagg.plan import SumShown
+from umbel.aggregation.secagg.totals import Totals
+from umbel.aggregation.types import ModelChange, ModelRef
+
+
+class Run(Protocol):
+    """A run as it stands, before the ending: its file, its newest model, and whether it goes on."""
+
+    @property
+    def file(self) -> RunFile: ...
+    @property
+    def model(self) -> ModelRef: ...
+    @property
+    def status(self) -> RunStatus: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Made(Protocol):
+    """Bytes that were made: their SHA-256 in hex, and how many there are."""
+
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class ModelMade(Protocol):
+    """The next version of a model, of `n_values`, made of a round's sum.
+
+    `master_sha256` is the published one's if there is no need of another. `sum_sha256`: of the exact sum, as audit
+    bundles have it. `update_rms`: the mean of the updates' root mean squares, where their codec measures it. `change`:
+    from the version before it, if the run makes changes. `totals`: of a secure round, what its clients have said
+    together; `shown`: what their sum has shown for the next.
+    """
+
+    @property
+    def published(self) -> Made: ...
+    @property
+    def master_sha256(self) -> str: ...
+    @property
+    def sum_sha256(self) -> str: ...
+    @property
+    def n_values(self) -> int: ...
+    @property
+    def update_rms(self) -> float | None: ...
+    @property
+    def change(self) -> Made | None: ...
+    @property
+    def totals(self) -> Totals | None: ...
+    @property
+    def shown(self) -> SumShown | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVersion:
+    """A model version. `master_sha256`: of the coordinator's full-precision copy."""
+
+    record: VersionRecord
+    master_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewModel:
+    """The next version: a committed round's outcome, or a copy of version `rolled_back_to`; see `VersionRecord`.
+
+    `sum_sha256`, `update_rms`, `shown`: of the exact sum that it was made of. `judged`: as in `VersionRecord`.
+    `change`: what makes it of its parent, if the run makes changes.
+    """
+
+    ref: ModelRef
+    master_sha256: str
+    parent_sha256: str | None
+    round: int | None = None
+    rolled_back_to: int | None = None
+    reason: str = ""
+    sample_count: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    sum_sha256: str | None = None
+    update_rms: float | None = None
+    judged: float | None = None
+    change: ModelChange | None = None
+    shown: SumShown | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A version was measured on held-out data; `means`: over clients, weighted by their sample counts.
+
+    `judged`: what counts of it for early stopping; None if nothing does.
+    """
+
+    version: int
+    means: Mapping[str, float]
+    judged: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """What ends an attempt: its record, and what comes next (None: the run is over).
+
+    `measured`: what the attempt tells of a version; `deleted`: the versions that are not kept from now on.
+    `n_released`: how many sums of a secure run were revealed, with its own.
+    """
+
+    record: RoundRecord
+    model: NewModel | None
+    next_state: Recruiting | None
+    status: RunStatus
+    reason: str
+    measured: Measurement | None = None
+    deleted: tuple[int, ...] = ()
+    n_released: int = 0

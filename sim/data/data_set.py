@@ -1,0 +1,158 @@
+"""A data set before it is dealt out: samples to train on, samples to measure on, and who holds what by nature."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from umbel.aggregation.seeds import derive_seed
+from umbel.sim.data.partition import Indices
+from umbel.sim.data.samples import Samples, TrainAndTest
+
+
+class DataError(ValueError):
+    """Data cannot be had, or are not what they should be: one sentence that says what to do."""
+
+
+class Task(StrEnum):
+    """What a model should say: of an input, its class; of a text, the character that follows."""
+
+    CLASSIFICATION = "classification"
+    NEXT_CHARACTER = "next-character"
+
+
+class Described(Protocol):
+    """What a model must know of the data it is for. `input_shape`: of one input; `n_classes`: how many answers."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def task(self) -> Task: ...
+    @property
+    def n_classes(self) -> int: ...
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Natural:
+    """Who holds what in the world that the data are from. `kind`: what each of them is, such as "hospital".
+
+    `names`: of each; `shards`: the rows of the data set's `samples` that each trains on, at least one; `holdouts`: the
+    rows that each holds back to measure models on, maybe none.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    shards: tuple[Indices, ...]
+    holdouts: tuple[Indices, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.shards) == len(self.holdouts):
+            raise ValueError("each that holds samples by nature needs a name, a shard and a holdout")
+        if empty := [name for name, shard in zip(self.names, self.shards, strict=True) if not len(shard)]:
+            raise DataError(f"{self.kind} {empty[0]!r} has no sample to train on; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """`samples`: all that clients can hold; `rows`: int64, ascending, which of them are trained on.
+
+    Other rows are held back by a client of `natural`, or are nobody's. `test`: what no client trains on, to measure
+    the model in one place. Targets are classes from 0 to `n_classes` - 1.
+    """
+
+    name: str
+    samples: Samples
+    rows: Indices
+    test: Samples
+    n_classes: int
+    natural: Natural | None = None
+    task: Task = Task.CLASSIFICATION
+
+    def __post_init__(self) -> None:
+        if not len(self.rows):
+            raise DataError(f"{self.name} has no sample to train on")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.samples.inputs.shape[1:])
+
+    @property
+    def labels(self) -> Indices:
+        """The target of each of `rows`."""
+        return self.samples.targets.numpy()[self.rows]
+
+    @property
+    def groups(self) -> Indices | None:
+        """Who in `natural` trains on each of `rows`, by number; None where nobody does by nature."""
+        if self.natural is None:
+            return None
+        holder = np.full(len(self.samples), -1, dtype=np.int64)
+        for number, shard in enumerate(self.natural.shards):
+            holder[shard] = number
+        return holder[self.rows]
+
+    def whole(self) -> TrainAndTest:
+        """All that is trained on in one piece, and the test set: as if one held everything."""
+        is_all = len(self.rows) == len(self.samples)
+        return TrainAndTest(self.samples if is_all else self.samples.take(self.rows), self.test)
+
+    def limited(self, train_limit: int | None, test_limit: int | None, seed: int) -> "DataSet":
+        """The same with at most so many samples to train on, and to measure on, drawn from `seed`.
+
+        Who is left with none to train on is left out.
+        """
+        limited = self
+        if test_limit is not None and test_limit < len(self.test):
+            kept = _drawn(np.arange(len(self.test)), test_limit, derive_seed(seed, "test limit"))
+            limited = replace(limited, test=self.test.take(kept))
+        if train_limit is not None and train_limit < len(self.rows):
+            rows = _drawn(self.rows, train_limit, derive_seed(seed, "train limit"))
+            limited = replace(limited, rows=rows, natural=self.natural and _among(self.natural, rows))
+        return limited
+
+
+def natural_of(kind: str, groups: npt.NDArray[Any], rows: Indices) -> Natural:
+    """Who holds what where `groups` says who holds each of `rows`, in the order of their names or numbers; none holds
+    anything back.
+    """
+    names, numbers = np.unique(groups, return_inverse=True)
+    by_holder = np.argsort(numbers, kind="stable")
+    shards = np.split(rows[by_holder], np.cumsum(np.bincount(numbers))[:-1])
+    nothing = np.empty(0, dtype=np.int64)
+    return Natural(kind, tuple(map(str, names)), tuple(shards), tuple(nothing for _ in names))
+
+
+def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+    """The positions to train on, and those to hold out: about `share` of each class, at least one in all.
+
+    Raises `DataError` where nothing would be left to train on.
+    """
+    n_out = max(1, int(np.ceil(round(share * len(labels), 9))))
+    if n_out >= len(labels):
+        raise DataError(f"of {len(labels)} samples {n_out} would be held out; choose a smaller test_share")
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    out = by_class[((np.arange(n_out) + rng.random()) * len(labels) / n_out).astype(np.int64)]
+    return np.setdiff1d(np.arange(len(labels)), out), np.sort(out)
+
+
+def _drawn(rows: Indices, n: int, seed: int) -> Indices:
+    return np.sort(np.random.default_rng(seed).choice(rows, n, replace=False))
+
+
+def _among(natural: Natural, rows: Indices) -> Natural:
+    is_kept = np.zeros(1 + max(int(shard.max()) for shard in natural.shards), dtype=bool)
+    is_kept[rows] = True
+    shards = [shard[is_kept[shard]] for shard in natural.shards]
+    kept = [number for number, shard in enumerate(shards) if len(shard)]
+    return Natural(
+        natural.kind,
+        tuple(natural.names[number] for number in kept),
+        tuple(shards[number] for number in kept),
+        tuple(natural.holdouts[number] for number in kept),
+    )

@@ -1,0 +1,157 @@
+"""A population: the clients of a simulated federation by number, and the data that each of them holds.
+
+`population` makes one of a data set and a partition. Clients are numbered from 0. Data are handed out for a whole
+cohort at once, in one piece: ten thousand data set objects would take longer to make than ten thousand small models to
+train.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from umbel.aggregation.types import ClientId
+from umbel.sim.data.partition import Indices, Partition
+from umbel.sim.data.samples import Samples, TrainAndTest
+
+_DIGITS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class CohortData:
+    """The data of some clients: the i-th of them holds `rows[starts[i]:starts[i + 1]]` of `samples`.
+
+    `rows`: int64, indices into `samples`, of which some may be nobody's; `starts`: int64, one more than clients.
+    """
+
+    samples: Samples
+    rows: Indices
+    starts: Indices
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def sizes(self) -> Indices:
+        return np.diff(self.starts)
+
+    def of(self, position: int) -> Samples:
+        """What the client at this position holds, copied."""
+        return self.samples.take(self.rows[self.starts[position] : self.starts[position + 1]])
+
+
+class Population(Protocol):
+    """`n_clients`: numbered from 0. `test`: what no client holds, for measuring the model in one place."""
+
+    @property
+    def n_clients(self) -> int: ...
+    @property
+    def test(self) -> Samples: ...
+
+    def sizes(self, clients: Indices) -> Indices:
+        """How many samples each of these clients trains on: int64, at least 1."""
+        ...
+
+    def data_of(self, clients: Indices) -> CohortData:
+        """What these clients train on, in their order."""
+        ...
+
+    def holdout_of(self, clients: Indices) -> CohortData | None:
+        """What these clients hold back to measure models on; None where no client does."""
+        ...
+
+
+class Transform(Protocol):
+    """What makes clients' inputs differ: a sensor's noise, how a camera is held."""
+
+    def __call__(self, inputs: Tensor, clients: Indices, starts: Indices, *, are_held_back: bool) -> Tensor:
+        """The inputs of these clients, changed, for which `inputs` may be written over.
+
+        The i-th of `clients` (numbers) holds `inputs[starts[i]:starts[i + 1]]`, in training data or in what it holds
+        back; it sees the same whenever it is asked, whoever is asked with it. Raises `ValueError` for inputs that it
+        cannot change.
+        """
+        ...
+
+
+class ShardedPopulation:
+    """Clients between whom one set of samples is dealt out. `shards`: indices into `train`, one array per client.
+
+    `transform`: of the inputs of each; None: they are as they come.
+    """
+
+    def __init__(
+        self,
+        train: Samples,
+        shards: Sequence[Indices],
+        test: Samples,
+        holdouts: Sequence[Indices] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self._train, self._test, self._transform = train, test, transform
+        self._rows, self._starts = _joined(shards)
+        self._holdout = None if holdouts is None else _joined(holdouts)
+        if empty := int((np.diff(self._starts) < 1).sum()):
+            raise ValueError(f"{empty} of {self.n_clients} clients hold no sample; deal to fewer clients")
+
+    @property
+    def n_clients(self) -> int:
+        return len(self._starts) - 1
+
+    @property
+    def test(self) -> Samples:
+        return self._test
+
+    def sizes(self, clients: Indices) -> Indices:
+        return self._starts[clients + 1] - self._starts[clients]
+
+    def data_of(self, clients: Indices) -> CohortData:
+        return self._as_seen(_taken(self._train, self._rows, self._starts, clients), clients, are_held_back=False)
+
+    def holdout_of(self, clients: Indices) -> CohortData | None:
+        if self._holdout is None:
+            return None
+        return self._as_seen(_taken(self._train, *self._holdout, clients), clients, are_held_back=True)
+
+    def _as_seen(self, data: CohortData, clients: Indices, *, are_held_back: bool) -> CohortData:
+        if self._transform is None:
+            return data
+        copied = data.samples.take(data.rows)
+        inputs = self._transform(copied.inputs, clients, data.starts, are_held_back=are_held_back)
+        return CohortData(Samples(inputs, copied.targets), np.arange(len(data.rows)), data.starts)
+
+
+def population(data: TrainAndTest, partition: Partition, transform: Transform | None = None) -> ShardedPopulation:
+    """The clients that hold the training samples as `partition` deals them out; what is for testing is nobody's.
+
+    Raises `ValueError` if a client has nothing to train on, or if `transform` cannot change such inputs.
+    """
+    made = ShardedPopulation(data.train, partition.shards, data.test, partition.holdouts, transform)
+    made.data_of(np.zeros(1, dtype=np.int64))  # what cannot be transformed is refused now, not in the first round
+    return made
+
+
+def client_name(number: int) -> ClientId:
+    """Names in the order of their numbers, up to ten million of them."""
+    return ClientId(f"client-{number:0{_DIGITS}}")
+
+
+def client_number(name: ClientId) -> int:
+    """The inverse of `client_name`."""
+    return int(name.removeprefix("client-"))
+
+
+def _joined(shards: Sequence[Indices]) -> tuple[Indices, Indices]:
+    starts = np.zeros(len(shards) + 1, dtype=np.int64)
+    np.cumsum([len(shard) for shard in shards], out=starts[1:])
+    return np.concatenate([np.empty(0, dtype=np.int64), *shards]), starts
+
+
+def _taken(samples: Samples, rows: Indices, starts: Indices, clients: Indices) -> CohortData:
+    firsts, sizes = starts[clients], starts[clients + 1] - starts[clients]
+    taken = np.zeros(len(clients) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=taken[1:])
+    where = np.arange(taken[-1]) + np.repeat(firsts - taken[:-1], sizes)
+    return CohortData(samples, rows[where], taken)

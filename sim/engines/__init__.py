@@ -1,0 +1,1 @@
+"""How the clients of a simulated cohort train: one after another, all at once, or over processes and machines."""

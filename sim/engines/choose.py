@@ -1,0 +1,122 @@
+"""Which engine does the work: the one that a file names, or with "auto" the one that suits the model.
+
+By what the model is, not by a stopwatch: a choice that hangs on how busy a machine is would give other last bits from
+run to run. Measured on a CPU (docs/results.md): where a step of one client is less than some ten million operations, it
+is bookkeeping that takes the time, and stacking saves that; convolutions are faster one client after another, with a
+thread for each core; what cannot be stacked, and is small, is fastest in a plain loop.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from umbel.sim.engines.losses import LOSSES, Loss
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.stacked import StackedEngine
+from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
+
+_STEP_OPERATIONS_MAX = 10_000_000  # of one client's step: forward, and twice that backward
+_HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
+_RANDOM = (nn.modules.dropout._DropoutNd,)  # pyright: ignore[reportPrivateUsage]  # the base of all of them
+log = logging.getLogger("umbel.sim")
+
+
+def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None) -> Engine:
+    """The engine of that name. Raises `EngineError` where it cannot train such a model, or is not installed."""
+    match name:
+        case "auto":
+            return AutoEngine(recipe, n_workers)
+        case "sequential":
+            from umbel.sim.engines.sequential import SequentialEngine
+
+            return SequentialEngine(recipe)
+        case "batched":
+            return StackedEngine(recipe.make(), _each_loss(recipe))
+        case "threads":
+            from umbel.sim.engines.workers import ThreadsEngine
+
+            return ThreadsEngine(recipe, n_workers)
+        case "processes":
+            from umbel.sim.engines.processes import ProcessesEngine
+
+            return ProcessesEngine(recipe, n_workers)
+        case "ray":
+            from umbel.sim.engines.ray_engine import RayEngine
+
+            return RayEngine(recipe, n_workers)
+        case _:
+            raise EngineError(f"there is no engine {name!r}")
+
+
+class AutoEngine:
+    """Stacks what is worth it, and what proves not to be stackable goes another way, with a line in the log.
+
+    `why`: the choice in words.
+    """
+
+    name = "auto"
+
+    def __init__(self, recipe: ModelRecipe, n_workers: int | None = None) -> None:
+        self._recipe, self._n_workers = recipe, n_workers
+        self._engine: Engine | None = None
+        self.why = ""
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        """As `Engine.train`."""
+        if self._engine is None:
+            self._engine = self._chosen(work.plan.batch_size)
+            log.info("engine %s: %s", self._engine.name, self.why)
+        changes = self._engine.train(start, work)
+        try:
+            first = next(changes)
+        except EngineError as error:
+            if not isinstance(self._engine, StackedEngine):
+                raise
+            self._engine = self._unstacked(str(error))
+            log.warning("engine %s: %s", self._engine.name, self.why)
+            yield from self._engine.train(start, work)
+            return
+        yield first
+        yield from changes
+
+    def close(self) -> None:
+        """As `Engine.close`."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _chosen(self, batch_size: int) -> Engine:
+        model = self._recipe.make()
+        n_operations = 6 * batch_size * sum(p.numel() for p in model.parameters())
+        if any(isinstance(part, _HEAVY) for part in model.modules()):
+            return self._unstacked("convolutions and recurrent layers are faster one client after another")
+        if n_operations > _STEP_OPERATIONS_MAX:
+            return self._unstacked(f"a step of {n_operations / 1e6:.0f} million operations keeps a core busy by itself")
+        try:
+            engine = StackedEngine(model, _each_loss(self._recipe))
+        except EngineError as error:
+            return self._unstacked(str(error))
+        self.why = f"a step of {n_operations / 1e6:.2g} million operations is bookkeeping, so clients are stacked"
+        return engine
+
+    def _unstacked(self, why: str) -> Engine:
+        model, n_cores = self._recipe.make(), self._n_workers or len(os.sched_getaffinity(0))
+        is_heavy = any(isinstance(part, _HEAVY) for part in model.modules())
+        n_values = sum(p.numel() for p in model.parameters())
+        is_random = any(isinstance(part, _RANDOM) and part.p > 0 for part in model.modules())
+        if n_cores == 1 or not (is_heavy or n_values > 1_000_000):
+            name = "sequential"
+        else:
+            name = "processes" if is_random else "threads"
+        self.why = why
+        return named_engine(name, self._recipe, self._n_workers)
+
+
+def _each_loss(recipe: ModelRecipe) -> Loss:
+    """Of each sample, which is what stacking needs. Raises `EngineError` for a loss of one's own."""
+    if (loss := LOSSES.get(recipe.loss)) is None:
+        raise EngineError(
+            f"the loss {recipe.loss} cannot be stacked; of these the loss of each sample is known: {', '.join(LOSSES)}"
+        )
+    return loss

@@ -1,0 +1,185 @@
+"""Stacked training of a chain of linear layers: gradients by hand, a dozen calls a step however many clients.
+
+With m clients, W places in a batch, weights W_l (m, out, in), biases b_l (m, 1, out), and share s of one place in its
+batch's mean (zero if it is empty), the loss of a client is sum_w s_w * cross_entropy(z_w, y_w), so that
+
+    dz = s (softmax(z) - onehot(y)),    dW_l = dz^T a_{l-1},    db_l = sum_w dz,    da_{l-1} = dz W_l,
+
+and through an activation by its own derivative, of its output. Each client's part is a product of its own matrices
+(`bmm`), so what comes of it does not depend on who else is computed beside it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from umbel.aggregation.layout import Layout
+from umbel.sim.data.samples import Samples
+from umbel.sim.engines.elementwise import sigmoid
+from umbel.sim.engines.lockstep import Lockstep
+from umbel.sim.engines.stacked_step import StackedSteps, is_plain
+from umbel.sim.engines.work import CohortWork
+
+_ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+_BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda errors, outputs: torch.ops.aten.threshold_backward(errors, outputs, 0),
+    "tanh": torch.ops.aten.tanh_backward,
+    "sigmoid": torch.ops.aten.sigmoid_backward,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One linear layer, where its tensors lie in the flat model, and what follows it. `bias_at` None: it has none."""
+
+    n_in: int
+    n_out: int
+    weight_at: int
+    bias_at: int | None
+    activation: str = ""
+
+
+def dense_chain(model: nn.Module) -> tuple[Dense, ...] | None:
+    """The layers of a model that is a chain of linear ones and activations; None of any other. Places are those of its
+    layout.
+
+    `nn.Flatten` may come first. Only plain modules count: a hook, a parametrization or a frozen weight is another
+    model.
+    """
+    offsets = {spec.name: spec.offset for spec in Layout.of_state(model.state_dict()).owners()}
+    places = {id(parameter): offsets[name] for name, parameter in model.named_parameters()}
+    layers = list[Dense]()
+    for number, module in enumerate(_flat(model)):
+        if not _is_bare(module):
+            return None
+        if type(module) is nn.Linear:
+            bias_at = None if module.bias is None else places[id(module.bias)]  # pyright: ignore[reportUnnecessaryComparison]
+            layers.append(Dense(module.in_features, module.out_features, places[id(module.weight)], bias_at))
+        elif type(module) in _ACTIVATIONS and layers and not layers[-1].activation:
+            last = layers[-1]
+            layers[-1] = Dense(last.n_in, last.n_out, last.weight_at, last.bias_at, _ACTIVATIONS[type(module)])
+        elif not (type(module) is nn.Identity or (type(module) is nn.Flatten and number == 0)):
+            return None
+    n_tensors = sum(1 + (layer.bias_at is not None) for layer in layers)
+    if not layers or layers[-1].activation or n_tensors != len(places):  # fewer, if two layers share one
+        return None
+    return tuple(layers)
+
+
+def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps: Lockstep, weights: Tensor) -> Tensor:
+    """Train the clients of `steps` from `start`; the mean loss of each batch, float32, in the order of the batches.
+
+    `weights`: float32 (m, n_values), for what they end with.
+    """
+    training = _Training(layers, start, work, len(steps.positions), weights)
+    losses, done = torch.empty(int(steps.active.sum())), 0
+    with torch.no_grad():
+        for n_active in map(int, steps.active):
+            places = slice(done * steps.width, (done + n_active) * steps.width)
+            losses[done : done + n_active] = training.step(
+                n_active, steps.rows[places], steps.shares[places].view(n_active, steps.width, 1)
+            )
+            done += n_active
+    return losses
+
+
+class _Training:
+    def __init__(
+        self, layers: Sequence[Dense], start: Tensor, work: CohortWork, n_clients: int, weights: Tensor
+    ) -> None:
+        weights[:] = start
+        self._samples = _flat_inputs(work.data.samples)
+        self._learning_rate = work.plan.learning_rate
+        self._layers = layers
+        self._matrices, self._biases = _views(layers, weights)
+        self._steps: StackedSteps | None = None
+        if not is_plain(work.plan, work.optimizer):
+            gradients = torch.empty_like(weights)
+            self._steps = StackedSteps(start, weights, gradients, work.plan, work.optimizer)
+            self._matrix_gradients, self._bias_gradients = _views(layers, gradients)
+
+    def step(self, n_active: int, rows: Tensor, shares: Tensor) -> Tensor:
+        width = shares.shape[1]
+        values = self._samples.inputs.index_select(0, rows).view(n_active, width, -1)
+        targets = self._samples.targets.index_select(0, rows).view(n_active, width, 1)
+        outputs = [values]
+        for layer, matrices, biases in zip(self._layers, self._matrices, self._biases, strict=True):
+            across = matrices[:n_active].transpose(1, 2)
+            values = torch.bmm(values, across) if biases is None else torch.baddbmm(biases[:n_active], values, across)
+            outputs.append(_activated(layer.activation, values))
+            values = outputs[-1]
+        logs = torch.log_softmax(outputs.pop(), 2)
+        right = logs.gather(2, targets)
+        losses = right.mul(shares).sum((1, 2)).neg_()
+        errors = logs.exp_()
+        errors.scatter_(2, targets, right.expm1_()).mul_(shares)
+        self._back(n_active, errors, outputs)
+        if self._steps is not None:
+            self._steps.take(n_active)
+        return losses
+
+    def _back(self, n_active: int, errors: Tensor, outputs: list[Tensor]) -> None:
+        for number in range(len(self._layers) - 1, -1, -1):
+            inputs = outputs[number]
+            before = torch.bmm(errors, self._matrices[number][:n_active]) if number else None
+            self._descend(n_active, number, errors, inputs)
+            if before is not None:
+                errors = _passed_back(self._layers[number - 1].activation, before, inputs)
+
+    def _descend(self, n_active: int, number: int, errors: Tensor, inputs: Tensor) -> None:
+        """Put the gradient where the optimizer wants it; or, of plain SGD, take the step with it at once."""
+        across, biases = errors.transpose(1, 2), self._biases[number]
+        if self._steps is None:
+            self._matrices[number][:n_active].baddbmm_(across, inputs, alpha=-self._learning_rate)
+            if biases is not None:
+                biases[:n_active].sub_(errors.sum(1, keepdim=True), alpha=self._learning_rate)
+            return
+        torch.bmm(across, inputs, out=self._matrix_gradients[number][:n_active])
+        if (gradients := self._bias_gradients[number]) is not None:
+            torch.sum(errors, 1, keepdim=True, out=gradients[:n_active])
+
+
+def _views(layers: Sequence[Dense], flat: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The matrices (m, out, in) and biases (m, 1, out) within the rows of a flat model each."""
+    matrices, biases = list[Tensor](), list[Tensor | None]()
+    for layer in layers:
+        weight = flat[:, layer.weight_at : layer.weight_at + layer.n_in * layer.n_out]
+        matrices.append(weight.view(-1, layer.n_out, layer.n_in))
+        at = layer.bias_at
+        biases.append(None if at is None else flat[:, at : at + layer.n_out].view(-1, 1, layer.n_out))
+    return matrices, biases
+
+
+def _activated(activation: str, values: Tensor) -> Tensor:
+    match activation:
+        case "relu":
+            return values.relu_()
+        case "tanh":
+            return values.tanh_()
+        case "sigmoid":
+            return sigmoid(values)
+        case _:
+            return values
+
+
+def _passed_back(activation: str, errors: Tensor, outputs: Tensor) -> Tensor:
+    """Times the derivative of the activation, which for these is a function of its output."""
+    backward = _BACKWARD.get(activation)
+    return errors if backward is None else backward(errors, outputs)
+
+
+def _flat_inputs(samples: Samples) -> Samples:
+    return Samples(samples.inputs.reshape(len(samples), -1), samples.targets)
+
+
+def _flat(model: nn.Module) -> list[nn.Module]:
+    if type(model) is nn.Sequential and _is_bare(model):
+        return [module for part in model for module in _flat(part)]
+    return [model]
+
+
+def _is_bare(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
+    return not any(hooks) and all(p.requires_grad and p.dtype is torch.float32 for p in module.parameters())

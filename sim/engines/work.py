@@ -1,0 +1,76 @@
+"""What an engine is given, and what it gives back: the local training of a whole cohort."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umbel.aggregation.types import TrainingPlan
+from umbel.sim.data.partition import Indices
+from umbel.sim.data.population import CohortData
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptimizer:
+    """A client's own SGD, as torch has it. `clip_norm`: greatest L2 norm of a step's gradient; None: not clipped."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CohortWork:
+    """What the clients of a cohort are to do, each from the same model.
+
+    `seeds`: uint64, of each client, for the order of its samples (`aggregation.sample_order`), dropout and the like.
+    `steps`: int64, how many steps of SGD each takes, at least 1; they go through its data pass after pass, in batches
+    as the SDK makes them (`client.batches.split_sizes`). `plan`: batch size, learning rate, FedProx's mu.
+    """
+
+    data: CohortData
+    seeds: NDArray[np.uint64]
+    steps: Indices
+    plan: TrainingPlan
+    optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What some clients of the cohort have made of the model.
+
+    `positions`: int64 (k,), which they are in the cohort. `values`: float32 (k, n_values), local minus global weights
+    in layout order; to read before the next is asked for, as its memory is used again. `loss`: float64 (k,), the mean
+    over what each has trained on, as it was in training; `first_loss`, `last_loss`: of the first step, and the last.
+    """
+
+    positions: Indices
+    values: Tensor
+    loss: NDArray[np.float64]
+    first_loss: NDArray[np.float64]
+    last_loss: NDArray[np.float64]
+
+
+class Engine(Protocol):
+    """Trains cohorts. `name`: as an experiment's file calls it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        """Train every client of the cohort from `start` (float32, in layout order): each is in one of the changes.
+
+        The same work gives the same changes, in whatever groups they come. Raises `EngineError` where it cannot.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and memory."""
+        ...
+
+
+class EngineError(Exception):
+    """One sentence that says why an engine cannot train this model, and what to do."""

@@ -1,0 +1,148 @@
+"""A simulated run on disk, so that killed at any instant and started again it ends in the same model.
+
+```
+<folder>/rounds.jsonl             a line for each ended attempt
+<folder>/checkpoint.safetensors   the model, what error feedback has left over, and where the run stands
+```
+
+The checkpoint says how many bytes of `rounds.jsonl` were written when it was made. What stands there beyond them is of
+rounds that will be simulated again: it is cut off.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from umbel.aggregation.codec.feedback import Residual
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.report_times import Observation
+from umbel.aggregation.round import Recruiting
+from umbel.aggregation.run_end import KeptVersion
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import ClientId, ModelRef
+from umbel.client.files import write_atomically
+from umbel.sim.experiments.federation import Standing
+from umbel.sim.experiments.uplink import Memory
+from umbel.sim.experiments.versions import Bytes, ModelState
+
+ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What of `Standing` is not the file's, with what goes with it. `rows_bytes`: of `rounds.jsonl`."""
+
+    version: int
+    rows_bytes: int
+    wall_s: float
+    model: ModelRef
+    state: Recruiting
+    status: RunStatus
+    reason: str
+    now: float
+    observations: tuple[Observation, ...]
+    history: tuple[KeptVersion, ...]
+    update_bytes: int | None
+    change: Bytes | None
+
+
+_KEPT = TypeAdapter(_Kept)
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be gone on from: one sentence that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """`wall_s`: seconds that the run has taken so far, over all processes."""
+
+    standing: Standing
+    model: ModelState
+    memory: Memory
+    rows_bytes: int
+    wall_s: float
+
+
+def write_checkpoint(
+    folder: Path, standing: Standing, model: ModelState, memory: Memory, rows_bytes: int, wall_s: float
+) -> None:
+    """Replace the checkpoint, durably. Raises `OSError`."""
+    kept = _Kept(
+        _VERSION,
+        rows_bytes,
+        wall_s,
+        standing.model,
+        standing.state,
+        standing.status,
+        standing.reason,
+        standing.now,
+        standing.observations,
+        standing.history,
+        standing.update_bytes,
+        model.change,
+    )
+    tensors = {f"master/{name}": value for name, value in model.master.items()}
+    tensors |= {f"published/{name}": value for name, value in model.published.items()}
+    for client, left in memory.left.items():
+        tensors |= {f"left/{client}/{name}": value for name, value in left.to_tensors().items()}
+    contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
+    write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": _KEPT.dump_json(kept).decode()}))
+
+
+def read_checkpoint(folder: Path, file: RunFile, first: ModelState) -> Resumed | None:
+    """Where the run stands, None before its first checkpoint. `first`: its first model.
+
+    Raises `CheckpointError` for one that is damaged, or of another version; `OSError`.
+    """
+    path = folder / CHECKPOINT_FILE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+            metadata: Mapping[str, str] = opened.metadata() or {}
+        kept = _KEPT.validate_json(metadata["umbel"])
+        if kept.version != _VERSION:
+            raise CheckpointError(f"{path} is of another version of umbel; remove its folder to begin anew")
+        return _resumed(kept, tensors, file, first)
+    except (SafetensorError, ValidationError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}); remove its folder to begin anew") from error
+
+
+def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> Resumed:
+    master = _under("master/", tensors)
+    published = _under("published/", tensors)
+    layout = first.layout
+    layout.require(published, "the checkpoint")
+    named = Bytes(kept.model.sha256, kept.model.size_bytes)
+    left = dict[ClientId, dict[str, Any]]()
+    for name, value in _under("left/", tensors).items():
+        client, _, what = name.partition("/")
+        left.setdefault(ClientId(client), {})[what] = value
+    memory = Memory({client: Residual.from_tensors(found) for client, found in left.items()})
+    standing = Standing(
+        file,
+        kept.model,
+        kept.state,
+        kept.status,
+        kept.reason,
+        kept.now,
+        kept.observations,
+        kept.history,
+        kept.update_bytes,
+    )
+    return Resumed(
+        standing, ModelState(layout, master, published, named, kept.change), memory, kept.rows_bytes, kept.wall_s
+    )
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,363 @@
+"""A simulated run, round after round: the coordinator's own machine and endings, in virtual time.
+
+```
+   +--> who waits (fleet) -> recruit -> what becomes of each (fleet) -> the window -> who counts trains (engine)
+   |                                                                                          |
+   +------- the next attempt, round or evaluation (aggregation/endings.py) <--- write, read, sum, step (codec)
+```
+
+What is of the coordinator here is `umbel.aggregation`: `advance`, `choose`, the codecs and their sum, `finished` and
+`abandoned`. What is of the simulation: when what happens, and how the clients' work is done.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from umbel.aggregation.advance import advance, next_deadline
+from umbel.aggregation.audit import sum_sha256
+from umbel.aggregation.endings import Known, Measured, abandoned, finished
+from umbel.aggregation.ledger import client_records
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
+from umbel.aggregation.report_times import Observation, observed
+from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Training
+from umbel.aggregation.run_end import KeptVersion, RoundEnd
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
+from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, TrainingPlan, Work, WorkDone
+from umbel.aggregation.weighting import Candidate, weight_of
+from umbel.sim.data.partition import Indices
+from umbel.sim.data.population import CohortData, Population, client_name, client_number
+from umbel.sim.engines.work import Engine, LocalOptimizer
+from umbel.sim.experiments.local_work import Meter, Trainers, steps_asked
+from umbel.sim.experiments.uplink import Memory, Uplink
+from umbel.sim.experiments.versions import ModelState, Summed
+from umbel.sim.experiments.window import Cohort, book_of, play
+from umbel.sim.fleet.fates import CohortAsk, Fates
+from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
+from umbel.sim.fleet.fleet import Fleet
+
+_NO_HASH = "0" * 64  # of updates: nobody keeps them
+_LOOK_AGAIN_S = 60.0  # in virtual time, where too few devices wait
+_NOBODY_COMES_S = 30 * 86_400.0
+_EVALUATION_BATCH = 256
+
+
+class SimulationError(Exception):
+    """A simulation cannot go on: one sentence that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a run meets: the clients with their data, their devices, and the machine that does their work here."""
+
+    population: Population
+    fleet: Fleet
+    engine: Engine
+    meter: Meter
+    optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands between two attempts (`aggregation.run_end.Run`): all that its future hangs on but the model.
+
+    `now`: virtual seconds; `observations`: of report times, the newest; `history`: versions, where the run looks back
+    at them; `update_bytes`: how long updates were in the last round, None before the first.
+    """
+
+    file: RunFile
+    model: ModelRef
+    state: Recruiting
+    status: RunStatus = RunStatus.RUNNING
+    reason: str = ""
+    now: float = 0.0
+    observations: tuple[Observation, ...] = ()
+    history: tuple[KeptVersion, ...] = ()
+    update_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An ended attempt. `record`: as a coordinator would tell it, times in virtual seconds."""
+
+    record: RoundRecord
+    standing: Standing
+    model: ModelState
+
+
+def beginning(file: RunFile, model: ModelState) -> Standing:
+    """Before the first attempt."""
+    ref = model.ref(0)
+    first = VersionRecord(0, ref.sha256, ref.size_bytes, 0.0)
+    history = (KeptVersion(first, ref.sha256),) if file.stop is not None else ()
+    return Standing(file, ref, Recruiting(file.first_plan(model.layout.n_values), since=0.0), history=history)
+
+
+class Federation:
+    """One run in one world. The same file, world and beginning give the same records and the same models."""
+
+    def __init__(self, world: World, standing: Standing, model: ModelState, memory: Memory | None = None) -> None:
+        self.world, self.standing, self.model = world, standing, model
+        self.memory = Memory() if memory is None else memory
+        file = standing.file
+        if file.secure is not None:
+            raise SimulationError("masked updates are not simulated in experiments yet; leave [secure_aggregation] out")
+        if file.canary is not None:
+            raise SimulationError("canaries are not simulated in experiments yet; leave [canary] out")
+        if self._measures and world.population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
+            raise SimulationError(
+                "clients hold nothing back to measure the model on, as this run asks them to: set holdout = 0.1 in "
+                "[partition], or leave [evaluation] and training.evaluate out (the model is scored in one place anyway)"
+            )
+
+    @property
+    def _measures(self) -> bool:
+        file = self.standing.file
+        return file.evaluation is not None or file.training.evaluate or any(one.evaluate for one in file.override)
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Every attempt until the run is over. Raises `SimulationError` where nobody ever comes."""
+        while not (self.standing.status.is_over or self.standing.status is RunStatus.PAUSED):
+            yield self._attempt()
+
+    # --- one attempt --------------------------------------------------------------------------------------------------
+
+    def _attempt(self) -> Attempt:
+        opened = self._recruit(self.standing.state)
+        if isinstance(opened, Abandoned):
+            return self._end(abandoned(self.standing, opened, self._known(opened, (), opened.opened_at)))
+        if opened.plan.task.makes_model:
+            return self._train(opened)
+        return self._evaluate(opened)
+
+    def _recruit(self, state: Recruiting) -> Training | Abandoned:
+        """Until a cohort is drawn: time goes on to the next moment at which that may be."""
+        now, began = max(self.standing.now, state.since, state.not_before), state.since
+        while True:
+            following, _ = advance(state, Gathered(now, self._candidates(state.plan, now)))
+            if not isinstance(following, Recruiting):
+                assert isinstance(following, Training | Abandoned), "nothing has been reported yet"
+                return following
+            due = next_deadline(following, now)
+            state, now = following, due if due is not None and due > now else now + _LOOK_AGAIN_S
+            if now > began + _NOBODY_COMES_S:
+                raise SimulationError(
+                    f"round {state.plan.number} does not begin: for {_NOBODY_COMES_S / 86_400:.0f} days {state.why}; "
+                    "simulate more clients, or ask for fewer"
+                )
+
+    def _candidates(self, plan: RoundPlan, now: float) -> tuple[Candidate, ...]:
+        population = self.world.population
+        waiting = self.world.fleet.waiting(now, plan.number, plan.attempt, population.n_clients, plan.n_wanted)
+        sizes = population.sizes(waiting)
+        return tuple(
+            Candidate(client_name(number), size) for number, size in zip(waiting.tolist(), sizes.tolist(), strict=True)
+        )
+
+    def _train(self, opened: Training) -> Attempt:
+        """A round of training. Whose report counts is played first; those train; and where that shows that one of them
+        will not send its work, it is played again without it.
+        """
+        plan, training = opened.plan, self.standing.file.training_plan(opened.plan.number)
+        names = sorted(opened.cohort)
+        numbers = np.array([client_number(name) for name in names], dtype=np.int64)
+        sizes = self.world.population.sizes(numbers)
+        uplink = Uplink(
+            plan, self.model.layout, {name: i for i, name in enumerate(names)}, self.standing.model.version, self.memory
+        )
+        steps = steps_asked(training, sizes, self.standing.file.share_of(plan.task))
+        fates = self._fates(opened, numbers, steps, training.batch_size, uplink.update_bytes)
+        works: list[Work] = [
+            WorkDone(size, max(1, done), asked, _NO_HASH, train_s=float(done * step_s))
+            for size, done, asked, step_s in zip(
+                sizes.tolist(), fates.steps_done.tolist(), steps.tolist(), fates.step_s.tolist(), strict=True
+            )
+        ]
+        cohort, trained = Cohort(names, fates, works), set[ClientId]()
+        declines = self._unreadable(names, fates)
+        while True:
+            ended = play(opened, cohort, declines)
+            new = [i for i, name in enumerate(names) if name in ended.accepted and name not in trained]
+            if not new or isinstance(ended, Abandoned):
+                break
+            self._do(uplink, cohort, training, opened, np.array(new), numbers)
+            trained.update(names[i] for i in new)
+            if not uplink.refused.keys() - declines.keys():
+                ended = play(opened, cohort, declines)  # the same, with what training has told
+                break
+            declines |= uplink.refused
+        book = book_of(ended, cohort, uplink.sizes, declines)
+        known = self._known(ended, client_records(ended, book), book.opened_at)
+        if isinstance(ended, Abandoned):
+            return self._end(abandoned(self.standing, ended, known))
+        mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
+        model = self._next_model(ended, uplink)
+        return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes)
+
+    def _do(
+        self,
+        uplink: Uplink,
+        cohort: Cohort,
+        training: TrainingPlan,
+        opened: Training,
+        who: Indices,
+        numbers: Indices,
+    ) -> None:
+        """Have these clients train, and sum what they send; `cohort.works` then says what they say of it."""
+        world, plan = self.world, opened.plan
+        names = [cohort.names[i] for i in who]
+        data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
+        trainers = Trainers(plan, training, world.optimizer, names, data, np.maximum(cohort.fates.steps_done[who], 1))
+        evaluations = self._evaluations(numbers[who]) if training.evaluate else None
+        for changes in trainers.train(world.engine, self._start):
+            chosen = who[changes.positions]
+            kinds = cohort.fates.fault[chosen]
+            if (kinds != Fault.NONE).any():
+                world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
+            weights = list[int]()
+            for i, position, loss in zip(
+                chosen.tolist(), changes.positions.tolist(), changes.loss.tolist(), strict=True
+            ):
+                work = cohort.works[i]
+                assert isinstance(work, WorkDone)
+                metrics = {"loss": loss} if math.isfinite(loss) else {}
+                work = replace(work, metrics=metrics, upload_bytes_per_s=float(cohort.fates.lines.up[i]))
+                if evaluations is not None and (evaluation := evaluations[position]) is not None:
+                    work = replace(
+                        work, evaluation=evaluation.evaluation, evaluation_sample_count=evaluation.sample_count
+                    )
+                cohort.works[i] = work
+                weights.append(weight_of(plan.weighting, opened.cohort[cohort.names[i]].draws, work.sample_count))
+            uplink.add([cohort.names[i] for i in chosen], changes.values, weights)
+
+    def _evaluate(self, opened: Training) -> Attempt:
+        """An evaluation by clients that did not train: who counts measures the model."""
+        names = sorted(opened.cohort)
+        numbers = np.array([client_number(name) for name in names], dtype=np.int64)
+        held = self.world.population.holdout_of(numbers)
+        assert held is not None, "checked when the federation was made"
+        steps = np.maximum(1, -(-held.sizes // _EVALUATION_BATCH))
+        fates = self._fates(opened, numbers, steps, _EVALUATION_BATCH, 0)
+        nothing = {name: "this client has no held-out data" for name, n in zip(names, held.sizes, strict=True) if not n}
+        found = self._evaluations(numbers)
+        works: list[Work] = [EvaluationDone(1, {}) if one is None else one for one in found]
+        cohort = Cohort(names, fates, works)
+        ended = play(opened, cohort, nothing)
+        book = book_of(ended, cohort, dict.fromkeys(names, 0), nothing)
+        known = self._known(ended, client_records(ended, book), book.opened_at)
+        if isinstance(ended, Abandoned):
+            return self._end(abandoned(self.standing, ended, known))
+        return self._end(finished(self.standing, ended, Measured(), known))
+
+    def _evaluations(self, numbers: Indices) -> list[EvaluationDone | None]:
+        held = self.world.population.holdout_of(numbers)
+        assert held is not None, "checked when the federation was made"
+        self.world.meter.load(self.model.layout.full_state(self.model.published))
+        means = self.world.meter.of_each(held)
+        return [
+            EvaluationDone(n, {name: value for name, value in one.items() if math.isfinite(value)}) if n else None
+            for n, one in zip(held.sizes.tolist(), means, strict=True)
+        ]
+
+    # --- what it goes by ----------------------------------------------------------------------------------------------
+
+    @property
+    def _start(self) -> Tensor:
+        """What clients start from: float32, in layout order."""
+        layout, published = self.model.layout, self.model.published
+        return torch.cat([published[spec.name].reshape(-1).to(torch.float32) for spec in layout.owners()])
+
+    def _fates(self, opened: Training, numbers: Indices, steps: Indices, batch_size: int, update_bytes: int) -> Fates:
+        expected = min(update_bytes, self.standing.update_bytes or update_bytes)
+        down = self.model.file.size_bytes if self.model.change is None else self.model.change.size_bytes
+        ask = CohortAsk(
+            steps=steps,
+            batch_size=batch_size,
+            down_bytes=np.array([down]),
+            update_bytes=np.array([expected]),
+            window_s=opened.plan.window_s,
+            update_bytes_max=update_bytes,
+        )
+        return self.world.fleet.fates(numbers, opened.plan.number, opened.plan.attempt, opened.opened_at, ask)
+
+    def _unreadable(self, names: list[ClientId], fates: Fates) -> dict[ClientId, str]:
+        """Whose bytes are no update: the coordinator refuses them, and the client gives up."""
+        words = {Fault.GARBAGE: "the update is no update of this round", Fault.LENGTH: "the update has a wrong length"}
+        return {
+            name: words[Fault(kind)] for name, kind in zip(names, fates.fault.tolist(), strict=True) if kind in words
+        }
+
+    def _next_model(self, closing: Closing, uplink: Uplink) -> Summed:
+        file = self.standing.file
+        if uplink.total.total_weight != closing.aggregate.total_weight:
+            raise AssertionError("the sum is not that of the accepted reports")
+        mean = uplink.codec.mean(uplink.total, uplink.parts)
+        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
+        try:
+            state = self.model.after(mean, rate, change_step)
+        except ValueError as error:
+            raise SimulationError(f"no model can be made of round {closing.plan.number}: {error}") from error
+        return Summed(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
+
+    def _known(self, ended: Closing | Abandoned, clients: tuple[ClientRecord, ...], opened_at: float) -> Known:
+        evidence = Evidence(self.standing.observations, self.model.file.size_bytes, self.world.population.n_clients)
+        return Known(clients, opened_at, ended.closed_at, self.standing.history, evidence)
+
+    # --- what it leaves -----------------------------------------------------------------------------------------------
+
+    def _end(self, end: RoundEnd, model: ModelState | None = None, update_bytes: int | None = None) -> Attempt:
+        before = self.standing
+        if model is not None:
+            self.model = model
+        seen = deque((*before.observations, *observed(end.record)), maxlen=OBSERVATIONS_MAX)
+        tunes = before.file.rounds.self_tuning
+        state = before.state if end.next_state is None else end.next_state
+        self.standing = replace(
+            before,
+            model=before.model if end.model is None else end.model.ref,
+            state=state,
+            status=end.status,
+            reason=end.reason,
+            now=end.record.opened_at + end.record.wall_s,
+            observations=tuple(seen) if tunes else (),
+            history=_history(before.history, end) if before.history else (),
+            update_bytes=update_bytes or before.update_bytes,
+        )
+        return Attempt(end.record, self.standing, self.model)
+
+
+def _as_taught(data: CohortData, kinds: Kinds) -> CohortData:
+    """The data as clients see them that flip labels: theirs are changed in a copy."""
+    liars = np.flatnonzero(kinds == Fault.LABEL_FLIP)
+    if not len(liars):
+        return data
+    targets = data.samples.targets.clone()
+    n_classes = int(targets.max()) + 1
+    for i in liars:
+        rows = torch.from_numpy(data.rows[data.starts[i] : data.starts[i + 1]])
+        targets[rows] = flipped_labels(targets[rows], n_classes)
+    return replace(data, samples=replace(data.samples, targets=targets))
+
+
+def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersion, ...]:
+    """The versions after this ending, as a coordinator would have stored them."""
+    measured, new = end.measured, end.model
+    kept = [
+        replace(one, record=replace(one.record, evaluation=measured.means, judged=measured.judged or one.record.judged))
+        if measured is not None and one.record.version == measured.version
+        else one
+        for one in before
+    ]
+    if new is not None:
+        record = VersionRecord(
+            new.ref.version, new.ref.sha256, new.ref.size_bytes, 0.0, metrics=new.metrics, judged=new.judged
+        )
+        kept.append(KeptVersion(record, new.master_sha256))
+    return tuple(kept)

@@ -1,0 +1,253 @@
+"""An experiment's file: a run file, and what the world is like in which the run is simulated.
+
+```toml
+name = "digits"
+seeds = [0, 1, 2]              # each is a run of its own: data, split, devices and cohorts drawn anew; [0] if left out
+target_accuracy = 0.9          # how soon a run reaches it is told
+
+[data]                         # sim/data/section.py
+name = "digits"
+
+[partition]                    # sim/data/partition_section.py; "natural" where the data say whose they are
+scheme = "dirichlet"
+clients = 100
+alpha = 0.3
+
+[model]                        # sim/models.py; an MLP if left out
+name = "mlp"
+hidden = [64]
+
+[fleet]                        # sim/fleet/section.py; quick and faithful devices if left out
+
+[local]                        # the clients' own SGD
+momentum = 0.0
+weight_decay = 0.0
+clip_norm = 1.0                # of each step's gradient; not clipped if left out
+
+[engine]
+name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
+workers = 2                    # of the last three; by default, the cores
+score_every = 1                # rounds between two measurements on the test set
+
+[sweep]                        # every combination of these is simulated
+"training.proximal_mu" = [0, 0.1, 1.0]
+
+[rounds]                       # from here on: docs/runs.md
+count = 50
+target = 10
+```
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.canonical import canonical
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import RATE_MAX, require_within
+from umbel.client.run_files import findings
+from umbel.sim.data.partition_section import PartitionSection
+from umbel.sim.data.section import DataSection
+from umbel.sim.engines.work import LocalOptimizer
+from umbel.sim.fleet.section import FleetSection
+from umbel.sim.models import ModelSection
+
+ENGINES = ("auto", "sequential", "batched", "threads", "processes", "ray")
+EngineName = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
+SEEDS_MAX, POINTS_MAX = 1000, 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSection:
+    """The clients' own SGD; see `LocalOptimizer`."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
+
+    def __post_init__(self) -> None:
+        require_within(self.momentum, "momentum", 0.0, 0.999999)
+        require_within(self.weight_decay, "weight_decay", 0.0, RATE_MAX)
+        if self.clip_norm is not None:
+            require_within(self.clip_norm, "clip_norm", 1e-12, 1e12)
+
+    @property
+    def optimizer(self) -> LocalOptimizer:
+        return LocalOptimizer(self.momentum, self.weight_decay, self.clip_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSection:
+    """How the clients' work is done here. Which engine does it changes weights by rounding alone."""
+
+    name: EngineName = "auto"
+    workers: int | None = None
+    score_every: int = 1
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            require_within(self.workers, "workers", 1, 4096)
+        require_within(self.score_every, "score_every", 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run to simulate: the file with one value of each that is swept, and one seed.
+
+    `point`: the swept keys and their values here; `run`: as a coordinator would be given it, with this seed.
+    """
+
+    point: Mapping[str, object]
+    seed: int
+    run: RunFile
+    data: DataSection
+    model: ModelSection
+    partition: PartitionSection | None
+    fleet: FleetSection
+    local: LocalSection
+    engine: EngineSection
+
+    @property
+    def label(self) -> str:
+        """Its point in words: `training.proximal_mu=0.1`; empty where nothing is swept."""
+        return point_label(self.point)
+
+    @property
+    def folder(self) -> str:
+        """A name for its files: of its point, and its seed."""
+        kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.label)
+        return f"{kept}_seed-{self.seed}" if kept else f"seed-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """`text`: the whole, in one spelling (RFC 8785): equal experiments have equal texts. `folder`: to which paths in it
+    are relative.
+    """
+
+    name: str
+    trials: tuple[Trial, ...]
+    target_accuracy: float | None
+    text: str = field(repr=False)
+    folder: Path = field(default_factory=Path)
+
+
+def point_label(point: Mapping[str, object]) -> str:
+    return ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in point.items())
+
+
+def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
+    """The experiment of a file. Raises `OSError`, or `ValueError` with a sentence that names the file and the key.
+
+    `changes`: values in the place of the file's, by dotted key.
+    """
+    data = path.read_bytes()
+    try:
+        table = tomllib.loads(data.decode())
+        return experiment_of(table, changes or {}, path.parent)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def experiment_of(
+    table: Mapping[str, Any], changes: Mapping[str, object] | None = None, folder: Path | None = None
+) -> Experiment:
+    """The experiment that a table, as of a TOML file, describes. Raises `ValueError`."""
+    whole = json.loads(json.dumps(table))
+    for key, value in (changes or {}).items():
+        _put(whole, key, value)
+    top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
+    text = canonical({**whole, **{key: table[key] for key in _TOP_KEYS if key in table}, "seeds": list(top.seeds)})
+    trials = tuple(_trial(whole, point, seed) for point in _points(top.sweep) for seed in top.seeds)
+    return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
+
+
+@dataclass(frozen=True, slots=True)
+class _Top:
+    seeds: tuple[int, ...] = (0,)
+    target_accuracy: float | None = None
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        require_within(len(self.seeds), "the number of seeds", 1, SEEDS_MAX)
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds holds one seed twice; each is a run of its own")
+        for seed in self.seeds:
+            require_within(seed, "a seed", 0, (1 << 63) - 1)
+        if self.target_accuracy is not None:
+            require_within(self.target_accuracy, "target_accuracy", 0.0, 1.0)
+        n_points = 1
+        for key, values in self.sweep.items():
+            if not values:
+                raise ValueError(f"sweep: {key} has no value to try")
+            if key == "seed" or key.split(".")[0] in _TOP_KEYS:
+                raise ValueError(f"sweep: {key} cannot be swept; seeds are listed in seeds")
+            n_points *= len(values)
+        require_within(n_points * len(self.seeds), "the number of runs of the sweep", 1, POINTS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worlds:
+    """The sections beside the run file's."""
+
+    data: DataSection
+    model: ModelSection = field(default_factory=ModelSection)
+    partition: PartitionSection | None = None
+    fleet: FleetSection = field(default_factory=FleetSection)
+    local: LocalSection = field(default_factory=LocalSection)
+    engine: EngineSection = field(default_factory=EngineSection)
+
+    def __post_init__(self) -> None:
+        if self.data.is_synthetic and self.partition is not None:
+            raise ValueError("synthetic clients are made with their data; leave [partition] out")
+        if not self.data.is_synthetic and self.partition is None:
+            raise ValueError('[partition] is missing: say to how many clients the data are dealt out, or "natural"')
+
+
+_TOP_KEYS = ("seeds", "target_accuracy", "sweep")
+_WORLD_KEYS = ("data", "model", "partition", "fleet", "local", "engine")
+_TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
+
+
+def _points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, object]]:
+    for values in product(*sweep.values()):
+        yield dict(zip(sweep, values, strict=True))
+
+
+def _trial(table: Mapping[str, Any], point: Mapping[str, object], seed: int) -> Trial:
+    whole = json.loads(json.dumps(table))
+    if "seed" in whole:
+        raise ValueError("seed is not a key of an experiment; list the seeds of its runs in seeds")
+    for key, value in point.items():
+        _put(whole, key, value)
+    parts = {key: whole.pop(key) for key in _WORLD_KEYS if key in whole}
+    whole["seed"] = seed
+    try:
+        world = _WORLD.validate_json(json.dumps(parts), strict=True)
+        run = _RUN.validate_json(json.dumps(whole), strict=True)
+    except ValidationError as error:
+        at = f" (with {point_label(point)})" if point else ""
+        raise ValueError(f"{findings(error)}{at}") from error
+    return Trial(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
+
+
+def _put(table: dict[str, Any], dotted: str, value: object) -> None:
+    """Set one value by its dotted key. Raises `ValueError` where a part of it is a value already."""
+    *outer, key = dotted.split(".")
+    for part in outer:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"{dotted}: {part} is no section")
+        table = cast(dict[str, Any], inner)
+    table[key] = value

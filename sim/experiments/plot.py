@@ -1,0 +1,145 @@
+"""`curves.png`: an experiment in one picture: accuracy over rounds, uploads and virtual time, and who took part."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from umbel.sim.experiments.results import Estimate, Results
+from umbel.sim.experiments.rows import Row
+from umbel.sim.experiments.trials import TrialResult
+
+Floats = NDArray[np.float64]
+_INK, _FAINT = "#22313f", "#8a97a3"
+# Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
+_SHOWN_MAX = 14
+
+
+def curves(results: Results) -> Figure:
+    """The picture. Of a sweep of more than 14 points, the first ones."""
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.05, wspace=0.05)
+    figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
+    figure.suptitle(_title(results), x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
+    grid = figure.add_gridspec(2, 2)
+    groups = list(_groups(results).items())[:_SHOWN_MAX]
+    over_rounds = figure.add_subplot(grid[0, 0])
+    _draw(over_rounds, groups, lambda row, _: float(row.round), "accuracy on the test set, over rounds", "round")
+    over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
+    up = figure.add_subplot(grid[0, 1])
+    _draw(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
+    hours = figure.add_subplot(grid[1, 0])
+    _draw(hours, groups, lambda row, _: row.now_s / 3600, "over virtual time", "hours")
+    if results.target_accuracy is not None:
+        for axes in (over_rounds, up, hours):
+            axes.axhline(results.target_accuracy, color=_FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
+    if len(groups) > 1:
+        over_rounds.legend(frameon=False, fontsize=8, labelcolor=_INK, loc="lower right")
+    _take_part(figure.add_subplot(grid[1, 1]), groups)
+    return figure
+
+
+def _title(results: Results) -> str:
+    points = results.points
+    best = max((point for point in points if point.accuracy), key=lambda p: p.accuracy.mean, default=None)  # type: ignore[union-attr]
+    if best is None or best.accuracy is None:
+        return results.name
+    where = f" with {best.label}" if len(points) > 1 else ""
+    return f"{results.name}: {_in_words(best.accuracy)}{where}"
+
+
+def _in_words(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.1%}"
+    return f"{estimate.mean:.1%} ± {(estimate.high - estimate.low) / 2:.1%} over {estimate.n} seeds"
+
+
+def _groups(results: Results) -> dict[str, list[TrialResult]]:
+    groups = dict[str, list[TrialResult]]()
+    for one in results.trials:
+        groups.setdefault(one.trial.label, []).append(one)
+    return groups
+
+
+def _draw(
+    axes: Axes,
+    groups: Sequence[tuple[str, list[TrialResult]]],
+    place: Callable[[Row, int], float],
+    title: str,
+    unit: str,
+) -> None:
+    """A line for each point: the mean over its seeds, with its confidence band where there are several."""
+    for number, (label, group) in enumerate(groups):
+        lines = [line for one in group if len(line := _line(one, place)[0])]
+        if not lines:
+            continue
+        pairs = [_line(one, place) for one in group if one.scored]
+        n = min(len(x) for x, _ in pairs)
+        x, y = np.stack([x[:n] for x, _ in pairs]).mean(0), np.stack([y[:n] for _, y in pairs])
+        colour, dash = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else (0, (4, 2))
+        marker = "o" if n == 1 else None
+        axes.plot(x, y.mean(0), color=colour, lw=2, ls=dash, marker=marker, label=label or None, zorder=3)
+        if len(y) > 1:
+            bounds = [Estimate.of(column.tolist()) for column in y.T]
+            low = [b.low if b is not None and b.low is not None else np.nan for b in bounds]
+            high = [b.high if b is not None and b.high is not None else np.nan for b in bounds]
+            axes.fill_between(x, np.clip(low, 0, 1), np.clip(high, 0, 1), color=colour, alpha=0.18, lw=0, zorder=2)
+    _dress(axes, title, unit)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+
+def _line(one: TrialResult, place: Callable[[Row, int], float]) -> tuple[Floats, Floats]:
+    x, y, so_far = list[float](), list[float](), 0
+    for row in one.rows:
+        so_far += row.bytes_up
+        if row.accuracy is not None:
+            x.append(place(row, so_far))
+            y.append(row.accuracy)
+    return np.array(x), np.array(y)
+
+
+def _take_part(axes: Axes, groups: Sequence[tuple[str, list[TrialResult]]]) -> None:
+    """Of the clients asked, how many counted: in each attempt of one point, or in the mean of each of several."""
+    if len(groups) == 1:
+        rows = [row for row in groups[0][1][0].rows if row.selected]
+        x = np.arange(1, len(rows) + 1, dtype=np.float64)
+        unit, title = "attempt", "clients asked, and what became of them"
+        if len(groups[0][1]) > 1:
+            title += f" (seed {groups[0][1][0].trial.seed})"
+        shares = np.array([_parts(row) for row in rows], dtype=np.float64).reshape(-1, 3)
+    else:
+        x = np.arange(len(groups), dtype=np.float64)
+        unit, title = "", "clients asked in an attempt, and what became of them, in the mean"
+        means = [[_parts(row) for one in group for row in one.rows if row.selected] for _, group in groups]
+        shares = np.array([np.mean(one, axis=0) if one else np.zeros(3) for one in means])
+        axes.set_xticks(x, [label for label, _ in groups], rotation=20, ha="right", fontsize=7)
+    bottom = np.zeros(len(x))
+    for (name, colour), height in zip(_PARTS, shares.T, strict=True):
+        axes.bar(x, height, 0.85, bottom=bottom, color=colour, label=name, lw=0)
+        bottom += height
+    axes.set_ylim(0, max(1.0, float(bottom.max(initial=1.0))) * 1.18)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", labelcolor=_INK)
+    _dress(axes, title, unit)
+    if len(groups) == 1:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _parts(row: Row) -> tuple[int, int, int]:
+    counted = row.reported if row.committed else 0
+    partial = row.partial if row.committed else 0
+    return counted - partial, partial, row.selected - counted
+
+
+def _dress(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=_INK)
+    axes.set_xlabel(unit, fontsize=9, color=_FAINT)
+    axes.grid(axis="y", color="#e7ebee", lw=0.8, zorder=0)
+    axes.tick_params(colors=_FAINT, labelsize=8)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#c7d0d8")

@@ -1,0 +1,70 @@
+"""A line of `rounds.jsonl`: one ended attempt of a simulated run, in numbers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from umbel.aggregation.records import RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`accuracy`, `loss`: of the model on the test set, None where it was not measured; `train_loss`: the clients' own,
+    as they trained. `wall_s`: real seconds; `virtual_s`: from the opening of the attempt to its end; `now_s`: at its
+    end, since the run began. `evaluation`: what clients measured of the model that they were given.
+    """
+
+    round: int
+    attempt: int
+    task: str
+    committed: bool
+    reason: str
+    model_version: int
+    model_sha256: str | None
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
+    selected: int
+    reported: int
+    partial: int
+    dropped: int
+    sample_count: int
+    bytes_up: int
+    bytes_down: int
+    wall_s: float
+    virtual_s: float
+    now_s: float
+    window_s: float
+    evaluation: dict[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float) -> "Row":
+        found = scores or {}
+        return cls(
+            round=record.round,
+            attempt=record.attempt,
+            task=record.task.value,
+            committed=record.committed,
+            reason=record.reason,
+            model_version=record.model_version,
+            model_sha256=record.model_sha256,
+            accuracy=found.get("accuracy"),
+            loss=found.get("loss"),
+            train_loss=record.metrics.get("loss"),
+            selected=record.selected,
+            reported=record.reported,
+            partial=record.partial,
+            dropped=record.dropped,
+            sample_count=record.sample_count,
+            bytes_up=record.bytes_up,
+            bytes_down=record.bytes_down,
+            wall_s=round(wall_s, 6),
+            virtual_s=round(record.wall_s, 6),
+            now_s=round(now_s, 6),
+            window_s=record.window_s,
+            evaluation=dict(record.evaluation),
+        )
+
+
+def row_of(line: dict[str, Any]) -> Row:
+    """A row from its JSON object."""
+    return Row(**line)

@@ -1,0 +1,128 @@
+"""Simulate an experiment: every run of it, kept so that it can be broken off and gone on with, and what they showed.
+
+```
+OUT/experiment.json               which experiment is kept here
+OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py)
+OUT/rounds.jsonl                  every row of every run, when all are done
+OUT/summary.json, OUT/curves.png, OUT/split.png
+```
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from umbel.client.files import write_atomically
+from umbel.sim.experiments.file import Experiment, Trial, experiment_of, read_experiment
+from umbel.sim.experiments.results import Results
+from umbel.sim.experiments.rows import Row
+from umbel.sim.experiments.trials import TrialResult, run_trial
+from umbel.sim.experiments.world import Made
+
+EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
+CURVES_FILE, SPLIT_FILE, RUNS_FOLDER = "curves.png", "split.png", "runs"
+
+
+Described: TypeAlias = Experiment | Mapping[str, Any] | Path | str
+
+
+class Watcher:
+    """Hears how an experiment goes; this one says nothing."""
+
+    def begins(self, trial: Trial) -> None:
+        """A run begins, or is gone on with."""
+
+    def row(self, trial: Trial, row: Row) -> None:
+        """An attempt has ended."""
+
+    def ends(self, result: TrialResult) -> None:
+        """A run is over."""
+
+
+def simulate(
+    experiment: Described,
+    out: Path | str | None = None,
+    data: Path | str | None = None,
+    *,
+    changes: Mapping[str, object] | None = None,
+    watcher: Watcher | None = None,
+) -> Results:
+    """Simulate every run of an experiment, and say what they showed.
+
+    `experiment`: a file's path, a table as of such a file, or one that was read. `out`: where to keep it; what is kept
+    there of the same experiment is gone on with. None: nothing is written. `data`: the folder of data sets that are
+    read from files. `changes`: values in the place of the file's, by dotted key.
+
+    Raises `ValueError` with a sentence for what makes no sense, or for a folder that holds another experiment;
+    `OSError`, `EngineError`, `SimulationError`, `CheckpointError`.
+    """
+    one = _read(experiment, changes)
+    folder, data = None if out is None else Path(out), None if data is None else Path(data)
+    watcher = watcher or Watcher()
+    if folder is not None:
+        _claim(folder, one)
+    results = list[TrialResult]()
+    for trial in one.trials:
+        watcher.begins(trial)
+        place = None if folder is None else folder / RUNS_FOLDER / trial.folder
+        results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), _drawer(folder, trial, one)))
+        watcher.ends(results[-1])
+    found = Results(one.name, tuple(results), one.target_accuracy, folder)
+    if folder is not None:
+        _write(folder, found)
+    return found
+
+
+def _read(experiment: Described, changes: Mapping[str, object] | None) -> Experiment:
+    match experiment:
+        case Experiment():
+            if changes:
+                raise ValueError("changes are made to a file or a table, not to an experiment that was read")
+            return experiment
+        case str() | Path():
+            return read_experiment(Path(experiment), changes)
+        case _:
+            return experiment_of(experiment, changes)
+
+
+def _claim(folder: Path, experiment: Experiment) -> None:
+    """Make the folder this experiment's. Raises `ValueError` if it is another's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / EXPERIMENT_FILE
+    if path.exists():
+        if path.read_text() != experiment.text:
+            raise ValueError(
+                f"{folder} holds another experiment, or this one as it was before it was changed; choose another "
+                "folder (--out), or remove that one"
+            )
+        return
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} holds other files; choose a folder that is empty, or does not exist")
+    write_atomically(path, experiment.text.encode())
+
+
+def _teller(watcher: Watcher, trial: Trial) -> Callable[[Row], None]:
+    return lambda row: watcher.row(trial, row)
+
+
+def _drawer(folder: Path | None, trial: Trial, experiment: Experiment) -> Callable[[Made], None]:
+    """Draws the split of the first run's data, once."""
+
+    def draw(made: Made) -> None:
+        if folder is None or trial is not experiment.trials[0] or (folder / SPLIT_FILE).exists():
+            return
+        if made.partition is None or made.data is None:
+            return
+        from umbel.sim.data.split_plot import draw_split
+
+        draw_split(folder / SPLIT_FILE, made.partition, made.data.samples.targets.numpy())
+
+    return draw
+
+
+def _write(folder: Path, results: Results) -> None:
+    lines = (json.dumps(row).encode() + b"\n" for row in results.rows)
+    write_atomically(folder / ROUNDS_FILE, *lines)
+    write_atomically(folder / SUMMARY_FILE, json.dumps(results.summary(), indent=2).encode() + b"\n")
+    results.plot().savefig(folder / CURVES_FILE)

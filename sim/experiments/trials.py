@@ -1,0 +1,149 @@
+"""One simulated run from its beginning, or from where it was broken off, to its end: row after row."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from umbel.aggregation.messages import RunStatus
+from umbel.sim.experiments.checkpoint import ROWS_FILE, read_checkpoint, write_checkpoint
+from umbel.sim.experiments.federation import Attempt, Federation, beginning
+from umbel.sim.experiments.file import Trial
+from umbel.sim.experiments.rows import Row, row_of
+from umbel.sim.experiments.uplink import Memory
+from umbel.sim.experiments.world import Made, make_world
+
+_CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work."""
+
+    trial: Trial
+    rows: tuple[Row, ...]
+    status: RunStatus
+    reason: str
+    model_sha256: str
+    wall_s: float
+    engine: str
+
+    @property
+    def scored(self) -> list[Row]:
+        """The rows of committed rounds after which the model was measured."""
+        return [row for row in self.rows if row.accuracy is not None]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is on disk of a run. `file`: rounds.jsonl, at its end; None where nothing is kept."""
+
+    folder: Path | None
+    file: BinaryIO | None = None
+    n_bytes: int = 0
+    saved_at: float = field(default_factory=time.perf_counter)
+    saving_s: float = 0.0
+
+    def add(self, row: Row) -> None:
+        if self.file is not None:
+            line = json.dumps(asdict(row)).encode() + b"\n"
+            self.file.write(line)
+            self.n_bytes += len(line)
+
+    def save(self, federation: Federation, wall_s: float, *, is_last: bool = False) -> None:
+        """A checkpoint, if it is time for one."""
+        now = time.perf_counter()
+        if self.folder is None or self.file is None:
+            return
+        if not is_last and now - self.saved_at < _CHECKPOINT_SHARE * self.saving_s:
+            return
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        write_checkpoint(self.folder, federation.standing, federation.model, federation.memory, self.n_bytes, wall_s)
+        self.saved_at = time.perf_counter()
+        self.saving_s = self.saved_at - now
+
+
+def run_trial(
+    trial: Trial,
+    folder: Path | None,
+    base: Path,
+    data: Path | None,
+    tell: Callable[[Row], None] = lambda row: None,
+    made: Callable[[Made], None] = lambda made: None,
+) -> TrialResult:
+    """Simulate one run to its end. `folder`: where it is kept, made if missing; what is kept there is gone on from.
+
+    `base`, `data`: as `make_world` has them; `tell` hears of each row that is new, `made` of the world before that.
+    Raises what `make_world` raises, `SimulationError`, `EngineError`, `CheckpointError`.
+    """
+    began = time.perf_counter()
+    world = make_world(trial, base, data)
+    try:
+        made(world)
+        resumed = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            resumed = read_checkpoint(folder, trial.run, world.model)
+        if resumed is None:
+            federation = Federation(world.world, beginning(trial.run, world.model), world.model, Memory())
+            rows, before_s = list[Row](), 0.0
+        else:
+            federation = Federation(world.world, resumed.standing, resumed.model, resumed.memory)
+            assert folder is not None
+            rows, before_s = _rows_before(folder / ROWS_FILE, resumed.rows_bytes), resumed.wall_s
+        with _keeping(folder, resumed.rows_bytes if resumed is not None else 0) as kept:
+            for row in _rows(federation, trial, began):
+                rows.append(row)
+                kept.add(row)
+                tell(row)
+                kept.save(federation, before_s + time.perf_counter() - began)
+            wall_s = before_s + time.perf_counter() - began
+            kept.save(federation, wall_s, is_last=True)
+        standing = federation.standing
+        engine = world.world.engine.name
+        return TrialResult(trial, tuple(rows), standing.status, standing.reason, standing.model.sha256, wall_s, engine)
+    finally:
+        world.world.engine.close()
+
+
+def _rows(federation: Federation, trial: Trial, began: float) -> Iterator[Row]:
+    last = began
+    for attempt in federation.attempts():
+        scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
+        now = time.perf_counter()
+        yield Row.of(attempt.record, scores, now - last, attempt.standing.now)
+        last = now
+
+
+def _is_scored(attempt: Attempt, trial: Trial) -> bool:
+    record = attempt.record
+    if not (record.committed and record.task.makes_model):
+        return False
+    return record.round % trial.engine.score_every == 0 or attempt.standing.status.is_over
+
+
+def _scores(federation: Federation, attempt: Attempt) -> dict[str, float]:
+    meter = federation.world.meter
+    meter.load(attempt.model.layout.full_state(attempt.model.published))
+    return meter.of(federation.world.population.test)
+
+
+def _rows_before(path: Path, n_bytes: int) -> list[Row]:
+    """The rows that stand before the checkpoint; what comes after is cut off."""
+    with path.open("r+b") as file:
+        file.truncate(n_bytes)
+        return [row_of(json.loads(line)) for line in file.read().splitlines()]
+
+
+@contextlib.contextmanager
+def _keeping(folder: Path | None, n_bytes: int) -> Iterator[_Kept]:
+    if folder is None:
+        yield _Kept(None)
+        return
+    with (folder / ROWS_FILE).open("ab" if n_bytes else "wb") as file:
+        yield _Kept(folder, file, n_bytes)

@@ -1,0 +1,80 @@
+"""A fleet from the section `[fleet]` of an experiment's file."""
+
+from pathlib import Path
+
+import numpy as np
+
+from umbel.aggregation.seeds import derive_seed
+from umbel.sim.fleet.dropouts import Dropouts
+from umbel.sim.fleet.faults import Faults
+from umbel.sim.fleet.fleet import Fleet, Network, Speed
+from umbel.sim.fleet.phones import phone_traits, read_phones
+from umbel.sim.fleet.presence import HOUR_S, Always, Charging, Hours, Presence, Zones
+from umbel.sim.fleet.presence_file import read_presence
+from umbel.sim.fleet.recorded import recorded_fleet
+from umbel.sim.fleet.section import DropoutsSection, FleetSection, NetworkSection, SpeedSection
+from umbel.sim.fleet.trace_file import read_trace
+from umbel.sim.fleet.traits import Trait, log_normal
+
+
+def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | None = None) -> Fleet:
+    """The fleet that a section describes. `seed`: of the experiment.
+
+    `folder`: to which the paths of a recorded run and of a file of presence are relative; `data`: likewise that of
+    measured phones. Raises `OSError` or `ValueError`, in a sentence, for a file that cannot be read or is not what it
+    should be.
+    """
+    seed = derive_seed(seed, "fleet")
+    faults = Faults(seed, section.corrupt, section.malicious)
+    if section.recorded is not None:
+        return recorded_fleet(read_trace(folder / section.recorded), seed, faults, section.waiting)
+    zones = Zones(seed, section.zones)
+    speed, network = section.speed or SpeedSection(), section.network or NetworkSection()
+    return Fleet(
+        seed=seed,
+        speed=_speed(speed, seed),
+        network=_network(network, seed, data),
+        presence=_presence(section, seed, zones, folder),
+        dropouts=_dropouts(section.dropouts or DropoutsSection(), seed, zones),
+        faults=faults,
+        waiting_factor=section.waiting,
+    )
+
+
+def _speed(section: SpeedSection, seed: int) -> Speed:
+    known = (np.log([section.median_s]), np.array([section.between]), np.array([section.jitter]))
+    trait = Trait("speed", seed, *known, tail=section.tail)
+    return Speed(trait, "step" if section.samples_per_s is None else "sample")
+
+
+def _network(section: NetworkSection, seed: int, data: Path | None) -> Network:
+    if section.phones is None:
+        down = log_normal("down", seed, section.down, section.between, section.within)
+        return Network(down, log_normal("up", seed, section.up, section.between, section.within), section.latency_s)
+    if data is None:
+        raise ValueError(f"fleet.network.phones names {section.phones}, in the folder of data: say which with --data")
+    return Network(*phone_traits(read_phones(data / section.phones), seed), section.latency_s)
+
+
+def _presence(section: FleetSection, seed: int, zones: Zones, folder: Path) -> Presence:
+    if (hours := section.hours) is not None:
+        return Hours(seed, zones, np.array(hours.shares), hours.habit, np.ones(1))
+    if (charging := section.charging) is not None:
+        return Charging(seed, zones, charging.plugged_at, charging.hours, charging.spread_h)
+    if (presence := section.presence) is not None:
+        return read_presence(folder / presence.file, presence.cycle_s)
+    return Always()
+
+
+def _dropouts(section: DropoutsSection, seed: int, zones: Zones) -> Dropouts:
+    return Dropouts(
+        seed=seed,
+        zones=zones,
+        per_round=np.array([section.per_round]),
+        per_s=np.array([section.per_hour / HOUR_S]),
+        by_hour=np.array(section.by_hour or (1.0,)),
+        weights=section.secure_weights,
+        returns=section.returns,
+        away_s=section.away_s,
+        away_spread=section.away_spread,
+    )

@@ -1,0 +1,63 @@
+"""Chance of a fleet: numbers that hang on a seed, on what they are for, and on the device, and on nothing else.
+
+The word of device d for one purpose is the d-th of SplitMix64's stream (`aggregation/sample_order.py`) from a start
+that SHA-256 makes of the seed and the purpose. So a device has its number whoever else is asked, and a fleet of a
+million costs nothing until somebody is.
+"""
+
+import numpy as np
+import torch
+
+from umbel.aggregation.binomial import Floats
+from umbel.aggregation.sample_order import Words, epoch_seeds, mixed, sample_keys
+from umbel.aggregation.seeds import derive_seed
+from umbel.sim.data.partition import Indices
+
+_UNIT = 2.0**-52
+_FEISTEL_ROUNDS = 6
+
+
+def words(seed: int, devices: Indices, *purpose: str | int) -> Words:
+    """64 random bits for each device."""
+    start = np.array([derive_seed(seed, "fleet", *purpose)], dtype=np.uint64)
+    return sample_keys(start, devices.astype(np.uint64))
+
+
+def daily_words(seed: int, devices: Indices, days: Indices, *purpose: str | int) -> Words:
+    """64 random bits for each device on the day beside it: any integers, of the same shape."""
+    return epoch_seeds(words(seed, devices, *purpose), days)
+
+
+def uniforms(bits: Words) -> Floats:
+    """Evenly in (0, 1), neither end included: with one bit more, the last would be rounded to 1."""
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * _UNIT
+
+
+def normals(bits: Words) -> Floats:
+    """Of the standard normal distribution; greater words give greater numbers."""
+    result: Floats = torch.special.ndtri(torch.from_numpy(uniforms(bits))).numpy()
+    return result
+
+
+def shuffled(seed: int, places: Indices, n: int, *purpose: str | int) -> Indices:
+    """What stands at these places of a permutation of 0 .. n - 1, without the permutation.
+
+    A Feistel network (Luby and Rackoff 1988) permutes the numbers of 2b bits, of which there are less than 4n; whatever
+    falls outside is sent through again until it falls inside (cycle walking: Black and Rogaway 2002).
+    """
+    half = np.uint64(max(1, (max(n - 1, 1).bit_length() + 1) // 2))
+    keys = [np.uint64(derive_seed(seed, "fleet", *purpose, turn)) for turn in range(_FEISTEL_ROUNDS)]
+    values = places.astype(np.uint64)
+    outside = np.arange(len(values))
+    while len(outside):
+        values[outside] = _feistel(values[outside], half, keys)
+        outside = outside[values[outside] >= np.uint64(n)]
+    return values.astype(np.int64)
+
+
+def _feistel(values: Words, half: np.uint64, keys: list[np.uint64]) -> Words:
+    low = np.uint64((1 << int(half)) - 1)
+    left, right = values >> half, values & low
+    for key in keys:
+        left, right = right, left ^ (mixed(right + key) & low)
+    return (left << half) | right

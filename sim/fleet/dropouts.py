@@ -1,0 +1,143 @@
+"""Where and when devices are lost in a round, and for how long."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.aggregation.binomial import Floats
+from umbel.aggregation.secagg.server import Phase
+from umbel.sim.data.partition import Indices
+from umbel.sim.fleet.draws import normals, uniforms, words
+from umbel.sim.fleet.presence import HOUR_S, Zones
+from umbel.sim.fleet.traits import of_each
+
+Stages: TypeAlias = NDArray[np.int8]
+NEVER = np.inf
+
+
+class Stage(IntEnum):
+    """What a device was about when it was lost.
+
+    The last four are of secure rounds, in whose phases it falls silent before its word; `UPLOAD` is there that of the
+    masked input.
+    """
+
+    NONE = 0
+    DOWNLOAD = 1
+    TRAINING = 2
+    UPLOAD = 3
+    ADVERTISE_KEYS = 4
+    SHARE_KEYS = 5
+    CONSISTENCY_CHECK = 6
+    UNMASKING = 7
+
+    @property
+    def silent_from(self) -> Phase | None:
+        """The phase of a secure round of which, and from which on, nothing is heard of the device.
+
+        One that is lost in its work may have been too early to advertise or share keys; when it was lost says so.
+        """
+        return _SILENT_FROM.get(self)
+
+
+_SILENT_FROM = {
+    Stage.DOWNLOAD: Phase.MASKED_INPUT,
+    Stage.TRAINING: Phase.MASKED_INPUT,
+    Stage.UPLOAD: Phase.MASKED_INPUT,
+    Stage.ADVERTISE_KEYS: Phase.ADVERTISE_KEYS,
+    Stage.SHARE_KEYS: Phase.SHARE_KEYS,
+    Stage.CONSISTENCY_CHECK: Phase.CONSISTENCY_CHECK,
+    Stage.UNMASKING: Phase.UNMASKING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a round goes for some devices that nothing happens to: seconds from its opening until each has heard of it,
+    has the model, has trained, and has reported."""
+
+    heard_s: Floats
+    fetched_s: Floats
+    trained_s: Floats
+    report_s: Floats
+
+    def stage_at(self, seconds: Floats) -> Stages:
+        """What each is about at that moment; nothing once it has reported."""
+        ends = np.stack([self.fetched_s, self.trained_s, self.report_s])
+        passed = (seconds >= ends).sum(axis=0)
+        stage: Stages = np.array([Stage.DOWNLOAD, Stage.TRAINING, Stage.UPLOAD, Stage.NONE], np.int8)[passed]
+        return stage
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Of each device: when it falls silent, in seconds from the round's opening (inf: never), for how long (inf: for
+    good), and what it was about."""
+
+    lost_s: Floats
+    away_s: Floats
+    stage: Stages
+
+    @property
+    def back_s(self) -> Floats:
+        """When it is back."""
+        return self.lost_s + self.away_s
+
+
+@dataclass(frozen=True, slots=True)
+class Dropouts:
+    """`per_round`: chance to be lost once in a round, at an even moment of a stage, by `weights` (of `Stage` from
+    `DOWNLOAD` on; plain rounds have the first three). `per_s`: of a second at work. Both are each device's
+    (`of_each`), times the factor of `by_hour` for the hour of the device's own day: 24, or one for all.
+
+    `returns`: share of those lost that come back, after about `away_s`, log-normal with sigma `away_spread`. In a
+    secure round nobody does: what masks an update is never on disk.
+    """
+
+    seed: int
+    zones: Zones
+    per_round: Floats
+    per_s: Floats
+    by_hour: Floats
+    weights: tuple[float, ...]
+    returns: float = 0.0
+    away_s: float = 60.0
+    away_spread: float = 1.0
+
+    def losses(self, devices: Indices, purpose: tuple[int, int], now: float, course: Course, secure: bool) -> Losses:
+        """What happens to these devices in one attempt. `purpose`: round and attempt; `now`: when it opens."""
+        hours = (self.zones.local_s(devices, now) % (24 * HOUR_S) / HOUR_S).astype(np.int64)
+        factors = of_each(self.by_hour, hours)
+        lost_s, stage = self._in_stages(devices, purpose, factors, course, secure)
+        bits = words(self.seed, devices, "lost at work", *purpose)
+        rate = np.maximum(of_each(self.per_s, devices) * factors, 1e-300)
+        at_work_s = -np.log(uniforms(bits)) / rate
+        is_first = (at_work_s < lost_s) & (at_work_s < course.report_s)
+        lost_s, stage = np.where(is_first, at_work_s, lost_s), np.where(is_first, course.stage_at(at_work_s), stage)
+        return Losses(lost_s, self._away_s(devices, purpose, secure), stage.astype(np.int8))
+
+    def _in_stages(
+        self, devices: Indices, purpose: tuple[int, int], factors: Floats, course: Course, secure: bool
+    ) -> tuple[Floats, Stages]:
+        is_lost = uniforms(words(self.seed, devices, "lost", *purpose)) < of_each(self.per_round, devices) * factors
+        weights = np.cumsum(self.weights if secure else self.weights[:3])
+        drawn = uniforms(words(self.seed, devices, "lost in", *purpose)) * weights[-1]
+        stage = np.where(is_lost, np.searchsorted(weights, drawn, side="right") + 1, 0).astype(np.int8)
+        part = uniforms(words(self.seed, devices, "lost when", *purpose))
+        zero, never = np.zeros(len(devices)), np.full(len(devices), NEVER)
+        heard, fetched, trained, report = course.heard_s, course.fetched_s, course.trained_s, course.report_s
+        begins = np.stack([never, zero, fetched, trained, zero, heard, report, report])
+        lasts = np.stack([zero, fetched, trained - fetched, report - trained, zero, zero, zero, zero])
+        column = np.arange(len(devices))
+        return begins[stage, column] + part * lasts[stage, column], stage
+
+    def _away_s(self, devices: Indices, purpose: tuple[int, int], secure: bool) -> Floats:
+        """How long each would be away."""
+        if secure or not self.returns:
+            return np.full(len(devices), NEVER)
+        is_back = uniforms(words(self.seed, devices, "returns", *purpose)) < self.returns
+        away = normals(words(self.seed, devices, "away", *purpose))
+        return np.where(is_back, self.away_s * np.exp(self.away_spread * away), NEVER)

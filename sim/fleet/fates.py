@@ -1,0 +1,188 @@
+"""What becomes of each device of a cohort in one attempt at a round: when it is done with what, or lost.
+
+A device hears of its work after a round trip, fetches the model, trains, uploads, reports. It trains as the SDK does
+(`client/trainer.py`): step after step until all are done, or the next would end later than the window's end less what
+`client/link.py` keeps for the upload; at least one. All of it is arithmetic on arrays, one entry a device.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from umbel.aggregation.binomial import Floats
+from umbel.client.link import GROWTH, SAFETY, UP_OVER_DOWN, retry_s
+from umbel.sim.data.partition import Indices
+from umbel.sim.fleet.dropouts import NEVER, Course, Losses, Stage, Stages
+from umbel.sim.fleet.faults import Kinds
+from umbel.sim.fleet.presence import Flags
+
+
+@dataclass(frozen=True, slots=True)
+class CohortAsk:
+    """What the devices of a cohort are asked in one attempt.
+
+    `steps`: int64 (k,), of each, at least 1; `batch_size`: samples in one. `down_bytes`: of the model, or of the change
+    that a device fetches; `update_bytes`: of its update. Both int64, (k,) or (1,) where all are alike.
+    `is_new`: (k,), devices that have never sent an update and know not how fast their line is; None: nobody.
+    `update_bytes_max`: as long as an update can be, where that is not how long it is.
+    """
+
+    steps: Indices
+    batch_size: int
+    down_bytes: Indices
+    update_bytes: Indices
+    window_s: float
+    is_new: Flags | None = None
+    secure: bool = False
+    update_bytes_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Of each device, in this attempt: bytes per second both ways, and seconds of a round trip. `up_expected`: what it
+    takes its line for, from the last time it has sent an update."""
+
+    down: Floats
+    up: Floats
+    up_expected: Floats
+    latency_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Of each device, until some moment: bytes that went both ways, and seconds at work."""
+
+    bytes_down: Indices
+    bytes_up: Indices
+    busy_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """In the cohort's order, times in seconds from the round's opening.
+
+    `fetched_s`: when it has the model, `trained_s`: when it begins to upload, `report_s`: when its report comes; inf
+    where that is never. A report may come after the window's end, or after the round has closed: whoever drives the
+    round knows that, and tells the device to stop (`spent`). `step_s`: a step's; `steps_done`: of those asked, 0 where
+    it does not report.
+    `lost_s`: when it falls silent, inf where it does not; `back_s`: when it is back and goes on where it was, inf where
+    it does not come; `stage`: what it was about then, int8, of `Stage`. A device that is lost at
+    `Stage.CONSISTENCY_CHECK` or `UNMASKING` has reported. `fault`: what is wrong with its work, int8, of `Fault`.
+    """
+
+    devices: Indices
+    ask: CohortAsk
+    lines: Lines = field(repr=False)
+    fetched_s: Floats
+    step_s: Floats
+    trained_s: Floats
+    steps_done: Indices
+    report_s: Floats
+    lost_s: Floats
+    back_s: Floats
+    stage: Stages
+    fault: Kinds
+
+    def spent(self, until_s: float | Floats = NEVER) -> Spent:
+        """What it cost until then, or in all; `until_s`: when a device was told to stop, of each or of all."""
+        until = np.minimum(until_s, np.where(np.isinf(self.report_s), self._given_up_s, self.report_s))
+        at_work_s, is_up = self._at_work_s(until), until > self.trained_s
+        lines, ask = self.lines, self.ask
+        down_s = at_work_s - 2 * lines.latency_s
+        begun_s = self._at_work_s(np.where(is_up, self.trained_s, 0.0))
+        up_s = np.where(is_up, at_work_s - begun_s - lines.latency_s, 0.0)
+        return Spent(_moved(down_s * lines.down, ask.down_bytes), _moved(up_s * lines.up, ask.update_bytes), at_work_s)
+
+    @property
+    def bytes_down(self) -> Indices:
+        """What each device fetches, if nobody stops it."""
+        return self.spent().bytes_down
+
+    @property
+    def bytes_up(self) -> Indices:
+        """What each device sends, if nobody stops it."""
+        return self.spent().bytes_up
+
+    @property
+    def _given_up_s(self) -> Floats:
+        """When one that does not report ends its work: it is lost, or has no model by the window's end."""
+        return np.where(self.back_s < self.ask.window_s, self.ask.window_s, np.minimum(self.lost_s, self.ask.window_s))
+
+    def _at_work_s(self, until_s: Floats) -> Floats:
+        """Seconds until then, without those away."""
+        is_lost = until_s > self.lost_s
+        return np.where(is_lost, self.lost_s + np.where(until_s > self.back_s, until_s - self.back_s, 0.0), until_s)
+
+
+def undisturbed(ask: CohortAsk, lines: Lines, step_s: Floats) -> tuple[Course, Indices]:
+    """How the round goes if nothing happens to anybody, and how many steps each does."""
+    fetched_s = 2 * lines.latency_s + ask.down_bytes / lines.down
+    steps = _steps_that_fit(_training_ends_s(ask, lines) - fetched_s, step_s, ask.steps)
+    trained_s = fetched_s + steps * step_s
+    report_s = trained_s + 2 * lines.latency_s + ask.update_bytes / lines.up
+    return Course(lines.latency_s, fetched_s, trained_s, report_s), steps
+
+
+def reserve_s(ask: CohortAsk, lines: Lines) -> Floats:
+    """What each keeps of the window for its upload: `Link.reserve_s` of the SDK, for all of them at once.
+
+    A device that has sent an update takes its line for what it was then, and expects an update half as long again; a
+    new one takes it for slow, by its download, and expects the longest.
+    """
+    longest = ask.update_bytes if ask.update_bytes_max is None else np.array([ask.update_bytes_max])
+    expected = np.minimum(GROWTH * ask.update_bytes, longest)
+    transfer_s = _transfer_s(expected, ask.update_bytes, lines.up_expected, lines.latency_s)
+    if ask.is_new is not None:
+        of_new_s = _transfer_s(longest, ask.down_bytes, lines.down, lines.latency_s) / UP_OVER_DOWN
+        transfer_s = np.where(ask.is_new, of_new_s, transfer_s)
+    return np.minimum(SAFETY * transfer_s + retry_s(ask.window_s), ask.window_s / 2)
+
+
+def _transfer_s(n_bytes: Floats | Indices, measured_bytes: Indices, rate: Floats, latency_s: Floats) -> Floats:
+    """How long so many bytes take by what a transfer has shown, round trip included; 0 if there was none."""
+    measured_s = measured_bytes / rate + latency_s
+    return np.where(measured_bytes > 0, n_bytes * measured_s / np.maximum(measured_bytes, 1), 0.0)
+
+
+def disturbed(ask: CohortAsk, lines: Lines, step_s: Floats, course: Course, losses: Losses) -> tuple[Course, Indices]:
+    """How it goes for those who are lost, some of whom come back in time; `course`: if they were not.
+
+    Who comes back goes on where it was: with the bytes that it had, after the last step that it had finished. The steps
+    are 0, and the report inf, of those who do not report.
+    """
+    _, n_undisturbed = undisturbed(ask, lines, step_s)
+    back_s, away_s = losses.back_s, losses.away_s
+    in_download = losses.stage == Stage.DOWNLOAD
+    fetched_s = course.fetched_s + np.where(in_download, away_s, 0.0)
+    # Of the steps, first those that it had done when it was lost, then those that still fit.
+    in_training = losses.stage == Stage.TRAINING
+    n_before = np.where(in_training, np.floor((losses.lost_s - fetched_s) / step_s), 0.0)
+    n_before = np.clip(n_before, 0, ask.steps - 1).astype(np.int64)
+    goes_on_s = np.where(in_training, back_s, fetched_s)
+    fits = _steps_that_fit(_training_ends_s(ask, lines) - goes_on_s, step_s, ask.steps - n_before)
+    is_late = in_download | in_training
+    steps = np.where(is_late, n_before + fits, n_undisturbed)
+    trained_s = np.where(is_late, goes_on_s + fits * step_s, course.trained_s)
+    in_upload = losses.stage == Stage.UPLOAD
+    report_s = trained_s + (course.report_s - course.trained_s) + np.where(in_upload, away_s, 0.0)
+    is_gone = np.isin(losses.stage, _NO_REPORT) & ~(back_s < ask.window_s)
+    has_model = fetched_s < ask.window_s  # who has not gives up
+    is_gone |= ~has_model
+    trained_s = np.where(is_gone & ~(has_model & (trained_s <= losses.lost_s)), NEVER, trained_s)
+    return Course(course.heard_s, fetched_s, trained_s, np.where(is_gone, NEVER, report_s)), np.where(is_gone, 0, steps)
+
+
+_NO_REPORT = (Stage.DOWNLOAD, Stage.TRAINING, Stage.UPLOAD, Stage.ADVERTISE_KEYS, Stage.SHARE_KEYS)
+
+
+def _training_ends_s(ask: CohortAsk, lines: Lines) -> Floats:
+    return ask.window_s - reserve_s(ask, lines)
+
+
+def _steps_that_fit(seconds: Floats, step_s: Floats, steps: Indices) -> Indices:
+    """Of the steps asked, those that end within so many seconds; one is always done."""
+    return np.clip(np.floor(seconds / step_s), 1, steps).astype(np.int64)
+
+
+def _moved(n_bytes: Floats, all_bytes: Indices) -> Indices:
+    return np.floor(np.clip(n_bytes, 0.0, all_bytes) + 1e-6).astype(np.int64)

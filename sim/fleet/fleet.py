@@ -1,0 +1,120 @@
+"""A fleet: who of its devices waits for work at a moment, and what becomes of those that are asked.
+
+All that it says hangs on the seed, the device, and the attempt at a round, on nothing else: not on who else is asked,
+nor in what order, nor on what was asked before. Nothing is kept of any device, so that a million of them cost nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from umbel.aggregation.binomial import Floats
+from umbel.aggregation.pace import MARGIN
+from umbel.sim.data.partition import Indices
+from umbel.sim.fleet.draws import shuffled
+from umbel.sim.fleet.dropouts import Dropouts, Losses
+from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, undisturbed
+from umbel.sim.fleet.faults import Faults
+from umbel.sim.fleet.presence import Presence
+from umbel.sim.fleet.traits import Trait
+
+ALL_WAIT_MAX = 1000  # of no more devices a coordinator lets all wait (`umbel.server.pacing.HELD_MAX`)
+_BLOCK_MIN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds that a device needs for each step, for each sample, or for its whole work, whatever that is."""
+
+    trait: Trait
+    unit: Literal["step", "sample", "work"]
+
+    def step_s(self, devices: Indices, number: int, attempt: int, ask: CohortAsk) -> Floats:
+        seconds = self.trait.today(devices, number, attempt)
+        match self.unit:
+            case "step":
+                return seconds
+            case "sample":
+                return seconds * ask.batch_size
+            case "work":
+                return seconds / ask.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Bytes per second both ways. `latency_s`: of a round trip, alike for all."""
+
+    down: Trait
+    up: Trait
+    latency_s: float
+
+    def lines(self, devices: Indices, number: int, attempt: int) -> Lines:
+        return Lines(
+            self.down.today(devices, number, attempt),
+            self.up.today(devices, number, attempt),
+            self.up.usual(devices),
+            np.full(len(devices), self.latency_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """`waiting_factor`: of a large fleet, at most so many times what a round asks wait for it."""
+
+    seed: int
+    speed: Speed
+    network: Network
+    presence: Presence
+    dropouts: Dropouts
+    faults: Faults
+    waiting_factor: float = MARGIN
+
+    def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
+        """Who of the devices 0 .. n_devices - 1 waits for this attempt, which asks `n_wanted`: ascending.
+
+        Of a small fleet, all that are there. Of a large one, as many as pace steering brings together
+        (`aggregation/pace.py`: some more than a round asks, evenly drawn from those that are there); the others are
+        not even looked at.
+        """
+        n_most = n_devices
+        if n_devices > ALL_WAIT_MAX:
+            n_most = min(n_devices, math.ceil(self.waiting_factor * n_wanted))
+        found: list[Indices] = []
+        n_found, first = 0, 0
+        while n_found < n_most and first < n_devices:
+            places = np.arange(first, min(n_devices, first + max(_BLOCK_MIN, n_most)))
+            devices = shuffled(self.seed, places, n_devices, "waiting", number, attempt)
+            there = devices[self.presence.is_there(devices, now)][: n_most - n_found]
+            found.append(there)
+            n_found, first = n_found + len(there), int(places[-1]) + 1
+        return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def fates(self, devices: Indices, number: int, attempt: int, opened_at: float, ask: CohortAsk) -> Fates:
+        """What becomes of these devices, one of `ask` each, in an attempt that opens at `opened_at`."""
+        step_s, lines = self.speed.step_s(devices, number, attempt, ask), self.network.lines(devices, number, attempt)
+        course, _ = undisturbed(ask, lines, step_s)
+        losses = self.dropouts.losses(devices, (number, attempt), opened_at, course, ask.secure)
+        leaves_s = self.presence.leaves_s(devices, opened_at, ask.window_s)
+        is_first = (leaves_s < losses.lost_s) & (leaves_s < course.report_s)
+        losses = Losses(
+            np.where(is_first, leaves_s, losses.lost_s),
+            np.where(is_first, np.inf, losses.away_s),
+            np.where(is_first, course.stage_at(leaves_s), losses.stage).astype(np.int8),
+        )
+        course, steps = disturbed(ask, lines, step_s, course, losses)
+        return Fates(
+            devices=devices,
+            ask=ask,
+            lines=lines,
+            fetched_s=course.fetched_s,
+            step_s=step_s,
+            trained_s=course.trained_s,
+            steps_done=steps,
+            report_s=course.report_s,
+            lost_s=losses.lost_s,
+            back_s=losses.back_s,
+            stage=losses.stage,
+            fault=self.faults.of(devices, number, attempt),
+        )

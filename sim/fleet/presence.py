@@ -1,0 +1,183 @@
+"""When devices are there to be asked, and when they leave: always, by the hour, while they charge, or as recorded.
+
+Time is in seconds from a midnight; a device's own day begins by so much earlier or later as its time zone says.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.aggregation.binomial import Floats
+from umbel.sim.data.partition import Indices
+from umbel.sim.fleet.draws import daily_words, normals, uniforms, words
+from umbel.sim.fleet.traits import of_each
+
+Flags: TypeAlias = NDArray[np.bool_]
+HOUR_S, DAY_S = 3600.0, 86_400.0
+_LOOKED_AHEAD_H = 25
+
+
+class Presence(Protocol):
+    """When devices are there."""
+
+    def is_there(self, devices: Indices, now: float) -> Flags:
+        """Whether each of these devices can be asked at that moment."""
+        ...
+
+    def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
+        """In how many seconds each of these devices leaves, of those that are there; inf if not before the horizon."""
+        ...
+
+
+class Always:
+    """Devices are always there."""
+
+    def is_there(self, devices: Indices, now: float) -> Flags:
+        return np.ones(len(devices), np.bool_)
+
+    def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
+        return np.full(len(devices), np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Zones:
+    """The time zones in which devices live, evenly; `hours`: ahead of the clock."""
+
+    seed: int
+    hours: tuple[float, ...] = (0.0,)
+
+    def local_s(self, devices: Indices, now: float) -> Floats:
+        """Seconds from a midnight of each device's own."""
+        if len(self.hours) == 1:
+            return np.full(len(devices), now + self.hours[0] * HOUR_S)
+        chosen = (uniforms(words(self.seed, devices, "zone")) * len(self.hours)).astype(np.int64)
+        return now + np.array(self.hours)[chosen] * HOUR_S
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """By the hour of the device's own day, `shares` of them are there: 24, at whole hours, with straight lines between.
+
+    A device has a rank between 0 and 1 each day, which begins when the fewest are there, and is there while the share
+    is above its rank: so it comes once where the shares rise and fall once. `habit`: on so large a share of days that
+    is the device's usual rank. `factors`: of each device's share (`of_each`).
+    """
+
+    seed: int
+    zones: Zones
+    shares: Floats
+    habit: float
+    factors: Floats
+
+    def is_there(self, devices: Indices, now: float) -> Flags:
+        local_s = self.zones.local_s(devices, now)
+        there: Flags = self._rank(devices, local_s) < self._share(devices, local_s)
+        return there
+
+    def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
+        """A device that stays for 24 hours does not leave before any horizon."""
+        local_s = self.zones.local_s(devices, now)
+        leaves_s = np.full(len(devices), np.inf)
+        began_s, share, next_s = local_s, self._share(devices, local_s), np.floor(local_s / HOUR_S) * HOUR_S
+        for _ in range(min(_LOOKED_AHEAD_H, int(horizon_s // HOUR_S) + 2)):
+            rank = self._rank(devices, began_s)  # the same until the next whole hour
+            next_s = next_s + HOUR_S
+            next_share = self._share(devices, next_s)
+            part = np.clip((share - rank) / np.where(share > next_share, share - next_share, 1.0), 0.0, 1.0)
+            goes_s = np.where(
+                rank >= share, began_s, np.where(rank >= next_share, began_s + part * (next_s - began_s), np.inf)
+            )
+            leaves_s = np.where(np.isinf(leaves_s), goes_s - local_s, leaves_s)
+            began_s, share = next_s, next_share
+        return np.where(leaves_s < horizon_s, leaves_s, np.inf)
+
+    def _share(self, devices: Indices, local_s: Floats) -> Floats:
+        shares = np.interp(local_s / HOUR_S, np.arange(24), self.shares, period=24)
+        return np.minimum(shares * of_each(self.factors, devices), 1.0)
+
+    def _rank(self, devices: Indices, local_s: Floats) -> Floats:
+        days = np.floor((local_s - float(self.shares.argmin()) * HOUR_S) / DAY_S).astype(np.int64)
+        of_day = uniforms(daily_words(self.seed, devices, days, "rank of the day"))
+        if not self.habit:
+            return of_day
+        is_usual = uniforms(daily_words(self.seed, devices, days, "usual day")) < self.habit
+        return np.where(is_usual, uniforms(words(self.seed, devices, "usual rank")), of_day)
+
+
+@dataclass(frozen=True, slots=True)
+class Charging:
+    """While they charge, once a day: from about the hour `plugged_at` of the device's own day, for about `hours`.
+
+    `spread_h`: standard deviation of both, half of its variance between devices, half from day to day.
+    """
+
+    seed: int
+    zones: Zones
+    plugged_at: float
+    hours: float
+    spread_h: float
+
+    def is_there(self, devices: Indices, now: float) -> Flags:
+        there: Flags = self._ends_s(devices, self.zones.local_s(devices, now)) > 0
+        return there
+
+    def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
+        left_s = np.maximum(self._ends_s(devices, self.zones.local_s(devices, now)), 0.0)
+        return np.where(left_s < horizon_s, left_s, np.inf)
+
+    def _ends_s(self, devices: Indices, local_s: Floats) -> Floats:
+        """In how many seconds the charging ends that is under way; not above 0 where none is."""
+        # Days are counted such that nobody plugs in near the turn from one to the next.
+        turn_s = (self.plugged_at - 12) * HOUR_S
+        days = np.floor((local_s - turn_s) / DAY_S).astype(np.int64)
+        ends_s = np.zeros(len(devices))
+        for day in (days - 1, days):
+            from_s, until_s = self._session(devices, day, turn_s)
+            ends_s = np.where(from_s <= local_s, np.maximum(ends_s, until_s - local_s), ends_s)
+        return ends_s
+
+    def _session(self, devices: Indices, days: Indices, turn_s: float) -> tuple[Floats, Floats]:
+        start_h = np.clip(12 + self._deviation(devices, days, "plugged at"), 0.0, 23.9)
+        hours = np.clip(self.hours + self._deviation(devices, days, "charging for"), 0.1, 24.0)
+        from_s = days * DAY_S + turn_s + start_h * HOUR_S
+        return from_s, from_s + hours * HOUR_S
+
+    def _deviation(self, devices: Indices, days: Indices, what: str) -> Floats:
+        own, of_day = words(self.seed, devices, what), daily_words(self.seed, devices, days, what, "of the day")
+        deviations: Floats = self.spread_h * np.sqrt(0.5) * (normals(own) + normals(of_day))
+        return deviations
+
+
+class Recorded:
+    """At recorded times, which begin anew every `cycle_s`. Device d is the d-th of those recorded, of which there are
+    `n`; beyond the last they begin anew.
+
+    `devices`, `from_s`, `until_s`: stretches of time, of each device in order and apart, between 0 and `cycle_s`.
+    """
+
+    def __init__(self, n: int, cycle_s: float, devices: Indices, from_s: Floats, until_s: Floats) -> None:
+        self.n, self.cycle_s = n, cycle_s
+        self._devices, self._from_s, self._until_s = devices, from_s, until_s
+        self._keys = devices * cycle_s + from_s
+        self._firsts = np.searchsorted(devices, np.arange(n))
+
+    def is_there(self, devices: Indices, now: float) -> Flags:
+        return self._left_s(devices, now) > 0
+
+    def leaves_s(self, devices: Indices, now: float, horizon_s: float) -> Floats:
+        left_s = np.maximum(self._left_s(devices, now), 0.0)
+        # One that is there at the end of the cycle and at its beginning stays.
+        firsts = self._firsts[devices % self.n]
+        goes_on = (now % self.cycle_s + left_s >= self.cycle_s) & (self._from_s[firsts] == 0)
+        further_s = self._until_s[firsts]
+        left_s = np.where(goes_on, np.where(further_s == self.cycle_s, np.inf, left_s + further_s), left_s)
+        return np.where(left_s < horizon_s, left_s, np.inf)
+
+    def _left_s(self, devices: Indices, now: float) -> Floats:
+        """Until the end of the stretch that each is in; 0 or less for who is in none."""
+        chosen, moment = devices % self.n, now % self.cycle_s
+        at = np.searchsorted(self._keys, chosen * self.cycle_s + moment, side="right") - 1
+        is_own = (at >= 0) & (self._devices[at] == chosen)
+        return np.where(is_own, self._until_s[at] - moment, 0.0)

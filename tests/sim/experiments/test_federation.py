@@ -1,0 +1,187 @@
+"""A simulated run goes the way of the coordinator's: its machine, its sums, its endings, in virtual time."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.sim.experiments.worlds import attempts_of, hashes, table
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import Fate
+from umbel.aggregation.task import Task
+from umbel.sim.experiments.federation import SimulationError
+
+
+def test_rounds_are_committed_until_the_file_has_enough() -> None:
+    ended = attempts_of(table())
+    assert [one.record.round for one in ended] == [1, 2, 3, 4]
+    assert all(one.record.committed and one.record.reported == 6 for one in ended)
+    assert ended[-1].standing.status is RunStatus.FINISHED
+    assert ended[-1].record.model_version == 4
+
+
+def test_the_same_seed_gives_the_same_records_and_models() -> None:
+    first, second = attempts_of(table()), attempts_of(table())
+    assert [one.record for one in first] == [one.record for one in second]
+    assert first[-1].model.file == second[-1].model.file
+
+
+def test_another_seed_is_another_run() -> None:
+    assert hashes(table(seeds=[1])) != hashes(table(seeds=[2]))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "threads"])
+def test_engines_agree_within_rounding(engine: str) -> None:
+    ours, theirs = attempts_of(table()), attempts_of(table(engine={"name": engine}))
+    assert [one.record.selected for one in ours] == [one.record.selected for one in theirs]
+    for name, values in ours[-1].model.master.items():
+        torch.testing.assert_close(values, theirs[-1].model.master[name], rtol=0, atol=1e-6)
+
+
+def test_threads_give_the_bits_of_the_plain_loop() -> None:
+    assert hashes(table(engine={"name": "sequential"})) == hashes(table(engine={"name": "threads"}))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        {"name": "integer", "step": 0.5},
+        {"name": "eden", "bits": 2},
+        {"name": "topk", "share": 0.1, "error_feedback": True},
+        {"name": "lowrank", "rank": 2},
+    ],
+    ids=lambda codec: codec["name"],
+)
+def test_updates_are_written_as_the_run_says(codec: dict[str, Any]) -> None:
+    plain, coded = attempts_of(table()), attempts_of(table(codec=codec))
+    assert sum(one.record.bytes_up for one in coded) < sum(one.record.bytes_up for one in plain)
+    assert coded[-1].record.codec
+    assert all(one.record.committed for one in coded)
+    assert coded[-1].model.file != plain[-1].model.file
+
+
+def test_a_float32_round_is_the_sum_that_clients_one_by_one_would_make() -> None:
+    """The integers of a whole group at once, against each client's update written and read."""
+    from umbel.aggregation.layout import Layout
+    from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
+    from umbel.aggregation.update_codec import codec_for
+    from umbel.sim.experiments.uplink import Memory, Uplink
+
+    plan = RoundPlan(RunId("r"), 1, 1, 3, 1, 1.0, 10.0, Weighting.SAMPLES, 100, 64.0, seed=1)
+    layout = Layout.of_state({"w": torch.zeros(5, 7)})
+    values = torch.randn(3, 35, generator=torch.Generator().manual_seed(0)) * 10
+    names = [ClientId(name) for name in "abc"]
+    uplink = Uplink(plan, layout, {name: i for i, name in enumerate(names)}, 0, Memory())
+    uplink.add(names, values, [3, 1, 50])
+    codec = codec_for(plan.codec, plan.grid, layout)
+    total = codec.new_sum()
+    for i, weight in enumerate([3, 1, 50]):
+        update = b"".join(codec.encode(lambda i=i: iter([values[i]]), i))  # type: ignore[misc]
+        total.add(codec.integers(update[: codec.header_bytes], [update[codec.header_bytes :]], i), weight)
+    assert torch.equal(uplink.total.sums, total.sums)
+    assert uplink.total.total_weight == total.total_weight == 54
+
+
+def test_an_update_that_diverges_is_declined_and_another_takes_its_place() -> None:
+    """One client's update leaves the grid: it does not count, and the next in time does."""
+    described = table(fleet={"corrupt": {"share": 0.3, "kinds": ["nan"], "per_round": 1.0}}, rounds={"count": 3})
+    ended = attempts_of(described)
+    declined = [client for one in ended for client in one.record.clients if client.fate is Fate.DECLINED]
+    assert declined
+    assert all("diverged" in client.reason for client in declined)
+    assert all(one.record.reported == 6 for one in ended if one.record.committed)
+    assert all(bool(values.isfinite().all()) for values in ended[-1].model.master.values())
+
+
+def test_slow_devices_send_what_they_have() -> None:
+    described = table(
+        fleet={"speed": {"step_s": 2.0, "spread": 1.0}},
+        rounds={"window_s": 12.0, "over_selection": 1.0, "count": 3},
+        training={"local_epochs": 5},
+    )
+    ended = attempts_of(described)
+    assert sum(one.record.partial for one in ended) > 0
+    partial = [client for one in ended for client in one.record.clients if client.fate is Fate.PARTIAL]
+    assert all(0 < client.steps_done < client.steps_planned for client in partial)
+
+
+def test_a_round_that_too_few_report_in_is_tried_again() -> None:
+    described = table(
+        fleet={"dropouts": {"per_round": 0.7}},
+        rounds={"minimum": 4, "over_selection": 1.0, "window_s": 60.0, "count": 2},
+    )
+    ended = attempts_of(described)
+    assert any(not one.record.committed for one in ended)
+    assert [one.record.round for one in ended if one.record.committed] == [1, 2]
+    lost = [client for one in ended for client in one.record.clients if client.fate is Fate.LOST]
+    assert lost
+    assert all(client.silent_s > 0 for client in lost)
+
+
+def test_a_run_that_may_not_try_for_ever_fails_with_the_reason() -> None:
+    described = table(
+        fleet={"dropouts": {"per_round": 1.0}}, rounds={"minimum": 4, "window_s": 60.0, "attempts_max": 2}
+    )
+    ended = attempts_of(described)
+    assert len(ended) == 2
+    assert ended[-1].standing.status is RunStatus.FAILED
+    assert "abandoned 2 times" in ended[-1].standing.reason
+
+
+def test_who_did_not_train_measures_the_model_where_the_run_says_so() -> None:
+    described = table(partition={"holdout": 0.3}, evaluation={"every": 2, "clients": 4}, training={"evaluate": True})
+    ended = attempts_of(described)
+    assert [one.record.task for one in ended] == [
+        Task.TRAINING,
+        Task.TRAINING,
+        Task.EVALUATION,
+        Task.TRAINING,
+        Task.TRAINING,
+        Task.EVALUATION,
+    ]
+    assert all(0 <= one.record.evaluation["accuracy"] <= 1 for one in ended)
+    trained = {client.client for client in ended[1].record.clients}
+    assert trained.isdisjoint(client.client for client in ended[2].record.clients)
+
+
+def test_a_run_stops_early_by_its_own_rule() -> None:
+    described = table(
+        partition={"holdout": 0.3},
+        training={"evaluate": True},
+        rounds={"count": 40},
+        stop={"metric": "evaluation.accuracy", "mode": "max", "target": 0.05},
+    )
+    ended = attempts_of(described)
+    assert len(ended) < 40
+    assert "stopped early" in ended[-1].standing.reason
+
+
+def test_changes_go_down_the_line_where_the_run_says_so() -> None:
+    plain, changes = attempts_of(table()), attempts_of(table(downlink={"name": "change"}))
+    assert changes[-1].record.bytes_down < plain[-1].record.bytes_down
+    assert changes[0].record.bytes_down == plain[0].record.bytes_down  # nobody has a model yet
+
+
+def test_the_window_tunes_itself_by_what_the_devices_show() -> None:
+    described = table(rounds={"self_tuning": True, "window_s": 3600.0, "count": 8}, fleet={"speed": {"step_s": 1.0}})
+    ended = attempts_of(described)
+    assert ended[-1].record.window_s < 3600.0
+    assert ended[-1].record.tuned
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"secure_aggregation": {}, "codec": {"name": "integer"}, "rounds": {"minimum": 3}}, "secure_aggregation"),
+        ({"canary": {}}, "canar"),
+        ({"training": {"evaluate": True}}, "holdout"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_with_what_to_do(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SimulationError, match=words):
+        attempts_of(table(**changes))
+
+
+def test_a_fleet_that_never_comes_ends_the_simulation_with_a_sentence() -> None:
+    with pytest.raises(SimulationError, match="does not begin"):
+        attempts_of(table(partition={"clients": 3}, rounds={"minimum": 5}))

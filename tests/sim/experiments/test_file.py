@@ -1,0 +1,79 @@
+"""An experiment's file: a run file and the world, every combination of what is swept, and sentences for mistakes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.experiments.worlds import table
+from umbel.sim.experiments import file as file_module
+from umbel.sim.experiments.file import experiment_of, read_experiment
+
+
+def test_every_combination_of_what_is_swept_is_a_run_for_each_seed() -> None:
+    one = experiment_of(table(seeds=[5, 6], sweep={"training.proximal_mu": [0.0, 1.0], "rounds.target": [3, 6]}))
+    assert len(one.trials) == 8
+    assert {(t.run.training.proximal_mu, t.run.rounds.target, t.seed) for t in one.trials} == {
+        (mu, target, seed) for mu in (0.0, 1.0) for target in (3, 6) for seed in (5, 6)
+    }
+    assert all(t.run.seed == t.seed for t in one.trials)
+    assert len({t.folder for t in one.trials}) == 8
+    assert one.trials[0].label == "proximal_mu=0.0, target=3"
+
+
+def test_what_the_world_is_like_can_be_swept_too() -> None:
+    one = experiment_of(table(sweep={"partition.alpha": [0.1, 10.0], "fleet.dropouts.per_round": [0.0, 0.5]}))
+    assert [
+        (t.partition and t.partition.alpha, t.fleet.dropouts and t.fleet.dropouts.per_round) for t in one.trials
+    ] == [
+        (0.1, 0.0),
+        (0.1, 0.5),
+        (10.0, 0.0),
+        (10.0, 0.5),
+    ]
+
+
+def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
+    described = table()
+    turned = dict(reversed(described.items()))
+    assert experiment_of(described).text == experiment_of(turned).text
+    assert experiment_of(described).text != experiment_of(table(target_accuracy=0.5)).text
+    assert experiment_of(described).text != experiment_of(described, {"rounds.count": 5}).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rounds": {"counts": 3}}, "unknown key 'counts'"),
+        ({"partition": {"alpha": -1.0}}, "alpha"),
+        ({"data": {"name": "imagenet"}}, "name must be one of digits"),
+        ({"model": {"name": "mlp", "hidden": [0]}}, "hidden"),
+        ({"engine": {"name": "warp"}}, "engine"),
+        ({"partition": None}, r"\[partition\] is missing"),
+        ({"seeds": [1, 1]}, "one seed twice"),
+        ({"seed": 3}, "list the seeds"),
+        ({"sweep": {"training.proximal_mu": []}}, "no value to try"),
+        ({"sweep": {"training.momentum": [0.9]}}, "unknown key 'momentum'.*momentum=0.9"),
+        ({"sweep": {"name.first": ["a"]}}, "name is no section"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        experiment_of(table(**changes))
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("name = ")
+    with pytest.raises(ValueError, match=re.escape(f"{path} is not valid TOML")):
+        read_experiment(path)
+
+
+def test_the_file_of_the_docstring_is_one(tmp_path: Path) -> None:
+    text = re.search(r"```toml\n(.*?)```", file_module.__doc__ or "", re.DOTALL)
+    assert text is not None
+    path = tmp_path / "experiment.toml"
+    path.write_text(text.group(1))
+    assert len(read_experiment(path).trials) == 9
