@@ -6,8 +6,7 @@ first weights, who is asked, the order of samples. So two codecs differ by what 
 """
 
 import hashlib
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +24,7 @@ from umbel.aggregation.weighting import Candidate, draw
 from umbel.sim.codec_uplink import Uplink
 from umbel.sim.data.partition_labels import shard_partition
 from umbel.sim.data.samples import Samples, TrainAndTest, score
+from umbel.sim.engines.threads import one_thread
 from umbel.sim.models import two_layer_net
 
 _MAX_ABS = 64.0
@@ -106,7 +106,7 @@ class Federation:
 
     def train(self, section: CodecSection) -> Trained:
         """A whole run with this codec. Raises `UpdateRefused` if training diverges."""
-        with _one_thread():
+        with one_thread():
             return self._train(section)
 
     def _train(self, section: CodecSection) -> Trained:
@@ -152,14 +152,3 @@ class Federation:
     def _accuracy(self, master: Mapping[str, Tensor]) -> float:
         self._model.load_state_dict(master)
         return score(self._model, self._test).accuracy
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Torch on one thread: so small a model only waits for more, and its sums come in one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from umbel.aggregation.layout import Layout
 from umbel.sim.data.partition import Indices
 from umbel.sim.engines.dense import dense_chain, train_dense
+from umbel.sim.engines.local import require_trainable
 from umbel.sim.engines.lockstep import Lockstep, lockstep, owners, widest_batch
 from umbel.sim.engines.losses import Loss, cross_entropy
 from umbel.sim.engines.stacked_step import StackedSteps
@@ -49,6 +50,7 @@ class StackedEngine:
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`."""
+        require_trainable(work, start, self._layout)
         positions = np.argsort(-work.steps, kind="stable")
         width = widest_batch(work.data.sizes, work.plan.batch_size)
         with one_thread():

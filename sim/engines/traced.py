@@ -52,6 +52,7 @@ def stacked_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a call that torch cannot stack is looped over, with no more than a warning
+            _look(of_stack, model, inputs, targets)
             recorded = _record(of_stack, model, inputs, targets)
             _try_out(recorded, model, loss, inputs, targets)
     except EngineError:
@@ -60,6 +61,13 @@ def stacked_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(f"{type(model).__name__} cannot be stacked: {first_line}") from error
     return recorded
+
+
+def _look(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """Once with two clients: what would be looped over shows at once, and not after thousands of turns."""
+    names = [name for name, _ in model.named_parameters()]
+    *weights, given, wanted, shares = _stack_of(2, model, inputs, targets)
+    of_stack(dict(zip(names, weights, strict=True)), given, wanted, shares)
 
 
 def _record(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:

@@ -44,7 +44,7 @@ from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 from umbel.sim.fleet.fleet import Fleet
 
 _NO_HASH = "0" * 64  # of updates: nobody keeps them
-_LOOK_AGAIN_S = 60.0  # in virtual time, where too few devices wait
+_LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
 _NOBODY_COMES_S = 30 * 86_400.0
 _EVALUATION_BATCH = 256
 
@@ -140,13 +140,16 @@ class Federation:
     def _recruit(self, state: Recruiting) -> Training | Abandoned:
         """Until a cohort is drawn: time goes on to the next moment at which that may be."""
         now, began = max(self.standing.now, state.since, state.not_before), state.since
+        pause_s = _LOOK_AGAIN_S
         while True:
             following, _ = advance(state, Gathered(now, self._candidates(state.plan, now)))
             if not isinstance(following, Recruiting):
                 assert isinstance(following, Training | Abandoned), "nothing has been reported yet"
                 return following
             due = next_deadline(following, now)
-            state, now = following, due if due is not None and due > now else now + _LOOK_AGAIN_S
+            if due is None or due <= now:
+                due, pause_s = now + pause_s, min(1.5 * pause_s, _LOOK_AGAIN_S_MAX)
+            state, now = following, due
             if now > began + _NOBODY_COMES_S:
                 raise SimulationError(
                     f"round {state.plan.number} does not begin: for {_NOBODY_COMES_S / 86_400:.0f} days {state.why}; "

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tests.sim.engines.cohorts import N_CLASSES, N_FEATURES, all_changes, recipe, start_of, work_of
 from umbel.aggregation.sample_order import sample_order
+from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.local import Losses
 from umbel.sim.engines.processes import ProcessesEngine
 from umbel.sim.engines.recipe import ModelRecipe
@@ -23,6 +24,8 @@ ENGINES: dict[str, Callable[[ModelRecipe], Engine]] = {
     "sequential": SequentialEngine,
     "threads": lambda made_by: ThreadsEngine(made_by, 3),
     "processes": lambda made_by: ProcessesEngine(made_by, 2),
+    "batched": lambda made_by: named_engine("batched", made_by),
+    "auto": lambda made_by: named_engine("auto", made_by),
 }
 SAME_BITS = ["threads", "processes"]
 

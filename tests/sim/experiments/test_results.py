@@ -60,7 +60,7 @@ def test_from_python_nothing_is_written_and_all_is_there(tmp_path: Path, monkeyp
     assert point.seeds == (0, 1)
     assert point.accuracy is not None
     assert point.accuracy.low is not None
-    assert results._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert results._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"  # pyright: ignore[reportPrivateUsage] - what a notebook calls
 
 
 @pytest.fixture(scope="module")

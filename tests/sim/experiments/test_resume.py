@@ -27,7 +27,7 @@ hidden = [8]
 [fleet.dropouts]
 per_round = 0.1
 [rounds]
-count = 400
+count = 100
 target = 6
 self_tuning = true
 [training]
