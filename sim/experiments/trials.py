@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -141,7 +141,7 @@ def _rows_before(path: Path, n_bytes: int) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _keeping(folder: Path | None, n_bytes: int) -> Iterator[_Kept]:
+def _keeping(folder: Path | None, n_bytes: int) -> Generator[_Kept]:
     if folder is None:
         yield _Kept(None)
         return
