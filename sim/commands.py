@@ -194,6 +194,18 @@ def bench_codec(
     _bench(lambda: measure(quick=quick, plot=plot, data=data, curves=curves), json)
 
 
+@bench_app.command("simulate")
+def bench_simulate(
+    quick: QuickOption = False,
+    only: Annotated[str | None, typer.Option(help="One workload alone: A, B, C or Cs.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Simulated rounds against a plain loop: small models, many clients, long tails, and one large model."""
+    from umbel.sim.bench_simulate import measure
+
+    _bench(lambda: measure(quick=quick, only=only), json)
+
+
 @bench_app.command("secagg")
 def bench_secagg(
     quick: QuickOption = False,

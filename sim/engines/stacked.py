@@ -31,7 +31,8 @@ log = logging.getLogger("umbel.sim")
 
 
 class StackedEngine:
-    """`loss`: of each sample. `group_size`: at most so many clients at once; at first what fits the caches.
+    """`loss`: of each sample. `group_size`: at most so many clients at once; at first what fits the caches. `by_hand`:
+    take the gradients of chains of linear layers that were worked out by hand, where they apply.
 
     Raises `EngineError` where the model holds more than its float32 parameters; others are found out by the first
     cohort.
@@ -39,12 +40,12 @@ class StackedEngine:
 
     name = "batched"
 
-    def __init__(self, model: nn.Module, loss: Loss = cross_entropy) -> None:
+    def __init__(self, model: nn.Module, loss: Loss = cross_entropy, *, by_hand: bool = True) -> None:
         self._model, self._loss = model, loss
         self._layout = Layout.of_state(model.state_dict())
         self.group_size = max(1, _GROUP_BYTES // (4 * self._layout.n_values))
-        self._dense = dense_chain(model) if loss is cross_entropy else None
-        self._gradients: Gradients | None = None
+        self._dense = dense_chain(model) if by_hand and loss is cross_entropy else None
+        self._gradients = dict[int, Gradients]()  # by the width of a batch, which a recording is for
         if self._dense is None:
             _require_stackable(model)
 
@@ -90,9 +91,10 @@ class StackedEngine:
                 places = slice(done * width, (done + n_active) * width)
                 rows = steps.rows[places]
                 inputs, targets = samples.inputs[rows], samples.targets[rows]
-                if self._gradients is None:
-                    self._gradients = stacked_gradients(self._model, self._loss, inputs[:width], targets[:width])
-                found, losses[done : done + n_active] = self._gradients(
+                if width not in self._gradients:
+                    example = inputs[:width], targets[:width]
+                    self._gradients[width] = stacked_gradients(self._model, self._loss, *example)
+                found, losses[done : done + n_active] = self._gradients[width](
                     {name: one[:n_active] for name, one in by_name.items()},
                     inputs.view(n_active, width, *inputs.shape[1:]),
                     targets.view(n_active, width, *targets.shape[1:]),

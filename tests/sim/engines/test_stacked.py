@@ -161,6 +161,16 @@ def test_each_client_gives_the_same_bits_whoever_is_stacked_with_it(name: str, h
     assert torch.equal(losses, losses_apart)
 
 
+@pytest.mark.parametrize("name", ["relu", "towers"])
+def test_cohorts_of_other_sizes_follow_each_other(name: str) -> None:
+    """The widest batch of a cohort is one of its samples' numbers, and what is recorded is for one width."""
+    model, engine = stacked(name)
+    for sizes in ([3, 2], [8, 4], [9, 5, 1], [3]):
+        work = work_of(sizes)
+        values, _ = trained(engine, flat(model), work)
+        torch.testing.assert_close(values, textbook(model, work)[0], rtol=0, atol=2e-6)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 14), st.integers(1, 9)), min_size=1, max_size=6),
     st.integers(1, 6),
