@@ -73,7 +73,9 @@ def choose(
 def able_of(plan: RoundPlan, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Who may be drawn, with no more samples than count."""
     return [
-        replace(candidate, sample_count=min(candidate.sample_count, plan.sample_count_max))
+        candidate
+        if candidate.sample_count <= plan.sample_count_max
+        else replace(candidate, sample_count=plan.sample_count_max)
         for candidate in candidates
         if candidate.sample_count > 0 or not plan.needs_counts
     ]

@@ -328,6 +328,7 @@ def _numbered_as(before: RoundPlan) -> Numbered:
 
 def _plan(run: Run, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
     """The plan of what follows; the attempt that has just ended is the newest that is known."""
-    observations = (*known.evidence.observations, *observed(record))
-    evidence = replace(known.evidence, observations=observations)
+    evidence = known.evidence
+    if run.file.rounds_of(number).self_tuning:
+        evidence = replace(evidence, observations=(*evidence.observations, *observed(record)))
     return next_plan(run.file, number, attempt, evidence, known.now)

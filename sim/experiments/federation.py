@@ -26,7 +26,7 @@ from umbel.aggregation.ledger import client_records
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
-from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Training
+from umbel.aggregation.round import Abandoned, Accepted, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
@@ -193,7 +193,7 @@ class Federation:
             self._do(uplink, cohort, training, opened, np.array(new), numbers)
             trained.update(names[i] for i in new)
             if not uplink.refused.keys() - declines.keys():
-                ended = play(opened, cohort, declines)  # the same, with what training has told
+                ended = _with_works(ended, cohort)
                 break
             declines |= uplink.refused
         book = book_of(ended, cohort, uplink.sizes, declines)
@@ -225,18 +225,23 @@ class Federation:
             if (kinds != Fault.NONE).any():
                 world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
             weights = list[int]()
-            for i, position, loss in zip(
-                chosen.tolist(), changes.positions.tolist(), changes.loss.tolist(), strict=True
-            ):
+            rates = cohort.fates.lines.up[chosen].tolist()
+            told = zip(chosen.tolist(), changes.positions.tolist(), changes.loss.tolist(), rates, strict=True)
+            for i, position, loss, rate in told:
                 work = cohort.works[i]
                 assert isinstance(work, WorkDone)
-                metrics = {"loss": loss} if math.isfinite(loss) else {}
-                work = replace(work, metrics=metrics, upload_bytes_per_s=float(cohort.fates.lines.up[i]))
-                if evaluations is not None and (evaluation := evaluations[position]) is not None:
-                    work = replace(
-                        work, evaluation=evaluation.evaluation, evaluation_sample_count=evaluation.sample_count
-                    )
-                cohort.works[i] = work
+                evaluation = None if evaluations is None else evaluations[position]
+                cohort.works[i] = WorkDone(
+                    work.sample_count,
+                    work.steps_done,
+                    work.steps_planned,
+                    work.update_sha256,
+                    work.train_s,
+                    {"loss": loss} if math.isfinite(loss) else {},
+                    {} if evaluation is None else evaluation.evaluation,
+                    0 if evaluation is None else evaluation.sample_count,
+                    rate,
+                )
                 weights.append(weight_of(plan.weighting, opened.cohort[cohort.names[i]].draws, work.sample_count))
             uplink.add([cohort.names[i] for i in chosen], changes.values, weights)
 
@@ -319,8 +324,9 @@ class Federation:
         before = self.standing
         if model is not None:
             self.model = model
-        seen = deque((*before.observations, *observed(end.record)), maxlen=OBSERVATIONS_MAX)
-        tunes = before.file.rounds.self_tuning
+        seen: deque[Observation] = deque(before.observations, maxlen=OBSERVATIONS_MAX)
+        if before.file.rounds.self_tuning:
+            seen.extend(observed(end.record))
         state = before.state if end.next_state is None else end.next_state
         self.standing = replace(
             before,
@@ -329,11 +335,18 @@ class Federation:
             status=end.status,
             reason=end.reason,
             now=end.record.opened_at + end.record.wall_s,
-            observations=tuple(seen) if tunes else (),
+            observations=tuple(seen),
             history=_history(before.history, end) if before.history else (),
             update_bytes=update_bytes or before.update_bytes,
         )
         return Attempt(end.record, self.standing, self.model)
+
+
+def _with_works(ended: Closing | Abandoned, cohort: Cohort) -> Closing | Abandoned:
+    """The same, with what training has told."""
+    works = dict(zip(cohort.names, cohort.works, strict=True))
+    accepted = {client: Accepted(report.weight, works[client]) for client, report in ended.accepted.items()}
+    return replace(ended, accepted=accepted)
 
 
 def _as_taught(data: CohortData, kinds: Kinds) -> CohortData:
