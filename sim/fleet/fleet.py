@@ -78,9 +78,10 @@ class Fleet:
         (`aggregation/pace.py`: some more than a round asks, evenly drawn from those that are there); the others are
         not even looked at.
         """
-        n_most = n_devices
-        if n_devices > ALL_WAIT_MAX:
-            n_most = min(n_devices, math.ceil(self.waiting_factor * n_wanted))
+        if n_devices <= ALL_WAIT_MAX:
+            devices = np.arange(n_devices)
+            return devices[self.presence.is_there(devices, now)]
+        n_most = min(n_devices, math.ceil(self.waiting_factor * n_wanted))
         found: list[Indices] = []
         n_found, first = 0, 0
         while n_found < n_most and first < n_devices:
