@@ -28,7 +28,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef
 from umbel.client.files import write_atomically
 from umbel.sim.experiments.federation import Standing
-from umbel.sim.experiments.uplink import Memory
+from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.versions import Bytes, ModelState
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
@@ -51,6 +51,8 @@ class _Kept:
     history: tuple[KeptVersion, ...]
     update_bytes: int | None
     change: Bytes | None
+    has: dict[ClientId, int]
+    changes: tuple[int, ...]
 
 
 _KEPT = TypeAdapter(_Kept)
@@ -88,6 +90,8 @@ def write_checkpoint(
         standing.history,
         standing.update_bytes,
         model.change,
+        memory.has,
+        memory.changes,
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
@@ -127,7 +131,8 @@ def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: M
     for name, value in _under("left/", tensors).items():
         client, _, what = name.partition("/")
         left.setdefault(ClientId(client), {})[what] = value
-    memory = Memory({client: Residual.from_tensors(found) for client, found in left.items()})
+    residuals = {client: Residual.from_tensors(found) for client, found in left.items()}
+    memory = Memory(residuals, kept.has, kept.changes)
     standing = Standing(
         file,
         kept.model,

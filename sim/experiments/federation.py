@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.audit import sum_sha256
@@ -34,9 +33,11 @@ from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPla
 from umbel.aggregation.weighting import Candidate, weight_of
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
+from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import Engine, LocalOptimizer
 from umbel.sim.experiments.local_work import Meter, Trainers, steps_asked
-from umbel.sim.experiments.uplink import Memory, Uplink
+from umbel.sim.experiments.memory import Memory
+from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, book_of, play
 from umbel.sim.fleet.fates import CohortAsk, Fates
@@ -202,6 +203,8 @@ class Federation:
             return self._end(abandoned(self.standing, ended, known))
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
         model = self._next_model(ended, uplink)
+        self.memory.left |= uplink.left
+        self.memory.note(model.state)
         return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes)
 
     def _do(
@@ -219,7 +222,8 @@ class Federation:
         data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         trainers = Trainers(plan, training, world.optimizer, names, data, np.maximum(cohort.fates.steps_done[who], 1))
         evaluations = self._evaluations(numbers[who]) if training.evaluate else None
-        for changes in trainers.train(world.engine, self._start):
+        start = start_vector(self.model.layout, self.model.published)
+        for changes in trainers.train(world.engine, start):
             chosen = who[changes.positions]
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():
@@ -276,24 +280,21 @@ class Federation:
 
     # --- what it goes by ----------------------------------------------------------------------------------------------
 
-    @property
-    def _start(self) -> Tensor:
-        """What clients start from: float32, in layout order."""
-        layout, published = self.model.layout, self.model.published
-        return torch.cat([published[spec.name].reshape(-1).to(torch.float32) for spec in layout.owners()])
-
     def _fates(self, opened: Training, numbers: Indices, steps: Indices, batch_size: int, update_bytes: int) -> Fates:
         expected = min(update_bytes, self.standing.update_bytes or update_bytes)
-        down = self.model.file.size_bytes if self.model.change is None else self.model.change.size_bytes
+        names, version = sorted(opened.cohort), self.standing.model.version
         ask = CohortAsk(
             steps=steps,
             batch_size=batch_size,
-            down_bytes=np.array([down]),
+            down_bytes=self.memory.down_bytes(names, version, self.model),
             update_bytes=np.array([expected]),
             window_s=opened.plan.window_s,
             update_bytes_max=update_bytes,
         )
-        return self.world.fleet.fates(numbers, opened.plan.number, opened.plan.attempt, opened.opened_at, ask)
+        fates = self.world.fleet.fates(numbers, opened.plan.number, opened.plan.attempt, opened.opened_at, ask)
+        in_time = fates.fetched_s < np.minimum(fates.lost_s, opened.plan.window_s)
+        self.memory.fetched((name for name, has_it in zip(names, in_time.tolist(), strict=True) if has_it), version)
+        return fates
 
     def _unreadable(self, names: list[ClientId], fates: Fates) -> dict[ClientId, str]:
         """Whose bytes are no update: the coordinator refuses them, and the client gives up."""

@@ -13,8 +13,8 @@ from umbel.aggregation.messages import RunStatus
 from umbel.sim.experiments.checkpoint import ROWS_FILE, read_checkpoint, write_checkpoint
 from umbel.sim.experiments.federation import Attempt, Federation, beginning
 from umbel.sim.experiments.file import Trial
+from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row, row_of
-from umbel.sim.experiments.uplink import Memory
 from umbel.sim.experiments.world import Made, make_world
 
 _CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into checkpoints

@@ -5,7 +5,6 @@ of clients at once, and are the same.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,18 +17,13 @@ from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ClientId, RoundPlan
 from umbel.aggregation.update_codec import Float32Codec, Part, codec_for
-
-
-@dataclass(slots=True)
-class Memory:
-    """What clients keep from round to round: what error feedback has left over, by client."""
-
-    left: dict[ClientId, Residual] = field(default_factory=dict[ClientId, Residual])
+from umbel.sim.experiments.memory import Memory
 
 
 class Uplink:
     """Of one attempt. `sizes`: bytes of each update, by client, as they were on the wire; `refused`: why an update does
-    not count, in the words of the SDK, which does not send it, or of the coordinator, which does not take it.
+    not count, in the words of the SDK, which does not send it, or of the coordinator, which does not take it. `left`:
+    what error feedback leaves over, which counts once the round has made a model.
     """
 
     def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int], version: int, memory: Memory):
@@ -38,6 +32,7 @@ class Uplink:
         self.parts = list[Part]()
         self.sizes = dict[ClientId, int]()
         self.refused = dict[ClientId, str]()
+        self.left = dict[ClientId, Residual]()
         self._grid, self._codec_plan = plan.grid, plan.codec
         self._ranks, self._version, self._memory = ranks, version, memory
 
@@ -95,5 +90,5 @@ class Uplink:
             return b"".join(self.codec.encode(lambda: iter([row]), rank))
         fed = self.codec.encode_fed(lambda: iter([row]), rank, self._version, self._memory.left.get(client))
         update = b"".join(fed.pieces)
-        self._memory.left[client] = fed.left
+        self.left[client] = fed.left
         return update

@@ -65,7 +65,8 @@ def test_a_float32_round_is_the_sum_that_clients_one_by_one_would_make() -> None
     from umbel.aggregation.layout import Layout
     from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
     from umbel.aggregation.update_codec import codec_for
-    from umbel.sim.experiments.uplink import Memory, Uplink
+    from umbel.sim.experiments.memory import Memory
+    from umbel.sim.experiments.uplink import Uplink
 
     plan = RoundPlan(RunId("r"), 1, 1, 3, 1, 1.0, 10.0, Weighting.SAMPLES, 100, 64.0, seed=1)
     layout = Layout.of_state({"w": torch.zeros(5, 7)})
@@ -157,9 +158,21 @@ def test_a_run_stops_early_by_its_own_rule() -> None:
 
 
 def test_changes_go_down_the_line_where_the_run_says_so() -> None:
-    plain, changes = attempts_of(table()), attempts_of(table(downlink={"name": "change"}))
-    assert changes[-1].record.bytes_down < plain[-1].record.bytes_down
+    few = {"partition": {"clients": 9}, "rounds": {"count": 6}}
+    plain, changes = attempts_of(table(**few)), attempts_of(table(downlink={"name": "change"}, **few))
+    assert changes[-1].record.bytes_down < plain[-1].record.bytes_down / 2
     assert changes[0].record.bytes_down == plain[0].record.bytes_down  # nobody has a model yet
+
+
+def test_who_comes_for_the_first_time_fetches_the_whole_model_whatever_changes_there_are() -> None:
+    described = table(downlink={"name": "change"}, rounds={"count": 3})
+    ended, met = attempts_of(described), set[str]()
+    for one in ended:
+        for client in one.record.clients:
+            if client.client not in met and client.fate is Fate.ACCEPTED:
+                assert client.bytes_down == ended[0].model.file.size_bytes
+        met |= {client.client for client in one.record.clients}
+    assert any(client.bytes_down < ended[0].model.file.size_bytes for client in ended[-1].record.clients)
 
 
 def test_the_window_tunes_itself_by_what_the_devices_show() -> None:
