@@ -149,7 +149,10 @@ def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> 
 
     `changes`: values in the place of the file's, by dotted key.
     """
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no file {path}") from error
     try:
         table = tomllib.loads(data.decode())
         return experiment_of(table, changes or {}, path.parent)

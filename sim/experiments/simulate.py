@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
+from umbel.sim.experiments.checkpoint import ROWS_FILE
 from umbel.sim.experiments.file import Experiment, Trial, experiment_of, read_experiment
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.rows import Row
@@ -87,17 +88,19 @@ def _read(experiment: Described, changes: Mapping[str, object] | None) -> Experi
 
 
 def _claim(folder: Path, experiment: Experiment) -> None:
-    """Make the folder this experiment's. Raises `ValueError` if it is another's."""
+    """Make the folder this experiment's. Raises `ValueError` if it is another's, of which a run was begun."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / EXPERIMENT_FILE
     if path.exists():
-        if path.read_text() != experiment.text:
+        if path.read_text() == experiment.text:
+            return
+        if any(folder.glob(f"{RUNS_FOLDER}/*/{ROWS_FILE}")):
             raise ValueError(
                 f"{folder} holds another experiment, or this one as it was before it was changed; choose another "
                 "folder (--out), or remove that one"
             )
-        return
-    if any(folder.iterdir()):
+        (folder / SPLIT_FILE).unlink(missing_ok=True)  # of the file before it was mended
+    elif any(folder.iterdir()):
         raise ValueError(f"{folder} holds other files; choose a folder that is empty, or does not exist")
     write_atomically(path, experiment.text.encode())
 

@@ -97,6 +97,21 @@ def test_the_command_says_as_json_what_it_found_and_takes_values_from_the_line(
     assert all(point["rounds"]["mean"] == 1 for point in told["points"])
 
 
+def test_a_folder_in_which_nothing_was_begun_takes_the_file_as_it_was_mended(
+    command_line: CliRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "small.toml").write_text(FILE)
+    arguments = ["simulate", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--set", "rounds.count=1"]
+    assert command_line.invoke(app, [*arguments, "--set", "partition.clients=5000"]).exit_code == 1
+    assert command_line.invoke(app, arguments).exit_code == 0
+
+
+def test_a_file_that_there_is_not_is_named(command_line: CliRunner, tmp_path: Path) -> None:
+    done = command_line.invoke(app, ["simulate", str(tmp_path / "no.toml")])
+    assert done.exit_code == 1
+    assert f"there is no file {tmp_path / 'no.toml'}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
