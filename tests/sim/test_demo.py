@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.interrupts import heed_interrupts
 from umbel.aggregation.member_files import read_members
 from umbel.aggregation.members import check_first
 from umbel.client.members_store import MembersStore
@@ -87,7 +88,7 @@ def test_two_calm_plain_demos_with_the_same_seed_give_the_same_model(tmp_path: P
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "umbel", "demo", "--out", str(tmp_path)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_hear_interrupts
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_interrupts
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
@@ -101,8 +102,3 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     while any(child.is_running() for child in children):
         assert time.monotonic() < deadline, "an orphan is left"
         time.sleep(0.05)
-
-
-def _hear_interrupts() -> None:
-    """A test run that was started in the background ignores SIGINT, and its children would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

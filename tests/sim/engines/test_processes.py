@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 
+from tests.interrupts import heed_interrupts
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.sim.engines.processes import ProcessesEngine
 from umbel.sim.engines.recipe import ModelRecipe
@@ -136,6 +137,7 @@ def test_no_worker_and_no_shared_memory_outlives_the_program_however_it_ends(how
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     assert program.stdout is not None
     pids = [int(pid) for pid in program.stdout.readline().split()]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interrupts import heed_interrupts
 from umbel.sim.experiments.checkpoint import CHECKPOINT_FILE
 from umbel.sim.experiments.simulate import EXPERIMENT_FILE, ROUNDS_FILE, RUNS_FOLDER, SUMMARY_FILE, simulate
 
@@ -80,7 +81,7 @@ def test_after_a_signal_in_the_middle_the_same_command_ends_in_the_same_models(
     file, expected = undisturbed
     out = tmp_path / "out"
     command = [sys.executable, "-m", "umbel", "simulate", str(file), "--out", str(out), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts)
     wait_for_rows(process, out, 1)
     time.sleep(0.2)
     process.send_signal(number)
