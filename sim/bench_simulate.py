@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
 from umbel.sim.bench import Hold, Report, Row
 from umbel.sim.data.partition import Indices
@@ -31,7 +30,7 @@ from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.threads import one_thread
 from umbel.sim.engines.work import CohortWork, Engine
 from umbel.sim.experiments.federation import Federation, World, beginning
-from umbel.sim.experiments.local_work import Meter, steps_asked
+from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
 from umbel.sim.experiments.versions import ModelState
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
@@ -138,8 +137,8 @@ def _theirs(workload: Workload, population: ShardedPopulation, ours: Timed) -> f
 
 def _seeds(workload: Workload, cohort: Indices, number: int) -> list[int]:
     """As a coordinator gives them."""
-    run_seed = workload.run_file(1).seed
-    return [derive_seed(run_seed, "client", number, client_name(i)) for i in cohort.tolist()]
+    plan = workload.run_file(number).round_plan(number, 1)
+    return [int(seed) for seed in client_seeds(plan, [client_name(i) for i in cohort.tolist()])]
 
 
 def _require_agreement(workload: Workload, loop: TightLoop, ours: Timed) -> None:

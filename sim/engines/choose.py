@@ -7,13 +7,13 @@ thread for each core; what cannot be stacked, and is small, is fastest in a plai
 """
 
 import logging
-import os
 from collections.abc import Iterator
 
 from torch import Tensor, nn
 
 from umbel.sim.engines.losses import LOSSES, Loss
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.schedule import n_cores
 from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
 
@@ -101,11 +101,11 @@ class AutoEngine:
         return engine
 
     def _unstacked(self, why: str) -> Engine:
-        model, n_cores = self._recipe.make(), self._n_workers or len(os.sched_getaffinity(0))
+        model, cores = self._recipe.make(), self._n_workers or n_cores()
         is_heavy = any(isinstance(part, _HEAVY) for part in model.modules())
         n_values = sum(p.numel() for p in model.parameters())
         is_random = any(isinstance(part, _RANDOM) and part.p > 0 for part in model.modules())
-        if n_cores == 1 or not (is_heavy or n_values > 1_000_000):
+        if cores == 1 or not (is_heavy or n_values > 1_000_000):
             name = "sequential"
         else:
             name = "processes" if is_random else "threads"

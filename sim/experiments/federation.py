@@ -34,8 +34,8 @@ from umbel.aggregation.weighting import Candidate, weight_of
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector
-from umbel.sim.engines.work import Engine, LocalOptimizer
-from umbel.sim.experiments.local_work import Meter, Trainers, steps_asked
+from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer
+from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
@@ -220,10 +220,11 @@ class Federation:
         world, plan = self.world, opened.plan
         names = [cohort.names[i] for i in who]
         data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
-        trainers = Trainers(plan, training, world.optimizer, names, data, np.maximum(cohort.fates.steps_done[who], 1))
+        steps = np.maximum(cohort.fates.steps_done[who], 1)
+        work_of_all = CohortWork(data, client_seeds(plan, names), steps, training, world.optimizer)
         evaluations = self._evaluations(numbers[who]) if training.evaluate else None
         start = start_vector(self.model.layout, self.model.published)
-        for changes in trainers.train(world.engine, start):
+        for changes in world.engine.train(start, work_of_all):
             chosen = who[changes.positions]
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():

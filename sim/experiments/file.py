@@ -169,8 +169,8 @@ def experiment_of(
     whole = json.loads(json.dumps(table))
     for key, value in (changes or {}).items():
         _put(whole, key, value)
+    text = canonical({"seeds": [0], **whole})
     top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
-    text = canonical({**whole, **{key: table[key] for key in _TOP_KEYS if key in table}, "seeds": list(top.seeds)})
     trials = tuple(_trial(whole, point, seed) for point in _points(top.sweep) for seed in top.seeds)
     return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
 

@@ -1,6 +1,6 @@
 """What the clients of a simulated cohort do with the model: train it, or measure it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ from umbel.sim.data.population import CohortData
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.lockstep import batches_in_pass
 from umbel.sim.engines.losses import Loss
-from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 
 _AT_ONCE = 4096  # samples: a measurement of a large set needs no memory for all of it
 
@@ -32,23 +31,6 @@ def steps_asked(plan: TrainingPlan, sizes: Indices, share: float) -> Indices:
 def client_seeds(plan: RoundPlan, names: Sequence[ClientId]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
     """The seeds that the coordinator gives: of the round and the client, whatever the attempt."""
     return np.array([derive_seed(plan.seed, "client", plan.number, name) for name in names], dtype=np.uint64)
-
-
-@dataclass(frozen=True, slots=True)
-class Trainers:
-    """Some clients of a cohort who train. `steps`: that each does; the rest is of the whole cohort."""
-
-    plan: RoundPlan
-    training: TrainingPlan
-    optimizer: LocalOptimizer
-    names: Sequence[ClientId]
-    data: CohortData
-    steps: Indices
-
-    def train(self, engine: Engine, start: Tensor) -> Iterator[Changes]:
-        """As `Engine.train`."""
-        seeds = client_seeds(self.plan, self.names)
-        return engine.train(start, CohortWork(self.data, seeds, self.steps, self.training, self.optimizer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def curves(results: Results) -> Figure:
     figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
     figure.suptitle(_title(results), x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
     grid = figure.add_gridspec(2, 2)
-    groups = list(_groups(results).items())[:_SHOWN_MAX]
+    groups = list(results.by_point.items())[:_SHOWN_MAX]
     over_rounds = figure.add_subplot(grid[0, 0])
     _draw(over_rounds, groups, lambda row, _: float(row.round), "accuracy on the test set, over rounds", "round")
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -57,13 +57,6 @@ def _in_words(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{estimate.mean:.1%}"
     return f"{estimate.mean:.1%} ± {(estimate.high - estimate.low) / 2:.1%} over {estimate.n} seeds"
-
-
-def _groups(results: Results) -> dict[str, list[TrialResult]]:
-    groups = dict[str, list[TrialResult]]()
-    for one in results.trials:
-        groups.setdefault(one.trial.label, []).append(one)
-    return groups
 
 
 def _draw(

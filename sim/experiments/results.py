@@ -89,10 +89,15 @@ class Results:
     @property
     def points(self) -> tuple[Point, ...]:
         """In the order of the file's sweep."""
+        return tuple(self._point(label, group) for label, group in self.by_point.items())
+
+    @property
+    def by_point(self) -> dict[str, list[TrialResult]]:
+        """The runs by their point, of which each has one for every seed."""
         groups = dict[str, list[TrialResult]]()
         for one in self.trials:
             groups.setdefault(one.trial.label, []).append(one)
-        return tuple(self._point(label, group) for label, group in groups.items())
+        return groups
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""

@@ -11,7 +11,7 @@ import numpy as np
 from umbel.aggregation.advance import advance
 from umbel.aggregation.advance_many import advance_all
 from umbel.aggregation.ledger import Book, Member
-from umbel.aggregation.round import Abandoned, Closing, Declined, Event, Reported, RoundState, Tick, Training
+from umbel.aggregation.round import Abandoned, Closing, Declined, Event, Reported, Tick, Training
 from umbel.aggregation.types import ClientId, Work
 from umbel.sim.fleet.fates import Fates
 
@@ -30,9 +30,7 @@ def play(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> 
 
     `declines`: who says that nothing will come of it, at the moment at which its report would have come, and why.
     """
-    state: RoundState = opened
-    events = list(_events(opened, cohort, declines))
-    state, _ = advance_all(opened, events)
+    state, _ = advance_all(opened, list(_events(opened, cohort, declines)))
     if isinstance(state, Training):
         state, _ = advance(state, Tick(opened.closes_at))
     assert isinstance(state, Closing | Abandoned), "a window ends"

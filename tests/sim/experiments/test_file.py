@@ -40,6 +40,7 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
     assert experiment_of(described).text == experiment_of(turned).text
     assert experiment_of(described).text != experiment_of(table(target_accuracy=0.5)).text
     assert experiment_of(described).text != experiment_of(described, {"rounds.count": 5}).text
+    assert experiment_of(described).text != experiment_of(described, {"target_accuracy": 0.5}).text
 
 
 @pytest.mark.parametrize(
