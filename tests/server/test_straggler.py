@@ -11,14 +11,19 @@ import torch
 
 from tests.server_device import Device, House, Json, house, run_file, small_state, update_of
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.types import RoundPlan
 
 N_CLIENTS = 5
+_PATIENCE_S = vars(RoundPlan)["patience_s"]
 
 
 @pytest.mark.parametrize(
     ("window_s", "job_s"), [(1.5, 4.0), pytest.param(15.0, 40.0, marks=pytest.mark.slow)], ids=["a tenth", "full"]
 )
-def test_one_straggler_costs_one_window_once(window_s: float, job_s: float, tmp_path: Path) -> None:
+def test_one_straggler_costs_one_window_once(
+    window_s: float, job_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoundPlan, "patience_s", property(_until_all_are_there_at_first))
     records, late = asyncio.run(_three_rounds(tmp_path, window_s, job_s))
     print("seconds a round took:", [round(one["wall_s"], 2) for one in records])
     assert all(one["committed"] for one in records)
@@ -26,6 +31,11 @@ def test_one_straggler_costs_one_window_once(window_s: float, job_s: float, tmp_
     assert window_s <= records[0]["wall_s"] < window_s + 1.0 + window_s / 10
     assert all(one["selected"] == N_CLIENTS - 1 and one["wall_s"] < window_s / 2 for one in records[1:])
     assert late["outcome"] == "late"
+
+
+def _until_all_are_there_at_first(plan: RoundPlan) -> float:
+    """On a busy machine a tenth of the short window is over before five clients have checked in for the first time."""
+    return 60.0 if plan.number == 1 else float(_PATIENCE_S.fget(plan))
 
 
 async def _three_rounds(data: Path, window_s: float, job_s: float) -> tuple[list[Json], Json]:
