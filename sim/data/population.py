@@ -37,6 +37,18 @@ class CohortData:
     def sizes(self) -> Indices:
         return np.diff(self.starts)
 
+    def part(self, positions: Indices) -> "CohortData":
+        """What these of the clients hold, in this order, of the same samples."""
+        firsts, sizes = self.starts[positions], self.sizes_of(positions)
+        starts = np.zeros(len(positions) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=starts[1:])
+        where = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], sizes)
+        return CohortData(self.samples, self.rows[where], starts)
+
+    def sizes_of(self, positions: Indices) -> Indices:
+        """How many samples each of these clients holds."""
+        return self.starts[positions + 1] - self.starts[positions]
+
     def of(self, position: int) -> Samples:
         """What the client at this position holds, copied."""
         return self.samples.take(self.rows[self.starts[position] : self.starts[position + 1]])
@@ -108,12 +120,14 @@ class ShardedPopulation:
         return self._starts[clients + 1] - self._starts[clients]
 
     def data_of(self, clients: Indices) -> CohortData:
-        return self._as_seen(_taken(self._train, self._rows, self._starts, clients), clients, are_held_back=False)
+        data = CohortData(self._train, self._rows, self._starts).part(clients)
+        return self._as_seen(data, clients, are_held_back=False)
 
     def holdout_of(self, clients: Indices) -> CohortData | None:
         if self._holdout is None:
             return None
-        return self._as_seen(_taken(self._train, *self._holdout, clients), clients, are_held_back=True)
+        data = CohortData(self._train, *self._holdout).part(clients)
+        return self._as_seen(data, clients, are_held_back=True)
 
     def _as_seen(self, data: CohortData, clients: Indices, *, are_held_back: bool) -> CohortData:
         if self._transform is None:
@@ -147,11 +161,3 @@ def _joined(shards: Sequence[Indices]) -> tuple[Indices, Indices]:
     starts = np.zeros(len(shards) + 1, dtype=np.int64)
     np.cumsum([len(shard) for shard in shards], out=starts[1:])
     return np.concatenate([np.empty(0, dtype=np.int64), *shards]), starts
-
-
-def _taken(samples: Samples, rows: Indices, starts: Indices, clients: Indices) -> CohortData:
-    firsts, sizes = starts[clients], starts[clients + 1] - starts[clients]
-    taken = np.zeros(len(clients) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=taken[1:])
-    where = np.arange(taken[-1]) + np.repeat(firsts - taken[:-1], sizes)
-    return CohortData(samples, rows[where], taken)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from umbel.sim.data.partition import Indices
-from umbel.sim.data.population import CohortData
 from umbel.sim.engines.work import CohortWork, EngineError
 
 _BLOCK_BYTES = 1 << 24
@@ -44,12 +43,9 @@ def chunks(steps: Indices, n_workers: int, rows_max: int) -> Iterator[Indices]:
 
 def part_of(work: CohortWork, positions: Indices) -> CohortWork:
     """The work of these clients alone, in this order, over the same samples."""
-    data = work.data
-    starts = np.zeros(len(positions) + 1, dtype=np.int64)
-    np.cumsum(data.sizes[positions], out=starts[1:])
-    where = np.arange(starts[-1]) + np.repeat(data.starts[positions] - starts[:-1], np.diff(starts))
-    own = CohortData(data.samples, data.rows[where], starts)
-    return CohortWork(own, work.seeds[positions], work.steps[positions], work.plan, work.optimizer)
+    return CohortWork(
+        work.data.part(positions), work.seeds[positions], work.steps[positions], work.plan, work.optimizer
+    )
 
 
 def devices_of(device: str, n_workers: int | None) -> list[str]:
