@@ -106,6 +106,7 @@ def test_a_character_that_is_not_leaf_s_is_its_last() -> None:
         (HEADER.encode(), "not gzipped text"),
         (gzip.compress(bytes(65 << 20)), "unpacks to more than"),
     ],
+    ids=["other columns", "a column less", "short roles", "cut off", "no text", "not packed", "a bomb"],
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, packed: bytes, why: str) -> None:
     (tmp_path / FILE).write_bytes(packed)
