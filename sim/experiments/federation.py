@@ -25,18 +25,19 @@ from umbel.aggregation.ledger import client_records
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
-from umbel.aggregation.round import Abandoned, Accepted, Closing, Gathered, Recruiting, Training
+from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
-from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, TrainingPlan, Work, WorkDone
-from umbel.aggregation.weighting import Candidate, weight_of
+from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, Work
+from umbel.aggregation.weighting import Candidate
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer
 from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
 from umbel.sim.experiments.memory import Memory
+from umbel.sim.experiments.reports import Reports
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, book_of, play
@@ -44,7 +45,6 @@ from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 from umbel.sim.fleet.fleet import Fleet
 
-_NO_HASH = "0" * 64  # of updates: nobody keeps them
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
 _NOBODY_COMES_S = 30 * 86_400.0
 _EVALUATION_BATCH = 256
@@ -178,23 +178,18 @@ class Federation:
         )
         steps = steps_asked(training, sizes, self.standing.file.share_of(plan.task))
         fates = self._fates(opened, numbers, steps, training.batch_size, uplink.update_bytes)
-        works: list[Work] = [
-            WorkDone(size, max(1, done), asked, _NO_HASH, train_s=float(done * step_s))
-            for size, done, asked, step_s in zip(
-                sizes.tolist(), fates.steps_done.tolist(), steps.tolist(), fates.step_s.tolist(), strict=True
-            )
-        ]
-        cohort, trained = Cohort(names, fates, works), set[ClientId]()
+        held = self.world.population.holdout_of(numbers) if training.evaluate else None
+        reports = Reports.before(sizes, steps, fates, None if held is None else held.sizes)
+        cohort, trained = Cohort(names, fates, reports.works), set[ClientId]()
         declines = self._unreadable(names, fates)
         while True:
             ended = play(opened, cohort, declines)
             new = [i for i, name in enumerate(names) if name in ended.accepted and name not in trained]
             if not new or isinstance(ended, Abandoned):
                 break
-            self._do(uplink, cohort, training, opened, np.array(new), numbers)
+            self._do(uplink, cohort, reports, ended, np.array(new), numbers)
             trained.update(names[i] for i in new)
             if not uplink.refused.keys() - declines.keys():
-                ended = _with_works(ended, cohort)
                 break
             declines |= uplink.refused
         book = book_of(ended, cohort, uplink.sizes, declines)
@@ -208,47 +203,27 @@ class Federation:
         return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes)
 
     def _do(
-        self,
-        uplink: Uplink,
-        cohort: Cohort,
-        training: TrainingPlan,
-        opened: Training,
-        who: Indices,
-        numbers: Indices,
+        self, uplink: Uplink, cohort: Cohort, reports: Reports, closing: Closing, who: Indices, numbers: Indices
     ) -> None:
-        """Have these clients train, and sum what they send; `cohort.works` then says what they say of it."""
-        world, plan = self.world, opened.plan
-        names = [cohort.names[i] for i in who]
+        """Have these clients train, note what they tell of it, and sum what they send."""
+        world, plan = self.world, closing.plan
+        training = self.standing.file.training_plan(plan.number)
         data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         steps = np.maximum(cohort.fates.steps_done[who], 1)
-        work_of_all = CohortWork(data, client_seeds(plan, names), steps, training, world.optimizer)
-        evaluations = self._evaluations(numbers[who]) if training.evaluate else None
+        seeds = client_seeds(plan, [cohort.names[i] for i in who.tolist()])
+        if training.evaluate:
+            measured = (one.evaluation if one else {} for one in self._evaluations(numbers[who]))
+            reports.note_evaluations(who.tolist(), measured)
         start = start_vector(self.model.layout, self.model.published)
-        for changes in world.engine.train(start, work_of_all):
+        for changes in world.engine.train(start, CohortWork(data, seeds, steps, training, world.optimizer)):
             chosen = who[changes.positions]
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():
                 world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
-            weights = list[int]()
-            rates = cohort.fates.lines.up[chosen].tolist()
-            told = zip(chosen.tolist(), changes.positions.tolist(), changes.loss.tolist(), rates, strict=True)
-            for i, position, loss, rate in told:
-                work = cohort.works[i]
-                assert isinstance(work, WorkDone)
-                evaluation = None if evaluations is None else evaluations[position]
-                cohort.works[i] = WorkDone(
-                    work.sample_count,
-                    work.steps_done,
-                    work.steps_planned,
-                    work.update_sha256,
-                    work.train_s,
-                    {"loss": loss} if math.isfinite(loss) else {},
-                    {} if evaluation is None else evaluation.evaluation,
-                    0 if evaluation is None else evaluation.sample_count,
-                    rate,
-                )
-                weights.append(weight_of(plan.weighting, opened.cohort[cohort.names[i]].draws, work.sample_count))
-            uplink.add([cohort.names[i] for i in chosen], changes.values, weights)
+            ranks = chosen.tolist()
+            reports.note(ranks, changes.loss.tolist())
+            names = [cohort.names[rank] for rank in ranks]
+            uplink.add(names, changes.values, [closing.accepted[name].weight for name in names])
 
     def _evaluate(self, opened: Training) -> Attempt:
         """An evaluation by clients that did not train: who counts measures the model."""
@@ -342,13 +317,6 @@ class Federation:
             update_bytes=update_bytes or before.update_bytes,
         )
         return Attempt(end.record, self.standing, self.model)
-
-
-def _with_works(ended: Closing | Abandoned, cohort: Cohort) -> Closing | Abandoned:
-    """The same, with what training has told."""
-    works = dict(zip(cohort.names, cohort.works, strict=True))
-    accepted = {client: Accepted(report.weight, works[client]) for client, report in ended.accepted.items()}
-    return replace(ended, accepted=accepted)
 
 
 def _as_taught(data: CohortData, kinds: Kinds) -> CohortData:

@@ -60,9 +60,8 @@ class Uplink:
         counted = torch.tensor([weights[i] for i in kept], dtype=torch.int64)
         summed = (to_integers(rows.reshape(-1), self._grid).view_as(rows) * counted.unsqueeze(1)).sum(0)
         self.total.merge_sums((summed,), int(counted.sum()), len(kept))
-        for i in kept:
-            self.sizes[clients[i]] = self.update_bytes
-            self.parts.append(Part(weights[i], self._ranks[clients[i]]))
+        self.sizes.update(dict.fromkeys((clients[i] for i in kept), self.update_bytes))
+        self.parts.extend(Part(weights[i], self._ranks[clients[i]]) for i in kept)
 
     def _is_fit(self, client: ClientId, row: Tensor) -> bool:
         try:

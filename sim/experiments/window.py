@@ -22,7 +22,7 @@ class Cohort:
 
     names: Sequence[ClientId]
     fates: Fates
-    works: list[Work]
+    works: Sequence[Work]
 
 
 def play(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Closing | Abandoned:
