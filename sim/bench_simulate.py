@@ -6,174 +6,114 @@ the exact sum, the next model and its hash, the record of each client. Both side
 clients, and that they come to the same weights is asserted.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
-from typing import TypeAlias
+from functools import partial
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from umbel.aggregation.types import ClientId
 from umbel.sim.bench import Hold, Report, Row
-from umbel.sim.data.partition import Indices
-from umbel.sim.data.population import ShardedPopulation, client_name, client_number
-from umbel.sim.engines.choose import named_engine
+from umbel.sim.bench_simulate_scale import M_WORDS, scale_rows
+from umbel.sim.bench_simulate_start import start_row
+from umbel.sim.child_process import in_child
+from umbel.sim.data.population import ShardedPopulation
+from umbel.sim.engines.choose import AutoEngine, named_engine
 from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.threads import one_thread
-from umbel.sim.engines.work import CohortWork, Engine
-from umbel.sim.experiments.federation import Federation, World, beginning
-from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
-from umbel.sim.experiments.versions import ModelState
-from umbel.sim.fleet.build import build_fleet
-from umbel.sim.fleet.section import FleetSection
+from umbel.sim.experiments.garbage import seldom_collected
+from umbel.sim.simulate_timing import Timed, plain_loop_s, require_same_training, simulated, training_s, two_processes_s
 from umbel.sim.simulate_workloads import Workload, workloads
-from umbel.sim.tight_loop import TightLoop
 
-Vector: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
-_AGREE = 1e-4  # of weights after the rounds that are compared; rounding is a hundred times less
 _BY_HAND, _ANY = "linear chains", "any module"
 _TWO_PROCESSES_MAX = 1.05
+_AUTO_MAX = 1.1
+_COHORTS_MAX = 4  # of an engine that is only compared
+_MEMORY = Hold(600, of="ours")  # megabytes
 _PROMISES = {("A", _BY_HAND): 5.0, ("A", _ANY): 3.0, ("C", _BY_HAND): 8.0, ("Cs", _BY_HAND): 30.0}
 
 
 def measure(*, quick: bool, only: str | None = None) -> Report:
     """Run them all, or the one of that name. Raises `ValueError` for a name that none has."""
-    chosen = [one for one in workloads() if only is None or one.name == only]
-    if not chosen:
-        raise ValueError(f"there is no workload {only}; there are {', '.join(one.name for one in workloads())}")
-    rows = list[Row]()
-    for workload in chosen:
-        rows += _compare(workload, workload.rounds_quick if quick else workload.rounds)
+    parts: dict[str, Callable[[], list[Row]]] = {
+        one.name: partial(_compare, one, one.rounds_quick if quick else one.rounds) for one in workloads()
+    }
+    parts["M"] = lambda: scale_rows(quick=quick)
+    parts["start"] = lambda: [start_row()]
+    if only is not None and only not in parts:
+        raise ValueError(f"there is no workload {only}; there are {', '.join(parts)}")
+    rows = [row for name, part in parts.items() if only in (None, name) for row in part()]
     notes = (
-        "Milliseconds of a round, the median. Theirs: one model, slices, torch.optim, one thread; of B two processes.",
-        "Training: an engine's work and the sum of it. A whole round has all else that a coordinator does, too.",
+        "Milliseconds of a round, the median. The plain loop: one model, slices, torch.optim, one thread; of B in two",
+        "processes. Training: an engine's work and the sum of it. A whole round has all else that a coordinator does.",
+        *(f"{one.name}: {one.words}." for one in workloads() if only in (None, one.name)),
+        *([f"M: {M_WORDS}."] if only in (None, "M") else ()),
     )
     return Report("simulate", tuple(rows), notes)
 
 
 def _compare(workload: Workload, n_rounds: int) -> list[Row]:
     population = workload.population()
-    with one_thread():
+    with one_thread(), seldom_collected():
         if workload.name == "B":
             with closing(named_engine("auto", workload.recipe)) as engine:
-                ours = _ours(workload, population, engine, n_rounds)
-            return [_row(workload, "auto", ours.seconds, _two(workload, population, ours), _TWO_PROCESSES_MAX)]
-        rows, theirs = list[Row](), 0.0
+                ours = simulated(workload, population, engine, n_rounds)
+                require_same_training(workload, population, engine, ours.cohorts[0])
+            theirs = two_processes_s(workload, population, ours)
+            rows = [
+                _row(workload, "auto, whole round", ours.seconds, theirs, _TWO_PROCESSES_MAX),
+                _memory_row(workload),
+            ]
+            return [*rows, _auto_row(workload, population, ours, {})]
+        rows, theirs, training = list[Row](), 0.0, dict[str, float]()
         for how, by_hand in ((_BY_HAND, True), (_ANY, False)):
             engine = StackedEngine(workload.recipe.make(), LOSSES[workload.recipe.loss], by_hand=by_hand)
-            ours = _ours(workload, population, engine, n_rounds)
-            theirs = theirs or _theirs(workload, population, ours)
+            ours = simulated(workload, population, engine, n_rounds)
+            theirs = theirs or plain_loop_s(workload, population, ours)
             promise = _PROMISES.get((workload.name, how))
-            training = _training(workload, population, engine, ours)
-            rows.append(_row(workload, f"{how}, training", training, theirs, promise and 1 / promise))
+            training[how] = training_s(workload, population, engine, ours.cohorts)
+            rows.append(_row(workload, f"{how}, training", training[how], theirs, promise and 1 / promise))
             rows.append(_row(workload, f"{how}, whole round", ours.seconds, theirs, None))
-        return rows
+        return [*rows, _auto_row(workload, population, ours, {StackedEngine.name: training[_BY_HAND]})]
+
+
+def _auto_row(workload: Workload, population: ShardedPopulation, ours: Timed, known: dict[str, float]) -> Row:
+    """What the engine took by itself against the best that there is. `known`: seconds of training by engine."""
+    cohorts, seconds = ours.cohorts[:_COHORTS_MAX], dict(known)
+    for name in ("batched", "threads", "processes"):
+        if name not in seconds:
+            with closing(named_engine(name, workload.recipe)) as engine:
+                seconds[name] = training_s(workload, population, engine, cohorts)
+    with closing(AutoEngine(workload.recipe)) as auto:
+        training_s(workload, population, auto, cohorts[:1])
+        chosen = auto.chosen
+    best = min(seconds, key=seconds.__getitem__)
+    return Row(
+        f"{workload.name}: auto takes {chosen}, training",
+        1e3 * seconds[chosen],
+        f"the best of {', '.join(seconds)}: {best}",
+        1e3 * seconds[best],
+        "ms",
+        Hold(_AUTO_MAX),
+    )
+
+
+def _memory_row(workload: Workload) -> Row:
+    """Of a process that does nothing else, the engine's workers included: they are its threads."""
+    idle, busy = in_child(_idle), in_child(_rounds_of, workload.name)
+    what = f"{workload.name}: peak memory"
+    return Row(what, busy.peak_bytes / 1e6, "torch and the simulator alone", idle.peak_bytes / 1e6, "MB", _MEMORY)
+
+
+def _idle() -> None:
+    """Imports what this module imports."""
+
+
+def _rounds_of(name: str) -> None:
+    workload = next(one for one in workloads() if one.name == name)
+    with closing(named_engine("auto", workload.recipe)) as engine:
+        simulated(workload, workload.population(), engine, 1)
 
 
 def _row(workload: Workload, how: str, ours: float, theirs: float, bound: float | None) -> Row:
     against = "the plain loop, two processes" if workload.name == "B" else "the plain loop"
     promise = None if bound is None else Hold(round(bound, 4))
-    return Row(f"{workload.name}: {workload.words}; {how}", 1e3 * ours, against, 1e3 * theirs, "ms", promise)
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """`seconds`: of a round. `cohorts`: who was in each, the first included, which is not timed; `model`: the last."""
-
-    seconds: float
-    cohorts: tuple[Indices, ...]
-    model: ModelState
-
-
-def _ours(workload: Workload, population: ShardedPopulation, engine: Engine, n_rounds: int) -> Timed:
-    """The first round is left out: it makes the workers, and records the model."""
-    state = ModelState.first(workload.recipe.make().state_dict())
-    meter = Meter(workload.recipe.make(), LOSSES[workload.recipe.loss], accuracy=True)
-    world = World(population, build_fleet(FleetSection(), 1, Path()), engine, meter)
-    run = Federation(world, beginning(workload.run_file(n_rounds + 1), state), state)
-    taken, cohorts, began = list[float](), list[Indices](), time.perf_counter()
-    for attempt in run.attempts():
-        taken.append(time.perf_counter() - began)
-        names = [ClientId(client.client) for client in attempt.record.clients]
-        cohorts.append(np.array([client_number(name) for name in names]))
-        began = time.perf_counter()
-    return Timed(statistics.median(taken[1:]), tuple(cohorts), run.model)
-
-
-def _training(workload: Workload, population: ShardedPopulation, engine: Engine, ours: Timed) -> float:
-    """The engine alone, and the sum of what comes of it, for the cohorts of the rounds that were timed."""
-    layout = ours.model.layout
-    start, taken = start_vector(layout, workload.recipe.make().state_dict()), list[float]()
-    for number, cohort in enumerate(ours.cohorts, start=1):
-        began = time.perf_counter()
-        data, seeds = population.data_of(cohort), np.array(_seeds(workload, cohort, number), dtype=np.uint64)
-        work = CohortWork(data, seeds, steps_asked(workload.plan, data.sizes, 1.0), workload.plan)
-        total, weights = torch.zeros(layout.n_values), torch.from_numpy(data.sizes).float()
-        for changes in engine.train(start, work):
-            total += weights[torch.from_numpy(changes.positions)] @ changes.values
-        start = start + total / int(data.sizes.sum())
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
-
-
-def _theirs(workload: Workload, population: ShardedPopulation, ours: Timed) -> float:
-    loop = TightLoop(workload.recipe.make(), workload.plan)
-    taken = list[float]()
-    for number, cohort in enumerate(ours.cohorts, start=1):
-        began = time.perf_counter()
-        loop.round(population.data_of(cohort), _seeds(workload, cohort, number))
-        taken.append(time.perf_counter() - began)
-    _require_agreement(workload, loop, ours)
-    return statistics.median(taken[1:])
-
-
-def _seeds(workload: Workload, cohort: Indices, number: int) -> list[int]:
-    """As a coordinator gives them."""
-    plan = workload.run_file(number).round_plan(number, 1)
-    return [int(seed) for seed in client_seeds(plan, [client_name(i) for i in cohort.tolist()])]
-
-
-def _require_agreement(workload: Workload, loop: TightLoop, ours: Timed) -> None:
-    """Both have made the same model. Raises `AssertionError`."""
-    names = [name for name, _ in workload.recipe.make().named_parameters()]
-    mine = torch.cat([ours.model.master[name].reshape(-1) for name in names])
-    assert float((mine - loop.state).abs().max()) < _AGREE, "the plain loop makes another model"
-
-
-def _two(workload: Workload, population: ShardedPopulation, ours: Timed) -> float:
-    """The plain loop over two processes, forked once, half of the clients each."""
-    global _half
-    loop = TightLoop(workload.recipe.make(), workload.plan)
-    data = population.data_of(ours.cohorts[0])
-    halves = np.arange(len(data))[::2], np.arange(len(data))[1::2]
-
-    def half(which: int, number: int, state: Tensor) -> Tensor:
-        torch.set_num_threads(1)
-        loop.state = state
-        return loop.sum_of(data, _seeds(workload, ours.cohorts[0], number), halves[which])
-
-    _half, taken = half, list[float]()
-    with get_context("fork").Pool(2) as pool:
-        for number in range(1, len(ours.cohorts) + 1):
-            began = time.perf_counter()
-            sums = pool.starmap(_call_half, [(which, number, loop.state.numpy()) for which in range(2)])
-            loop.move(torch.from_numpy(sums[0] + sums[1]), int(data.sizes.sum()))
-            taken.append(time.perf_counter() - began)
-    _require_agreement(workload, loop, ours)
-    return statistics.median(taken[1:])
-
-
-_half: Callable[[int, int, Tensor], Tensor]  # what the forked processes find
-
-
-def _call_half(which: int, number: int, state: Vector) -> Vector:
-    summed: Vector = _half(which, number, torch.from_numpy(state)).numpy()
-    return summed
+    return Row(f"{workload.name}: {how}", 1e3 * ours, against, 1e3 * theirs, "ms", promise)

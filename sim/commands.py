@@ -197,10 +197,10 @@ def bench_codec(
 @bench_app.command("simulate")
 def bench_simulate(
     quick: QuickOption = False,
-    only: Annotated[str | None, typer.Option(help="One workload alone: A, B, C or Cs.")] = None,
+    only: Annotated[str | None, typer.Option(help="One part alone: A, B, C, Cs, M or start.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Simulated rounds against a plain loop: small models, many clients, long tails, and one large model."""
+    """Simulated rounds against a plain loop: small models, many clients, long tails, one large model, a million."""
     from umbel.sim.bench_simulate import measure
 
     _bench(lambda: measure(quick=quick, only=only), json)

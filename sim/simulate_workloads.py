@@ -73,7 +73,7 @@ def workloads() -> tuple[Workload, ...]:
         ),
         Workload(
             "Cs",
-            "the same, 20 samples a client",
+            "Synthetic(1,1), 20 samples a client, logistic, 1000 clients",
             logistic,
             lambda: _synthetic(20),
             1000,

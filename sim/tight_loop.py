@@ -36,14 +36,15 @@ class TightLoop:
         """The sum of the weights of some clients, times their samples."""
         total = torch.zeros_like(self.state)
         for position in positions.tolist():
-            total.add_(self._trained(data, position, seeds[position]), alpha=int(data.sizes[position]))
+            total.add_(self.trained(data, position, seeds[position]), alpha=int(data.sizes[position]))
         return total
 
     def move(self, total: Tensor, n_samples: int) -> None:
         """To the mean."""
         self.state = total / n_samples
 
-    def _trained(self, data: CohortData, position: int, seed: int) -> Tensor:
+    def trained(self, data: CohortData, position: int, seed: int) -> Tensor:
+        """The weights of one client after its work."""
         with torch.no_grad():
             torch.nn.utils.vector_to_parameters(self.state.clone(), self._parameters)
         own = data.of(position)

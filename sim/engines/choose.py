@@ -53,7 +53,7 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None) -
 class AutoEngine:
     """Stacks what is worth it, and what proves not to be stackable goes another way, with a line in the log.
 
-    `why`: the choice in words.
+    `why`: the choice in words, empty before there is work.
     """
 
     name = "auto"
@@ -62,6 +62,11 @@ class AutoEngine:
         self._recipe, self._n_workers = recipe, n_workers
         self._engine: Engine | None = None
         self.why = ""
+
+    @property
+    def chosen(self) -> str:
+        """The name of the engine that does the work; its own before there is any."""
+        return self.name if self._engine is None else self._engine.name
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`."""

@@ -13,6 +13,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.sim.experiments.checkpoint import ROWS_FILE, read_checkpoint, write_checkpoint
 from umbel.sim.experiments.federation import Attempt, Federation, beginning
 from umbel.sim.experiments.file import Trial
+from umbel.sim.experiments.garbage import seldom_collected
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row, row_of
 from umbel.sim.experiments.world import Made, make_world
@@ -97,11 +98,12 @@ def run_trial(
             assert folder is not None
             rows, before_s = _rows_before(folder / ROWS_FILE, resumed.rows_bytes), resumed.wall_s
         with _keeping(folder, resumed.rows_bytes if resumed is not None else 0) as kept:
-            for row in _rows(federation, trial, began):
-                rows.append(row)
-                kept.add(row)
-                tell(row)
-                kept.save(federation, before_s + time.perf_counter() - began)
+            with seldom_collected():
+                for row in _rows(federation, trial, began):
+                    rows.append(row)
+                    kept.add(row)
+                    tell(row)
+                    kept.save(federation, before_s + time.perf_counter() - began)
             wall_s = before_s + time.perf_counter() - began
             kept.save(federation, wall_s, is_last=True)
         standing = federation.standing

@@ -19,6 +19,8 @@ from umbel.aggregation.types import ClientId, RoundPlan
 from umbel.aggregation.update_codec import Float32Codec, Part, codec_for
 from umbel.sim.experiments.memory import Memory
 
+_BLOCK_VALUES = 1 << 18  # whose integers stay in the cache with what they are made of
+
 
 class Uplink:
     """Of one attempt. `sizes`: bytes of each update, by client, as they were on the wire; `refused`: why an update does
@@ -58,10 +60,17 @@ class Uplink:
         kept = is_fit.nonzero().squeeze(1).tolist()
         rows = values if len(kept) == len(clients) else values[is_fit]
         counted = torch.tensor([weights[i] for i in kept], dtype=torch.int64)
-        summed = (to_integers(rows.reshape(-1), self._grid).view_as(rows) * counted.unsqueeze(1)).sum(0)
-        self.total.merge_sums((summed,), int(counted.sum()), len(kept))
+        self.total.merge_sums((self._weighted_sum(rows, counted),), int(counted.sum()), len(kept))
         self.sizes.update(dict.fromkeys((clients[i] for i in kept), self.update_bytes))
         self.parts.extend(Part(weights[i], self._ranks[clients[i]]) for i in kept)
+
+    def _weighted_sum(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Of their integers: int64 (n_values,)."""
+        summed = torch.zeros(rows.shape[1], dtype=torch.int64)
+        n_at_once = max(1, _BLOCK_VALUES // rows.shape[1])
+        for some, counted in zip(rows.split(n_at_once), weights.split(n_at_once), strict=True):
+            summed += to_integers(some.reshape(-1), self._grid).view_as(some).mul_(counted.unsqueeze(1)).sum(0)
+        return summed
 
     def _is_fit(self, client: ClientId, row: Tensor) -> bool:
         try:

@@ -12,9 +12,9 @@ from umbel.sim.simulate_workloads import workloads
 def test_both_sides_come_to_the_same_model(name: str) -> None:
     """Or the benchmark fails; how long they take is not asked here."""
     report = measure(quick=True, only=name)
-    whats = [row.what.rsplit("; ", 1)[1] for row in report.rows]
     ways = ("linear chains", "any module")
-    assert whats == [f"{way}, {part}" for way in ways for part in ("training", "whole round")]
+    both = [f"{name}: {way}, {part}" for way in ways for part in ("training", "whole round")]
+    assert [row.what for row in report.rows] == [*both, f"{name}: auto takes batched, training"]
     assert all(row.ours > 0 and row.theirs > 0 for row in report.rows)
 
 
@@ -27,5 +27,5 @@ def test_the_workloads_are_those_of_the_papers() -> None:
 
 
 def test_a_workload_that_there_is_not_is_named() -> None:
-    with pytest.raises(ValueError, match="no workload D; there are A, C, Cs, B"):
+    with pytest.raises(ValueError, match="no workload D; there are A, C, Cs, B, M, start"):
         measure(quick=True, only="D")
