@@ -110,6 +110,11 @@ class TracedAttempt:
             require_within(self.reports_wanted, "reports_wanted", 1, TARGET_MAX)
             require_within(self.reports_needed, "reports_needed", 1, self.reports_wanted)
 
+    @property
+    def in_time(self) -> tuple[TracedClient, ...]:
+        """Those who have reported before it closed."""
+        return tuple(one for one in self.clients if one.report_s is not None and one.report_s <= self.open_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
