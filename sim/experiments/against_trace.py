@@ -13,7 +13,7 @@ from typing import Any
 
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.trace import Trace
-from umbel.sim.experiments.asked_again import askable, asked_again, with_rounds
+from umbel.sim.experiments.asked_again import NobodyComes, askable, asked_again, with_rounds
 from umbel.sim.experiments.courses import Course, went_in
 from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.file import Trial
@@ -70,11 +70,16 @@ class Calibration:
         return (Course.of_traces(RECORDED, [self.recorded]), *([self._course(AGAIN, self.again)] if self.again else []))
 
     def of_rounds(self, label: str, run: RunFile) -> Course | None:
-        """The recorded work in rounds as this file's. None where these are not the same all the time."""
+        """The recorded work in rounds as this file's. None where these are not the same all the time, or where the
+        recorded clients are too few for them.
+        """
         if not self.fleets or run.rounds.self_tuning or run.override:
             return None
         trace = with_rounds(self.recorded, run.rounds)
-        return self._course(label, [asked_again(trace, fleet, seed) for seed, fleet in self.fleets.items()])
+        try:
+            return self._course(label, [asked_again(trace, fleet, seed) for seed, fleet in self.fleets.items()])
+        except NobodyComes:
+            return None
 
     def _course(self, label: str, traces: Sequence[Trace]) -> Course:
         return Course.of_traces(label, traces, self.recorded.clients)
@@ -121,7 +126,8 @@ def _calibrate(file: str, trials: Sequence[Trial], folder: Path) -> Calibration:
 class PointAgainst:
     """A point of an experiment beside the record. `unlike`: what of its rounds was not so then, `work_unlike`: what of
     its fleet and their work, in words. `recorded_work`: where there is something of both, its rounds with the recorded
-    work; None if these rounds are not alike all the time, or come after the first points of a large sweep.
+    work; None if these rounds are not alike all the time, need more clients than were recorded, or come after the first
+    points of a large sweep.
     """
 
     course: Course

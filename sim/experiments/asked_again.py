@@ -33,6 +33,10 @@ _LOOK_AGAIN_S, _LOOKS_MAX = 600.0, 144  # for a day, where fewer than the minimu
 _NO_HASH = "0" * 64
 
 
+class NobodyComes(ValueError):
+    """A fleet is too small, or too seldom there, for the rounds that it is asked for."""
+
+
 def askable(trace: Trace) -> Trace | None:
     """The attempts that can be asked again, at most `ATTEMPTS_MAX`: of which it is known when they were to close.
 
@@ -62,7 +66,7 @@ def with_rounds(trace: Trace, rounds: RoundsSection) -> Trace:
 def asked_again(trace: Trace, fleet: Fleet, seed: int) -> Trace:
     """How these attempts go with this fleet. `trace`: as from `askable`; `seed`: for the draw of cohorts.
 
-    Raises `ValueError` for a plan that no round could have, or where too few devices are ever there.
+    Raises `NobodyComes` where no round begins, `ValueError` for a plan that no round could have.
     """
     steps, midnight = _steps(trace), trace.attempts[0].opened_at // DAY_S * DAY_S
     usual_bytes = _mean_bytes([one for attempt in trace.attempts for one in attempt.in_time], "bytes_up", 1)
@@ -77,7 +81,7 @@ def asked_again(trace: Trace, fleet: Fleet, seed: int) -> Trace:
         )
         records += _attempt(question, fleet, steps)
     if not records:
-        raise ValueError("this trace says of hardly any client that it was there; no round of it can be simulated")
+        raise NobodyComes("of the fleet of this trace too few devices are ever there for its rounds to begin")
     return trace_of(records)
 
 
