@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from umbel.aggregation.task import Task
 from umbel.client.admin import Operator
 from umbel.client.errors import ClientError
 from umbel.client.trace_console import export_trace
+from umbel.sim import simulate
 from umbel.sim.fleet.recorded import recorded_fleet
 from umbel.sim.fleet.trace_file import read_trace
 
@@ -148,3 +150,67 @@ def test_what_a_trace_does_not_tell_is_said(tmp_path: Path, capsys: pytest.Captu
 def test_a_folder_that_there_is_not_is_named_before_anything_is_fetched(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         export_trace(operator_that_hears({}), ["ward"], tmp_path / "nowhere" / "t.json", force=True, as_json=True)
+
+
+N_SITES, N_ROUNDS, UPLOAD_RATE = 6, 5, 5e4
+
+
+async def live(device: Device, layout: Layout, train_s: float) -> None:
+    """Train for so long in each round until the run is over; come too late for it, if need be."""
+    while True:
+        answer = (await device.check_in(layout)).json()
+        if answer["run_status"] == "finished":
+            return
+        if not (assignment := answer["assignment"]):
+            continue
+        await device.send("GET", f"/v1/models/{assignment['model']['sha256']}")
+        await asyncio.sleep(train_s)
+        update = update_for(assignment, layout, values_of(layout, assignment["round"]))
+        if (await device.upload(assignment["id"], update)).status_code == 201:
+            await device.report(assignment["id"], update, train_s=train_s, upload_bytes_per_s=UPLOAD_RATE)
+
+
+def test_a_real_federation_becomes_a_trace_and_the_trace_a_fleet_that_answers_alike(tmp_path: Path) -> None:
+    """Four of six sites are enough, so two are too late each time; then it is asked what two would have done."""
+    out = tmp_path / "trace.json"
+
+    async def act(it: House) -> None:
+        layout = await it.begin(run_file(count=N_ROUNDS, target=4, over_selection=1.5), small_state())
+        sites = await it.devices(N_SITES)
+        await asyncio.gather(*(live(one, layout, 0.05 * (i + 1)) for i, one in enumerate(sites)))
+        await operating(it, lambda operator: export_trace(operator, ["demo"], out, force=False, as_json=False))
+
+    in_house(tmp_path / "data", act)
+    experiment = {
+        "name": "what-if",
+        "data": {"name": "digits"},
+        "partition": {"scheme": "iid", "clients": N_SITES},
+        "model": {"name": "mlp", "hidden": [8]},
+        "fleet": {"recorded": str(out)},
+        "rounds": {"count": 2, "target": 4, "over_selection": 1.5, "window_s": 60.0},
+        "training": {"local_steps": 4},
+        "sweep": {"rounds.target": [4, 2]},
+        "seeds": [0, 1],
+    }
+    (found,) = simulate(experiment).against
+    recorded, again = found.calibration.courses
+    assert (recorded.clients, recorded.attempts) == (N_SITES, N_ROUNDS)
+    errors = {one.what: one for one in found.errors}
+    for one in errors.values():
+        assert math.isfinite(one.recorded), one
+        assert math.isfinite(one.simulated.mean), one
+    for what in ("committed", "clients asked", "reports in"):
+        assert errors[what].relative == 0.0, errors[what]
+    assert (again.update_bytes, again.fetched_bytes) == (recorded.update_bytes, recorded.fetched_bytes)
+    for what in ("bytes up", "bytes down"):  # of those who were stopped, more or less had moved
+        error = errors[what].relative
+        assert error is not None
+        assert abs(error) < 0.5, errors[what]
+    assert 0.05 < errors["report after, median client"].simulated.mean < 60.0
+    same, two = found.points
+    assert (same.unlike, two.unlike) == ((), ("target 2, not 4",))
+    assert all("bytes of an update" in one.work_unlike[0] for one in found.points), "another model than the sites'"
+    assert same.recorded_work is None
+    assert two.recorded_work is not None
+    assert (two.recorded_work.asked, two.recorded_work.reports) == (3.0, 2.0)
+    assert two.recorded_work.update_bytes == recorded.update_bytes
