@@ -120,6 +120,8 @@ def round_record(
         task=state.plan.task,
         rolled_back_to=end.rolled_back_to,
         away_s=state.away_s,
+        target=state.plan.target,
+        minimum=state.plan.minimum,
     )
 
 

@@ -109,8 +109,9 @@ class RoundRecord:
     `samples_in` of those that reported in time, `samples_left_out` of the others, `samples_share` in of selected;
     `passed_over` clients with `samples_passed_over` waited and were not drawn. `uncovered`: what coverage in the run
     file asks for and did not get. `open_s`: from the opening to the last moment at which a report counted. `window_s`,
-    `over_selection`: as they were for this attempt; `tuned`: why they are not the run file's, empty if they are.
-    `model_bytes`: of the model that was sent out.
+    `over_selection`, `target`, `minimum`: as they were for this attempt; the last two are 0 in records from before they
+    were kept. `tuned`: why the first two are not the run file's, empty if they are. `model_bytes`: of the model that
+    was sent out.
 
     `task`: a round of evaluation makes no model; `model_version` and `model_sha256` are then of the one it measured. A
     canary makes none either; `committed`: whether enough clients passed, whose `reason`s say what was measured.
@@ -161,6 +162,8 @@ class RoundRecord:
     codec: str = ""
     secure: bool = False
     epsilon: float | None = None
+    target: int = 0
+    minimum: int = 0
 
     @property
     def share_of_known(self) -> float:

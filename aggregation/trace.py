@@ -61,7 +61,8 @@ class TracedAttempt:
     """One attempt at a round of training. `waiting`: how many clients waited when it opened, its cohort included.
 
     `absent`: how many of the run's were not there then, None where that is not known; `absent_clients`: some of them.
-    `secure`: whether nothing is known of single clients' work. All else is as in `RoundRecord`.
+    `secure`: whether nothing is known of single clients' work. `reports_wanted`, `reports_needed`: the record's target
+    and minimum, None where it is from before they were kept. All else is as in `RoundRecord`.
     """
 
     round: int
@@ -79,6 +80,8 @@ class TracedAttempt:
     absent_clients: tuple[int, ...]
     secure: bool
     clients: tuple[TracedClient, ...]
+    reports_wanted: int | None = None
+    reports_needed: int | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -101,6 +104,16 @@ class TracedAttempt:
             raise ValueError("absent_clients are some of the absent, whose number must then be known")
         for client in self.absent_clients:
             require_within(client, "an absent client", 0, CLIENTS_MAX - 1)
+        if (self.reports_wanted is None) is not (self.reports_needed is None):
+            raise ValueError("reports_wanted and reports_needed are known together, or not at all")
+        if self.reports_wanted is not None and self.reports_needed is not None:
+            require_within(self.reports_wanted, "reports_wanted", 1, TARGET_MAX)
+            require_within(self.reports_needed, "reports_needed", 1, self.reports_wanted)
+
+    @property
+    def in_time(self) -> tuple[TracedClient, ...]:
+        """Those who have reported before it closed."""
+        return tuple(one for one in self.clients if one.report_s is not None and one.report_s <= self.open_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,8 @@ def _attempt(record: RoundRecord, numbers: dict[str, int]) -> TracedAttempt:
         absent_clients=tuple(_number(one.client, numbers) for one in named),
         secure=record.secure,
         clients=clients,
+        reports_wanted=record.target or None,
+        reports_needed=record.minimum or None,
     )
 
 

@@ -17,7 +17,7 @@ App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, 
 ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
 
 run_app = typer.Typer(
-    help="Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export.",
+    help="Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export, export-trace.",
     no_args_is_help=True,
 )
 run_app.command("audit")(audit_run)
@@ -199,6 +199,23 @@ def export_model(
 
     with console.operator_at(server, admin_key_file) as operator:
         lifecycle.export_model(operator, run, version, out, as_json, full_precision=full_precision)
+
+
+@run_app.command("export-trace")
+def export_trace(
+    runs: Annotated[list[str], typer.Argument(metavar="NAME", help="Runs of the same clients, one or more.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the trace, in JSON.")],
+    server: Server,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there already.")] = False,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write how rounds went, naming nobody, so that `umbel simulate` can have clients like these (docs/traces.md). Of
+    runs under way, what has ended is in it."""
+    from umbel.client import console, trace_console
+
+    with console.operator_at(server, admin_key_file) as operator:
+        trace_console.export_trace(operator, runs, out, force, as_json)
 
 
 @client_app.command("list")

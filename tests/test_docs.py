@@ -37,6 +37,7 @@ from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
 from umbel.server.closing import KEPT_MAX
+from umbel.sim.experiments.file import experiment_of
 
 ROOT = Path(__file__).parent.parent
 _SECTIONS: dict[str, type[Any]] = {
@@ -178,6 +179,11 @@ def test_the_run_files_of_the_documentation_are_accepted() -> None:
     assert len(examples) == 6
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
+
+
+def test_the_experiments_of_the_documentation_are_accepted() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "simulate.md").read_text(), re.DOTALL)
+    assert len(experiment_of(tomllib.loads(example)).trials) == 12
 
 
 def _bounds() -> Iterator[tuple[str, str, str]]:

@@ -10,12 +10,14 @@ from rich.table import Table
 
 from umbel.aggregation.errors import UpdateRefused
 from umbel.sim.engines.work import EngineError
+from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.checkpoint import CheckpointError
+from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.federation import SimulationError
 from umbel.sim.experiments.file import Trial, read_experiment
-from umbel.sim.experiments.results import Estimate, Results
+from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.rows import Row
-from umbel.sim.experiments.simulate import CURVES_FILE, Watcher, simulate
+from umbel.sim.experiments.simulate import CURVES_FILE, RECORDED_FILE, Watcher, simulate
 from umbel.sim.experiments.trials import TrialResult
 
 EXPECTED: tuple[type[Exception], ...] = (
@@ -37,7 +39,10 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
         results = simulate(experiment, out, data, watcher=bars)
     console = Console()
     console.print(_table(results))
-    console.print(f"\n{out / CURVES_FILE} shows it; every round is in {out}/rounds.jsonl")
+    for one in results.against:
+        console.print(*tables(one), sep="\n")
+    shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
+    console.print(f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl")
     return results
 
 

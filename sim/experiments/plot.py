@@ -9,14 +9,15 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from umbel.sim.experiments.results import Estimate, Results
+from umbel.sim.experiments.estimate import Estimate
+from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.trials import TrialResult
 
 Floats = NDArray[np.float64]
-_INK, _FAINT = "#22313f", "#8a97a3"
+INK, _FAINT = "#22313f", "#8a97a3"
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
 _SHOWN_MAX = 14
 
@@ -25,7 +26,7 @@ def curves(results: Results) -> Figure:
     """The picture. Of a sweep of more than 14 points, the first ones."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.05, wspace=0.05)
     figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
-    figure.suptitle(_title(results), x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
+    figure.suptitle(_title(results), x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     grid = figure.add_gridspec(2, 2)
     groups = list(results.by_point.items())[:_SHOWN_MAX]
     over_rounds = figure.add_subplot(grid[0, 0])
@@ -39,7 +40,7 @@ def curves(results: Results) -> Figure:
         for axes in (over_rounds, up, hours):
             axes.axhline(results.target_accuracy, color=_FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
     if len(groups) > 1:
-        over_rounds.legend(frameon=False, fontsize=8, labelcolor=_INK, loc="lower right")
+        over_rounds.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right")
     _take_part(figure.add_subplot(grid[1, 1]), groups)
     return figure
 
@@ -74,7 +75,7 @@ def _draw(
         pairs = [_line(one, place) for one in group if one.scored]
         n = min(len(x) for x, _ in pairs)
         x, y = np.stack([x[:n] for x, _ in pairs]).mean(0), np.stack([y[:n] for _, y in pairs])
-        colour, dash = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else (0, (4, 2))
+        colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else (0, (4, 2))
         marker = "o" if n == 1 else None
         axes.plot(x, y.mean(0), color=colour, lw=2, ls=dash, marker=marker, label=label or None, zorder=3)
         if len(y) > 1:
@@ -82,7 +83,7 @@ def _draw(
             low = [b.low if b is not None and b.low is not None else np.nan for b in bounds]
             high = [b.high if b is not None and b.high is not None else np.nan for b in bounds]
             axes.fill_between(x, np.clip(low, 0, 1), np.clip(high, 0, 1), color=colour, alpha=0.18, lw=0, zorder=2)
-    _dress(axes, title, unit)
+    dress(axes, title, unit)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
@@ -116,8 +117,8 @@ def _take_part(axes: Axes, groups: Sequence[tuple[str, list[TrialResult]]]) -> N
         axes.bar(x, height, 0.85, bottom=bottom, color=colour, label=name, lw=0)
         bottom += height
     axes.set_ylim(0, max(1.0, float(bottom.max(initial=1.0))) * 1.18)
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", labelcolor=_INK)
-    _dress(axes, title, unit)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", labelcolor=INK)
+    dress(axes, title, unit)
     if len(groups) == 1:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -128,8 +129,9 @@ def _parts(row: Row) -> tuple[int, int, int]:
     return counted - partial, partial, row.selected - counted
 
 
-def _dress(axes: Axes, title: str, unit: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10, color=_INK)
+def dress(axes: Axes, title: str, unit: str) -> None:
+    """Title, unit and lines of one of a picture's parts."""
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_xlabel(unit, fontsize=9, color=_FAINT)
     axes.grid(axis="y", color="#e7ebee", lw=0.8, zorder=0)
     axes.tick_params(colors=_FAINT, labelsize=8)

@@ -1,49 +1,17 @@
 """What an experiment has shown: its runs, and over their seeds the mean of what counts with how sure it is."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from umbel.sim.experiments.against_trace import AgainstTrace
+from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.trials import TrialResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over seeds, and the bounds of the 95 % confidence interval about it (Student's t; Student 1908). Of one
-    seed nothing is known but itself: the bounds are None.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate | None":
-        """None of no values."""
-        n = len(values)
-        if not n:
-            return None
-        mean = math.fsum(values) / n
-        if n == 1:
-            return cls(mean, None, None, 1)
-        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-        half = _student_t(n - 1) * deviation / math.sqrt(n)
-        return cls(mean, mean - half, mean + half, n)
-
-
-def _student_t(degrees: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +37,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """`folder`: where rounds.jsonl, summary.json and the pictures are; None where nothing was written.
+    """`folder`: where rounds.jsonl, summary.json and the pictures are; None where nothing was written. `against`: for
+    each trace of a production run that a fleet is made of, how far the simulation is from the record.
 
     In a notebook, showing this shows its picture.
     """
@@ -78,6 +47,7 @@ class Results:
     trials: tuple[TrialResult, ...]
     target_accuracy: float | None = None
     folder: Path | None = None
+    against: tuple[AgainstTrace, ...] = ()
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -94,10 +64,7 @@ class Results:
     @property
     def by_point(self) -> dict[str, list[TrialResult]]:
         """The runs by their point, of which each has one for every seed."""
-        groups = dict[str, list[TrialResult]]()
-        for one in self.trials:
-            groups.setdefault(one.trial.label, []).append(one)
-        return groups
+        return by_point(self.trials)
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
@@ -114,13 +81,25 @@ class Results:
             for one in self.trials
         ]
         points = [asdict(point) for point in self.points]
-        return {"experiment": self.name, "target_accuracy": self.target_accuracy, "points": points, "runs": runs}
+        return {
+            "experiment": self.name,
+            "target_accuracy": self.target_accuracy,
+            "points": points,
+            "runs": runs,
+            "against": [one.summary() for one in self.against],
+        }
 
     def plot(self) -> "Figure":
         """The picture of it: accuracy over rounds, bytes and virtual time, and who took part."""
         from umbel.sim.experiments.plot import curves
 
         return curves(self)
+
+    def plot_against(self) -> "Figure":
+        """The picture of simulations beside the record: when clients report, and when attempts close."""
+        from umbel.sim.experiments.against_plot import beside_the_record
+
+        return beside_the_record(self)
 
     def _repr_png_(self) -> bytes:
         from io import BytesIO
@@ -160,3 +139,11 @@ class Results:
             if row.accuracy is not None and row.accuracy >= self.target_accuracy:
                 return row, n_bytes
         return None
+
+
+def by_point(trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
+    """Runs by their point."""
+    groups = dict[str, list[TrialResult]]()
+    for one in trials:
+        groups.setdefault(one.trial.label, []).append(one)
+    return groups

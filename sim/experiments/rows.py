@@ -1,5 +1,6 @@
 """A line of `rounds.jsonl`: one ended attempt of a simulated run, in numbers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,9 @@ from umbel.aggregation.records import RoundRecord
 class Row:
     """`accuracy`, `loss`: of the model on the test set, None where it was not measured; `train_loss`: the clients' own,
     as they trained. `wall_s`: real seconds; `virtual_s`: from the opening of the attempt to its end; `now_s`: at its
-    end, since the run began. `evaluation`: what clients measured of the model that they were given.
+    end, since the run began. `evaluation`: what clients measured of the model that they were given. `steps_asked`,
+    `update_bytes`, `fetched_bytes`: means over those that have reported, 0 where nobody has: steps of training, and
+    bytes of an update, and of what was fetched for it.
     """
 
     round: int
@@ -35,10 +38,16 @@ class Row:
     now_s: float
     window_s: float
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
+    target: int = 0
+    over_selection: float = 0.0
+    steps_asked: float = 0.0
+    update_bytes: float = 0.0
+    fetched_bytes: float = 0.0
 
     @classmethod
     def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float) -> "Row":
         found = scores or {}
+        reports = [one for one in record.clients if one.report_s is not None]
         return cls(
             round=record.round,
             attempt=record.attempt,
@@ -62,7 +71,18 @@ class Row:
             now_s=round(now_s, 6),
             window_s=record.window_s,
             evaluation=dict(record.evaluation),
+            target=record.target,
+            over_selection=record.over_selection,
+            steps_asked=_mean(one.steps_planned for one in reports),
+            update_bytes=_mean(one.bytes_up for one in reports),
+            fetched_bytes=_mean(one.bytes_down for one in reports),
         )
+
+
+def _mean(values: Iterable[int]) -> float:
+    """0 of nothing."""
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
 
 
 def row_of(line: dict[str, Any]) -> Row:

@@ -5,6 +5,7 @@ OUT/experiment.json               which experiment is kept here
 OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py)
 OUT/rounds.jsonl                  every row of every run, when all are done
 OUT/summary.json, OUT/curves.png, OUT/split.png
+OUT/recorded.png                  beside the record, where the fleet is made of one
 ```
 """
 
@@ -14,15 +15,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
+from umbel.sim.experiments.against_trace import against, calibrate
 from umbel.sim.experiments.checkpoint import ROWS_FILE
 from umbel.sim.experiments.file import Experiment, Trial, experiment_of, read_experiment
-from umbel.sim.experiments.results import Results
+from umbel.sim.experiments.results import Results, by_point
 from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.trials import TrialResult, run_trial
 from umbel.sim.experiments.world import Made
 
 EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
-CURVES_FILE, SPLIT_FILE, RUNS_FOLDER = "curves.png", "split.png", "runs"
+CURVES_FILE, SPLIT_FILE, RECORDED_FILE, RUNS_FOLDER = "curves.png", "split.png", "recorded.png", "runs"
 
 
 Described: TypeAlias = Experiment | Mapping[str, Any] | Path | str
@@ -63,13 +65,15 @@ def simulate(
     watcher = watcher or Watcher()
     if folder is not None:
         _claim(folder, one)
+    calibrations = calibrate(one.trials, one.folder)
     results = list[TrialResult]()
     for trial in one.trials:
         watcher.begins(trial)
         place = None if folder is None else folder / RUNS_FOLDER / trial.folder
         results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), _drawer(folder, trial, one)))
         watcher.ends(results[-1])
-    found = Results(one.name, tuple(results), one.target_accuracy, folder)
+    beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
+    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside)
     if folder is not None:
         _write(folder, found)
     return found
@@ -129,3 +133,5 @@ def _write(folder: Path, results: Results) -> None:
     write_atomically(folder / ROUNDS_FILE, *lines)
     write_atomically(folder / SUMMARY_FILE, json.dumps(results.summary(), indent=2).encode() + b"\n")
     results.plot().savefig(folder / CURVES_FILE)
+    if results.against:
+        results.plot_against().savefig(folder / RECORDED_FILE)

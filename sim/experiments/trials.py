@@ -23,7 +23,9 @@ _CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into che
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work."""
+    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work;
+    `n_clients`: of the population.
+    """
 
     trial: Trial
     rows: tuple[Row, ...]
@@ -32,6 +34,7 @@ class TrialResult:
     model_sha256: str
     wall_s: float
     engine: str
+    n_clients: int
 
     @property
     def scored(self) -> list[Row]:
@@ -107,8 +110,16 @@ def run_trial(
             wall_s = before_s + time.perf_counter() - began
             kept.save(federation, wall_s, is_last=True)
         standing = federation.standing
-        engine = world.world.engine.name
-        return TrialResult(trial, tuple(rows), standing.status, standing.reason, standing.model.sha256, wall_s, engine)
+        return TrialResult(
+            trial=trial,
+            rows=tuple(rows),
+            status=standing.status,
+            reason=standing.reason,
+            model_sha256=standing.model.sha256,
+            wall_s=wall_s,
+            engine=world.world.engine.name,
+            n_clients=world.world.population.n_clients,
+        )
     finally:
         world.world.engine.close()
 

@@ -42,10 +42,6 @@ def _open_s(share: float) -> Callable[[Sequence[TracedAttempt]], float]:
     return lambda attempts: float(np.quantile([attempt.open_s for attempt in attempts], share))
 
 
-def _in_time(attempt: TracedAttempt) -> int:
-    return sum(one.report_s is not None and one.report_s <= attempt.open_s for one in attempt.clients)
-
-
 def _report_s(share: float) -> Callable[[Sequence[TracedAttempt]], float]:
     def quantile(attempts: Sequence[TracedAttempt]) -> float:
         seconds = [c.report_s for attempt in attempts for c in attempt.clients if c.report_s is not None]
@@ -60,9 +56,9 @@ _FIGURES: tuple[tuple[str, str, Callable[[Sequence[TracedAttempt]], float]], ...
     ("open, nine in ten within", "s", _open_s(0.9)),
     ("committed", "share", _mean(lambda attempt: float(attempt.committed))),
     ("clients asked", "clients", _mean(lambda attempt: len(attempt.clients))),
-    ("reports in", "clients", _mean(_in_time)),
+    ("reports in", "clients", _mean(lambda attempt: len(attempt.in_time))),
     ("partial reports", "clients", _mean(lambda attempt: sum(c.fate is Fate.PARTIAL for c in attempt.clients))),
-    ("drop-outs: asked and not in", "clients", _mean(lambda attempt: len(attempt.clients) - _in_time(attempt))),
+    ("drop-outs: asked and not in", "clients", _mean(lambda attempt: len(attempt.clients) - len(attempt.in_time))),
     ("lost or declined", "clients", _mean(lambda attempt: sum(c.fate in _GONE for c in attempt.clients))),
     ("report after, median client", "s", _report_s(0.5)),
     ("report after, nine in ten clients", "s", _report_s(0.9)),

@@ -78,6 +78,7 @@ def test_a_record_tells_what_is_not_covered_and_why() -> None:
 def test_a_record_tells_the_window_it_had_and_each_clients_tier() -> None:
     training, record = without_north()
     assert (record.window_s, record.over_selection, record.tuned) == (60.0, 1.0, "from 80 clients")
+    assert (record.target, record.minimum) == (training.plan.target, training.plan.minimum)
     assert (record.open_s, record.model_bytes) == (60.0, 1234)
     tiers = {client.client: client.tier for client in record.clients}
     assert tiers == {client: member.tier for client, member in training.cohort.items()}

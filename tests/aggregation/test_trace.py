@@ -92,6 +92,16 @@ def test_a_client_has_the_same_number_in_all_attempts() -> None:
     assert (found.absent, found.absent_clients) == (None, ())
 
 
+def test_how_many_reports_were_wanted_is_known_unless_the_record_is_older_than_that() -> None:
+    (known,) = trace_of([replace(RECORD, target=20, minimum=10)]).attempts
+    assert (known.reports_wanted, known.reports_needed) == (20, 10)
+    (older,) = trace_of([RECORD]).attempts
+    assert (older.reports_wanted, older.reports_needed) == (None, None)
+    for wanted, least in ((20, None), (None, 10), (0, 0), (10, 20)):
+        with pytest.raises(ValueError, match="reports_"):
+            replace(older, reports_wanted=wanted, reports_needed=least)
+
+
 def test_a_trace_names_nobody_and_nothing() -> None:
     text = canonical(trace_of([RECORD]))
     for word in ("north", "south", "east", "ward", "hospital", "loss", "a" * 64, 'silent"', "target"):

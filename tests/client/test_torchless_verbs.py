@@ -48,6 +48,7 @@ def test_a_list_is_made_signed_and_trusted_without_torch(tmp_path: Path) -> None
         "run pause demo",
         "run audit demo",
         "run export demo --out model.safetensors",
+        "run export-trace demo --out trace.json",
     ],
 )
 def test_an_operators_verb_gets_as_far_as_the_network_without_torch(words: str) -> None:

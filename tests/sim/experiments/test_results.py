@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tests.sim.experiments.worlds import table
 from umbel.__main__ import app, mount
 from umbel.sim import simulate
-from umbel.sim.experiments.results import Estimate
+from umbel.sim.experiments.estimate import Estimate
 
 ROW_KEYS = {
     *("round", "model_version", "model_sha256", "accuracy", "loss", "selected", "reported", "partial", "dropped"),
