@@ -4,13 +4,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umbel.aggregation.records import RoundRecord
+from umbel.sim.experiments.window import Toil
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """`accuracy`, `loss`: of the model on the test set, None where it was not measured; `train_loss`: the clients' own,
     as they trained. `wall_s`: real seconds; `virtual_s`: from the opening of the attempt to its end; `now_s`: at its
-    end, since the run began. `evaluation`: what clients measured of the model that they were given.
+    end, since the run began. `busy_s`: how long devices were at work, all together; `wasted_s`: those whose work came
+    to nothing, for it was late, lost, or not needed any more. `evaluation`: what clients measured of the model that
+    they were given.
     """
 
     round: int
@@ -34,11 +37,14 @@ class Row:
     virtual_s: float
     now_s: float
     window_s: float
+    busy_s: float = 0.0
+    wasted_s: float = 0.0
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float) -> "Row":
+    def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float, toil: Toil) -> "Row":
         found = scores or {}
+        counted_s = toil.accepted_s if record.committed else 0.0
         return cls(
             round=record.round,
             attempt=record.attempt,
@@ -61,6 +67,8 @@ class Row:
             virtual_s=round(record.wall_s, 6),
             now_s=round(now_s, 6),
             window_s=record.window_s,
+            busy_s=round(toil.busy_s, 6),
+            wasted_s=round(toil.busy_s - counted_s, 6),
             evaluation=dict(record.evaluation),
         )
 

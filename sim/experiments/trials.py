@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +13,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.sim.experiments.checkpoint import ROWS_FILE, read_checkpoint, write_checkpoint
 from umbel.sim.experiments.federation import Attempt, Federation, beginning
 from umbel.sim.experiments.file import Trial
+from umbel.sim.experiments.groups import scores_by_group
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row, row_of
 from umbel.sim.experiments.world import Made, make_world
@@ -22,7 +23,9 @@ _CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into che
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work."""
+    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work; `groups`:
+    how its last model does for each holder of data by nature (`scores_by_group`).
+    """
 
     trial: Trial
     rows: tuple[Row, ...]
@@ -31,6 +34,7 @@ class TrialResult:
     model_sha256: str
     wall_s: float
     engine: str
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     @property
     def scored(self) -> list[Row]:
@@ -105,8 +109,17 @@ def run_trial(
             wall_s = before_s + time.perf_counter() - began
             kept.save(federation, wall_s, is_last=True)
         standing = federation.standing
-        engine = world.world.engine.name
-        return TrialResult(trial, tuple(rows), standing.status, standing.reason, standing.model.sha256, wall_s, engine)
+        groups = scores_by_group(world.world.meter, federation.model, world.data)
+        return TrialResult(
+            trial,
+            tuple(rows),
+            standing.status,
+            standing.reason,
+            standing.model.sha256,
+            wall_s,
+            world.world.engine.name,
+            groups,
+        )
     finally:
         world.world.engine.close()
 
@@ -116,7 +129,7 @@ def _rows(federation: Federation, trial: Trial, began: float) -> Iterator[Row]:
     for attempt in federation.attempts():
         scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
         now = time.perf_counter()
-        yield Row.of(attempt.record, scores, now - last, attempt.standing.now)
+        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.toil)
         last = now
 
 
