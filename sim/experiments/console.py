@@ -28,6 +28,7 @@ EXPECTED: tuple[type[Exception], ...] = (
 )
 
 _WASTED_MIN = 0.005  # of less, the table says nothing
+_PIPED_WIDTH = 120  # in a file, no window makes it narrow
 
 
 def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, quiet: bool) -> Results:
@@ -38,6 +39,8 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
     with _Bars(len(experiment.trials)) as bars:
         results = simulate(experiment, out, data, watcher=bars)
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPED_WIDTH)
     console.print(_table(results))
     if any(point.groups for point in results.points):
         console.print(_group_table(results))
@@ -103,13 +106,13 @@ def _table(results: Results) -> Table:
     table = Table(title=results.name, title_justify="left", box=None, pad_edge=False, header_style="bold")
     points = results.points
     if len(points) > 1:
-        table.add_column("", justify="left", no_wrap=True)
+        table.add_column("", justify="left", min_width=16)
     table.add_column("accuracy", justify="right", no_wrap=True)
     is_wasted = any(point.wasted_share is not None and point.wasted_share.mean >= _WASTED_MIN for point in points)
     for name in ("loss", "rounds", "MB up, down", "hours", *(["wasted"] if is_wasted else []), "took"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     if results.target_accuracy is not None:
-        table.add_column(f"to {results.target_accuracy:.0%}", justify="right")
+        table.add_column(f"to {results.target_accuracy:.0%}", justify="right", no_wrap=True)
     for point in points:
         cells = [
             _with_band(point.accuracy, "{:.1%}"),

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from umbel.sim.experiments.file import point_label
-from umbel.sim.experiments.plot import ACCURACY, INK, LOSS, draw_lines
+from umbel.sim.experiments.plot import ACCURACY, FAINT, INK, LOSS, draw_lines
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.trials import TrialResult
 
@@ -27,16 +28,29 @@ def panels(results: Results) -> Figure | None:
         draw_lines(column[0], groups, lambda row, _: float(row.round), f"{title}: accuracy on the test set", "round")
         draw_lines(column[1], groups, lambda row, _: float(row.round), "loss on the test set", "round", LOSS)
         draw_lines(column[2], groups, lambda row, _: row.now_s / 3600, "accuracy, over virtual time", "hours", ACCURACY)
-        for one, is_whole in zip(column, (True, True, False), strict=True):
-            one.xaxis.set_major_locator(MaxNLocator(5, integer=is_whole))
+        for one in column[:2]:
+            one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if results.target_accuracy is not None:
             for one in (column[0], column[2]):
-                one.axhline(results.target_accuracy, color="#8a97a3", lw=1, ls=(0, (4, 3)), zorder=1)
+                one.axhline(results.target_accuracy, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
+    _on_one_scale(axes[2])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, labels, frameon=False, fontsize=9, labelcolor=INK, loc="outside upper left", ncols=len(labels)
     )
     return figure
+
+
+def _on_one_scale(row: Sequence[Axes]) -> None:
+    """Let these show the same times: logarithmic, for one column may take a thousand times as long as another."""
+    limits = [axes.dataLim.intervalx for axes in row]
+    low, high = min(one[0] for one in limits), max(one[1] for one in limits)
+    for axes in row:
+        axes.set_xscale("log")
+        axes.tick_params(which="minor", length=0)
+        axes.set_xlim(low / 1.2, high * 1.2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _columns(results: Results) -> Mapping[str, Groups]:

@@ -22,6 +22,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
 SHOWN_MAX = 14
 _INSIDE_MAX = 5  # of more lines, the legend would hide some
+_LEGEND_CHARACTERS, _LEGEND_HANDLE = 190, 10  # that fit beside each other below the picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,10 @@ def curves(results: Results) -> Figure:
             axes.axhline(results.target_accuracy, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
     if len(groups) > _INSIDE_MAX:
         handles, labels = over_rounds.get_legend_handles_labels()
-        figure.legend(handles, labels, frameon=False, fontsize=8, labelcolor=INK, loc="outside lower left", ncols=5)
+        n_columns = max(1, _LEGEND_CHARACTERS // (max(map(len, labels), default=0) + _LEGEND_HANDLE))
+        figure.legend(
+            handles, labels, frameon=False, fontsize=8, labelcolor=INK, loc="outside lower left", ncols=n_columns
+        )
     elif len(groups) > 1:
         over_rounds.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right")
     _take_part(figure.add_subplot(grid[1, 1]), groups)
