@@ -227,13 +227,12 @@ class _Top:
 
 def _check_labels(name: str, values: Sequence[Any]) -> None:
     """Raise `ValueError` unless all are tables, each with a label of its own, or none is."""
-    tables = [one for one in values if isinstance(one, dict)]
-    if not tables:
+    labels = [one[_LABEL] for one in values if _goes_together(one)]
+    if not labels:
         return
     if "." in name:
         raise ValueError(f"sweep: {name} is one key; give the tables of what goes together a name without a dot")
-    labels = [one.get(_LABEL) for one in tables]
-    if len(tables) < len(values) or not all(isinstance(label, str) and label for label in labels):
+    if len(labels) < len(values) or not all(isinstance(label, str) and label for label in labels):
         raise ValueError(f'sweep: each of {name} needs a label = "..." beside the keys that it sets')
     if len(set(labels)) < len(labels):
         raise ValueError(f"sweep: two of {name} have one label")
@@ -268,17 +267,18 @@ def _points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(sweep, values, strict=True))
 
 
+def _goes_together(value: Any) -> bool:
+    """Whether a value of the sweep is a table of keys that are set together, rather than the value of one key."""
+    return isinstance(value, dict) and _LABEL in value
+
+
 def _settings(name: str, value: Any) -> dict[str, Any]:
     """What one value of the sweep sets, by dotted key."""
-    return {key: one for key, one in value.items() if key != _LABEL} if isinstance(value, dict) else {name: value}
-
-
-def _told(value: Any) -> object:
-    return value[_LABEL] if isinstance(value, dict) else value
+    return {key: one for key, one in value.items() if key != _LABEL} if _goes_together(value) else {name: value}
 
 
 def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Trial:
-    point = {name: _told(value) for name, value in chosen.items()}
+    point = {name: value[_LABEL] if _goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
     if "seed" in whole:
         raise ValueError("seed is not a key of an experiment; list the seeds of its runs in seeds")

@@ -55,6 +55,12 @@ def test_what_goes_together_is_swept_together() -> None:
     assert one.trials[0].point == {"rounds.target": 3, "method": "all or nothing"}
 
 
+def test_a_whole_section_can_be_swept_as_one_value() -> None:
+    sections = [{"scheme": "iid", "clients": 5}, {"scheme": "shards", "clients": 6, "shards_each": 2}]
+    one = experiment_of(table(partition=None, sweep={"partition": sections}))
+    assert [trial.partition and trial.partition.clients for trial in one.trials] == [5, 6]
+
+
 def test_a_change_of_what_is_swept_is_refused_for_the_sweep_would_undo_it() -> None:
     described = table(sweep={"rounds.target": [3, 6], "method": TOGETHER})
     for key in ("rounds.target", "rounds.count", "training.proximal_mu"):
@@ -87,8 +93,10 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"sweep": {"training.proximal_mu": []}}, "no value to try"),
         ({"sweep": {"training.momentum": [0.9]}}, "unknown key 'momentum'.*momentum=0.9"),
         ({"sweep": {"name.first": ["a"]}}, "name is no section"),
-        ({"sweep": {"who": [{"rounds.count": 1}]}}, "each of who needs a label"),
+        ({"sweep": {"who": [{"rounds.count": 1}]}}, "unknown key 'who'"),
+        ({"sweep": {"who": [{"label": "a"}, {"rounds.count": 1}]}}, "each of who needs a label"),
         ({"sweep": {"who": [{"label": "a"}, 3]}}, "each of who needs a label"),
+        ({"sweep": {"who": [{"label": ""}]}}, "each of who needs a label"),
         ({"sweep": {"who": [{"label": "a"}, {"label": "a"}]}}, "two of who have one label"),
         ({"sweep": {"who": [{"label": "a+"}, {"label": "a-"}, {"label": "a*"}]}}, "differ in signs alone"),
         ({"sweep": {"who.is": [{"label": "a"}]}}, "a name without a dot"),

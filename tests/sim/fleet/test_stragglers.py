@@ -9,7 +9,7 @@ from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.section import FleetSection, NetworkSection, SpeedSection, StragglersSection
 
 STEPS, WINDOW_S = 200, 600.0
-QUICK = {"speed": SpeedSection(step_s=0.001), "network": NetworkSection(1e9, 1e9, 0.0, 0.0)}
+SPEED, NETWORK = SpeedSection(step_s=0.001), NetworkSection(1e9, 1e9, 0.0, 0.0)
 
 
 def fates_of(section: FleetSection, n: int = 10, number: int = 1, steps: int = STEPS) -> Fates:
@@ -18,7 +18,9 @@ def fates_of(section: FleetSection, n: int = 10, number: int = 1, steps: int = S
 
 
 def stragglers(share: float, least: float = 0.05, most: float = 0.95, *, partial_work: bool = True) -> FleetSection:
-    return FleetSection(**QUICK, stragglers=StragglersSection(share, (least, most)), partial_work=partial_work)
+    return FleetSection(
+        speed=SPEED, network=NETWORK, stragglers=StragglersSection(share, (least, most)), partial_work=partial_work
+    )
 
 
 def test_of_every_cohort_as_many_are_stragglers_as_the_share_says_and_others_each_time() -> None:
