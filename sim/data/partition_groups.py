@@ -16,16 +16,19 @@ def natural_partition(
     n_clients: int | None,
     rng: np.random.Generator,
     names: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
 ) -> Partition:
     """One client per group, in ascending order of the groups. `groups`: of each sample, numbers or words.
 
     Groups with fewer than `least` samples are left out. `n_clients`: that many of the others, drawn evenly; None for
-    all. `names`: of groups that are numbers, by number; by default they are called by their number. Raises `ValueError`
-    if there are too few groups.
+    all. `names`: of groups that are numbers, by number; by default they are called by their number. `only`: the names
+    of those that take part; None for all. Raises `ValueError` if there are too few groups, or none of a name.
     """
     found, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     called: list[str] = [str(group) if names is None else str(names[group]) for group in found]
-    kept = np.flatnonzero(sizes >= least)
+    if only is not None and (unknown := sorted(set(only) - set(called))):
+        raise ValueError(f"there is no group {', '.join(unknown)}; there are {some(called)}")
+    kept = np.flatnonzero((sizes >= least) & np.array([only is None or name in only for name in called]))
     wanted = 1 if n_clients is None else n_clients
     if len(kept) < wanted:
         raise ValueError(

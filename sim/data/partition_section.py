@@ -10,6 +10,8 @@ features = { kind = "noise", variance = 0.1 } # with any scheme
 holdout = 0.1                                 # of each client's samples, to measure models on
 ```
 
+Of `natural`, `only = ["cleveland", "va"]` makes clients of these groups alone.
+
 Label skew, quantity skew and feature skew are three choices that go together: quantity skew alone is `scheme = "iid"`
 with `sizes`, feature skew alone is `scheme = "iid"` with `features`.
 """
@@ -50,7 +52,7 @@ class PartitionSection:
     `clients`: how many; None for all the groups of `natural`. `alpha`: label skew of `dirichlet`, smaller is more
     skewed. `by`: whether each client draws its mixture of classes, or each class its mixture of clients; `balanced`, of
     the latter: who has got as much as the mean gets no more. `shards_each`, `classes_each`: of each client, with
-    `shards` and `classes`.
+    `shards` and `classes`. `only`: of `natural`, the groups that are clients, by name; None: all.
     """
 
     scheme: Scheme = "iid"
@@ -64,6 +66,7 @@ class PartitionSection:
     sizes: SizesSection = field(default_factory=SizesSection)
     features: FeaturesSection | None = None
     holdout: float = 0.0
+    only: tuple[str, ...] | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
@@ -76,6 +79,10 @@ class PartitionSection:
         require_within(self.holdout, "holdout", 0.0, HOLDOUT_MAX)
 
     def _check_options(self) -> None:
+        if self.only is not None and self.scheme != "natural":
+            raise ValueError(f'only is of scheme = "natural", not of scheme = "{self.scheme}"; leave it out')
+        if self.only == ():
+            raise ValueError("only names nobody; name a group, or leave it out for all")
         for scheme, name in _NEEDED.items():
             value = getattr(self, name)
             if scheme == self.scheme and value is None:
@@ -145,7 +152,7 @@ def _dealt(
     if section.scheme == "natural":
         if groups is None:
             raise ValueError('these data do not say whose each sample is; choose another scheme than "natural"')
-        return natural_partition(groups, section.min_samples, section.clients, rng, group_names)
+        return natural_partition(groups, section.min_samples, section.clients, rng, group_names, section.only)
     if section.scheme == "iid":
         return Partition(iid_partition(_sizes(section, len(labels), rng), rng))
     return Partition(_by_label(section, _one_each(labels, section.scheme), seed, rng))

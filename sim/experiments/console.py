@@ -29,6 +29,9 @@ EXPECTED: tuple[type[Exception], ...] = (
     UpdateRefused,
 )
 
+_WASTED_MIN = 0.005  # of less, the table says nothing
+_PIPED_WIDTH = 120  # in a file, no window makes it narrow
+
 
 def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, quiet: bool) -> Results:
     """Simulate the file's experiment, with bars on standard error, and a table of what it showed on standard output."""
@@ -38,7 +41,11 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
     with _Bars(len(experiment.trials)) as bars:
         results = simulate(experiment, out, data, watcher=bars)
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPED_WIDTH)
     console.print(_table(results))
+    if any(point.groups for point in results.points):
+        console.print(_group_table(results))
     for one in results.against:
         console.print(*tables(one), sep="\n")
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
@@ -104,12 +111,13 @@ def _table(results: Results) -> Table:
     table = Table(title=results.name, title_justify="left", box=None, pad_edge=False, header_style="bold")
     points = results.points
     if len(points) > 1:
-        table.add_column("", justify="left", no_wrap=True)
+        table.add_column("", justify="left", min_width=16)
     table.add_column("accuracy", justify="right", no_wrap=True)
-    for name in ("loss", "rounds", "MB up, down", "hours", "took"):
-        table.add_column(name, justify="right")
+    is_wasted = any(point.wasted_share is not None and point.wasted_share.mean >= _WASTED_MIN for point in points)
+    for name in ("loss", "rounds", "MB up, down", "hours", *(["wasted"] if is_wasted else []), "took"):
+        table.add_column(name, justify="right", no_wrap=True)
     if results.target_accuracy is not None:
-        table.add_column(f"to {results.target_accuracy:.0%}", justify="right")
+        table.add_column(f"to {results.target_accuracy:.0%}", justify="right", no_wrap=True)
     for point in points:
         cells = [
             _with_band(point.accuracy, "{:.1%}"),
@@ -117,10 +125,26 @@ def _table(results: Results) -> Table:
             _mean(point.rounds, "{:.0f}"),
             f"{_mean(point.bytes_up, '{:,.1f}', 1e-6)}, {_mean(point.bytes_down, '{:,.1f}', 1e-6)}",
             _mean(point.virtual_hours, "{:.2f}"),
+            *([_mean(point.wasted_share, "{:.0%}")] if is_wasted else []),
             _mean(point.wall_s, "{:.1f} s"),
         ]
         if results.target_accuracy is not None:
             cells.append(_mean(point.rounds_to_target, "{:.0f} rounds"))
+        table.add_row(*([point.label] if len(points) > 1 else []), *cells)
+    return table
+
+
+def _group_table(results: Results) -> Table:
+    """The last models' accuracy for each holder of data by nature."""
+    table = Table(title="accuracy of each", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    points = results.points
+    names = dict.fromkeys(name for point in points for name in point.groups)
+    if len(points) > 1:
+        table.add_column("", justify="left", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in points:
+        cells = [_with_band(point.groups.get(name), "{:.1%}") for name in names]
         table.add_row(*([point.label] if len(points) > 1 else []), *cells)
     return table
 

@@ -40,7 +40,7 @@ from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.reports import Reports
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
-from umbel.sim.experiments.window import Cohort, book_of, play
+from umbel.sim.experiments.window import Cohort, Toil, book_of, play, toil_of
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 from umbel.sim.fleet.fleet import Fleet
@@ -86,11 +86,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An ended attempt. `record`: as a coordinator would tell it, times in virtual seconds."""
+    """An ended attempt. `record`: as a coordinator would tell it, times in virtual seconds; `toil`: what it cost the
+    devices, which a coordinator does not know.
+    """
 
     record: RoundRecord
     standing: Standing
     model: ModelState
+    toil: Toil
 
 
 def beginning(file: RunFile, model: ModelState) -> Standing:
@@ -194,13 +197,14 @@ class Federation:
             declines |= uplink.refused
         book = book_of(ended, cohort, uplink.sizes, declines)
         known = self._known(ended, client_records(ended, book), book.opened_at)
+        toil = toil_of(ended, cohort)
         if isinstance(ended, Abandoned):
-            return self._end(abandoned(self.standing, ended, known))
+            return self._end(abandoned(self.standing, ended, known), toil=toil)
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
         model = self._next_model(ended, uplink)
         self.memory.left |= uplink.left
         self.memory.note(model.state)
-        return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes)
+        return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes, toil)
 
     def _do(
         self, uplink: Uplink, cohort: Cohort, reports: Reports, closing: Closing, who: Indices, numbers: Indices
@@ -240,9 +244,10 @@ class Federation:
         ended = play(opened, cohort, nothing)
         book = book_of(ended, cohort, dict.fromkeys(names, 0), nothing)
         known = self._known(ended, client_records(ended, book), book.opened_at)
+        toil = toil_of(ended, cohort)
         if isinstance(ended, Abandoned):
-            return self._end(abandoned(self.standing, ended, known))
-        return self._end(finished(self.standing, ended, Measured(), known))
+            return self._end(abandoned(self.standing, ended, known), toil=toil)
+        return self._end(finished(self.standing, ended, Measured(), known), toil=toil)
 
     def _evaluations(self, numbers: Indices) -> list[EvaluationDone | None]:
         held = self.world.population.holdout_of(numbers)
@@ -297,7 +302,13 @@ class Federation:
 
     # --- what it leaves -----------------------------------------------------------------------------------------------
 
-    def _end(self, end: RoundEnd, model: ModelState | None = None, update_bytes: int | None = None) -> Attempt:
+    def _end(
+        self,
+        end: RoundEnd,
+        model: ModelState | None = None,
+        update_bytes: int | None = None,
+        toil: Toil | None = None,
+    ) -> Attempt:
         before = self.standing
         if model is not None:
             self.model = model
@@ -316,7 +327,7 @@ class Federation:
             history=_history(before.history, end) if before.history else (),
             update_bytes=update_bytes or before.update_bytes,
         )
-        return Attempt(end.record, self.standing, self.model)
+        return Attempt(end.record, self.standing, self.model, toil or Toil())
 
 
 def _as_taught(data: CohortData, kinds: Kinds) -> CohortData:

@@ -32,6 +32,15 @@ score_every = 1                # rounds between two measurements on the test set
 [sweep]                        # every combination of these is simulated
 "training.proximal_mu" = [0, 0.1, 1.0]
 
+[[sweep.work]]                 # what goes together has a label, and the keys and values of its own
+label = "part of it counts"
+"rounds.window_s" = 60.0
+
+[[sweep.work]]
+label = "all or nothing"
+"rounds.window_s" = 600.0
+"fleet.partial_work" = false
+
 [rounds]                       # from here on: docs/runs.md
 count = 50
 target = 10
@@ -39,6 +48,7 @@ target = 10
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +112,8 @@ class EngineSection:
 class Trial:
     """One run to simulate: the file with one value of each that is swept, and one seed.
 
-    `point`: the swept keys and their values here; `run`: as a coordinator would be given it, with this seed.
+    `point`: the swept keys and their values here, of what goes together its label; `run`: as a coordinator would be
+    given it, with this seed.
     """
 
     point: Mapping[str, object]
@@ -141,7 +152,8 @@ class Experiment:
 
 
 def point_label(point: Mapping[str, object]) -> str:
-    return ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in point.items())
+    """In words: `proximal_mu=0.1`, and of what goes together its label alone."""
+    return ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" if "." in key else f"{value}" for key, value in point.items())
 
 
 def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
@@ -171,7 +183,14 @@ def experiment_of(
         _put(whole, key, value)
     text = canonical({"seeds": [0], **whole})
     top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
+    for key in changes or {}:
+        if key in top.swept:
+            raise ValueError(
+                f"{key} is swept, so that setting it alone changes nothing; set other values in sweep, or sweep={{}}"
+            )
     trials = tuple(_trial(whole, point, seed) for point in _points(top.sweep) for seed in top.seeds)
+    if len({one.folder for one in trials}) < len(trials):
+        raise ValueError("sweep: two labels or values differ in signs alone; let them differ in letters or digits")
     return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
 
 
@@ -190,14 +209,33 @@ class _Top:
             require_within(seed, "a seed", 0, (1 << 63) - 1)
         if self.target_accuracy is not None:
             require_within(self.target_accuracy, "target_accuracy", 0.0, 1.0)
-        n_points = 1
-        for key, values in self.sweep.items():
+        for name, values in self.sweep.items():
             if not values:
-                raise ValueError(f"sweep: {key} has no value to try")
+                raise ValueError(f"sweep: {name} has no value to try")
+            _check_labels(name, values)
+        for key in self.swept:
             if key == "seed" or key.split(".")[0] in _TOP_KEYS:
                 raise ValueError(f"sweep: {key} cannot be swept; seeds are listed in seeds")
-            n_points *= len(values)
+        n_points = math.prod(len(values) for values in self.sweep.values())
         require_within(n_points * len(self.seeds), "the number of runs of the sweep", 1, POINTS_MAX)
+
+    @property
+    def swept(self) -> set[str]:
+        """Every key that the sweep sets somewhere."""
+        return {key for name, values in self.sweep.items() for one in values for key in _settings(name, one)}
+
+
+def _check_labels(name: str, values: Sequence[Any]) -> None:
+    """Raise `ValueError` unless all are tables, each with a label of its own, or none is."""
+    labels = [one[_LABEL] for one in values if _goes_together(one)]
+    if not labels:
+        return
+    if "." in name:
+        raise ValueError(f"sweep: {name} is one key; give the tables of what goes together a name without a dot")
+    if len(labels) < len(values) or not all(isinstance(label, str) and label for label in labels):
+        raise ValueError(f'sweep: each of {name} needs a label = "..." beside the keys that it sets')
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"sweep: two of {name} have one label")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,22 +256,35 @@ class _Worlds:
             raise ValueError('[partition] is missing: say to how many clients the data are dealt out, or "natural"')
 
 
+_LABEL = "label"
 _TOP_KEYS = ("seeds", "target_accuracy", "sweep")
 _WORLD_KEYS = ("data", "model", "partition", "fleet", "local", "engine")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
-def _points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, object]]:
+def _points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     for values in product(*sweep.values()):
         yield dict(zip(sweep, values, strict=True))
 
 
-def _trial(table: Mapping[str, Any], point: Mapping[str, object], seed: int) -> Trial:
+def _goes_together(value: Any) -> bool:
+    """Whether a value of the sweep is a table of keys that are set together, rather than the value of one key."""
+    return isinstance(value, dict) and _LABEL in value
+
+
+def _settings(name: str, value: Any) -> dict[str, Any]:
+    """What one value of the sweep sets, by dotted key."""
+    return {key: one for key, one in value.items() if key != _LABEL} if _goes_together(value) else {name: value}
+
+
+def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Trial:
+    point = {name: value[_LABEL] if _goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
     if "seed" in whole:
         raise ValueError("seed is not a key of an experiment; list the seeds of its runs in seeds")
-    for key, value in point.items():
-        _put(whole, key, value)
+    for name, value in chosen.items():
+        for key, one in _settings(name, value).items():
+            _put(whole, key, one)
     parts = {key: whole.pop(key) for key in _WORLD_KEYS if key in whole}
     whole["seed"] = seed
     try:

@@ -1,6 +1,8 @@
 """`curves.png`: an experiment in one picture: accuracy over rounds, uploads and virtual time, and who took part."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,11 +17,25 @@ from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.trials import TrialResult
 
 Floats = NDArray[np.float64]
-INK, _FAINT = "#22313f", "#8a97a3"
+INK, FAINT = "#22313f", "#8a97a3"
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
-_SHOWN_MAX = 14
+SHOWN_MAX = 14
+_INSIDE_MAX = 5  # of more lines, the legend would hide some
+_LEGEND_CHARACTERS, _LEGEND_HANDLE = 190, 10  # that fit beside each other below the picture
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What lines show of a row; None where it was not measured. `is_share`: it lies between 0 and 1."""
+
+    of: Callable[[Row], float | None]
+    is_share: bool
+
+
+ACCURACY = Quantity(lambda row: row.accuracy, is_share=True)
+LOSS = Quantity(lambda row: row.loss, is_share=False)
 
 
 def curves(results: Results) -> Figure:
@@ -28,18 +44,24 @@ def curves(results: Results) -> Figure:
     figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
     figure.suptitle(_title(results), x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     grid = figure.add_gridspec(2, 2)
-    groups = list(results.by_point.items())[:_SHOWN_MAX]
+    groups = list(results.by_point.items())[:SHOWN_MAX]
     over_rounds = figure.add_subplot(grid[0, 0])
-    _draw(over_rounds, groups, lambda row, _: float(row.round), "accuracy on the test set, over rounds", "round")
+    draw_lines(over_rounds, groups, lambda row, _: float(row.round), "accuracy on the test set, over rounds", "round")
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
     up = figure.add_subplot(grid[0, 1])
-    _draw(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
+    draw_lines(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
     hours = figure.add_subplot(grid[1, 0])
-    _draw(hours, groups, lambda row, _: row.now_s / 3600, "over virtual time", "hours")
+    draw_lines(hours, groups, lambda row, _: row.now_s / 3600, "over virtual time", "hours")
     if results.target_accuracy is not None:
         for axes in (over_rounds, up, hours):
-            axes.axhline(results.target_accuracy, color=_FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
-    if len(groups) > 1:
+            axes.axhline(results.target_accuracy, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
+    if len(groups) > _INSIDE_MAX:
+        handles, labels = over_rounds.get_legend_handles_labels()
+        n_columns = max(1, _LEGEND_CHARACTERS // (max(map(len, labels), default=0) + _LEGEND_HANDLE))
+        figure.legend(
+            handles, labels, frameon=False, fontsize=8, labelcolor=INK, loc="outside lower left", ncols=n_columns
+        )
+    elif len(groups) > 1:
         over_rounds.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right")
     _take_part(figure.add_subplot(grid[1, 1]), groups)
     return figure
@@ -60,19 +82,23 @@ def _in_words(estimate: Estimate) -> str:
     return f"{estimate.mean:.1%} ± {(estimate.high - estimate.low) / 2:.1%} over {estimate.n} seeds"
 
 
-def _draw(
+def draw_lines(
     axes: Axes,
     groups: Sequence[tuple[str, list[TrialResult]]],
     place: Callable[[Row, int], float],
     title: str,
     unit: str,
+    what: Quantity = ACCURACY,
 ) -> None:
-    """A line for each point: the mean over its seeds, with its confidence band where there are several."""
+    """A line for each point: the mean over its seeds, with its confidence band where there are several.
+
+    `place`: of a row and the bytes that were uploaded by then, where it stands.
+    """
+    most = 1.0 if what.is_share else math.inf
     for number, (label, group) in enumerate(groups):
-        lines = [line for one in group if len(line := _line(one, place)[0])]
-        if not lines:
+        pairs = [line for one in group if len((line := _line(one, place, what))[0])]
+        if not pairs:
             continue
-        pairs = [_line(one, place) for one in group if one.scored]
         n = min(len(x) for x, _ in pairs)
         x, y = np.stack([x[:n] for x, _ in pairs]).mean(0), np.stack([y[:n] for _, y in pairs])
         colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else (0, (4, 2))
@@ -82,18 +108,21 @@ def _draw(
             bounds = [Estimate.of(column.tolist()) for column in y.T]
             low = [b.low if b is not None and b.low is not None else np.nan for b in bounds]
             high = [b.high if b is not None and b.high is not None else np.nan for b in bounds]
-            axes.fill_between(x, np.clip(low, 0, 1), np.clip(high, 0, 1), color=colour, alpha=0.18, lw=0, zorder=2)
+            axes.fill_between(
+                x, np.clip(low, 0, most), np.clip(high, 0, most), color=colour, alpha=0.18, lw=0, zorder=2
+            )
     dress(axes, title, unit)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    if what.is_share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
-def _line(one: TrialResult, place: Callable[[Row, int], float]) -> tuple[Floats, Floats]:
+def _line(one: TrialResult, place: Callable[[Row, int], float], what: Quantity) -> tuple[Floats, Floats]:
     x, y, so_far = list[float](), list[float](), 0
     for row in one.rows:
         so_far += row.bytes_up
-        if row.accuracy is not None:
+        if (value := what.of(row)) is not None:
             x.append(place(row, so_far))
-            y.append(row.accuracy)
+            y.append(value)
     return np.array(x), np.array(y)
 
 
@@ -111,10 +140,10 @@ def _take_part(axes: Axes, groups: Sequence[tuple[str, list[TrialResult]]]) -> N
         unit, title = "", "clients asked in an attempt, and what became of them, in the mean"
         means = [[_parts(row) for one in group for row in one.rows if row.selected] for _, group in groups]
         shares = np.array([np.mean(one, axis=0) if one else np.zeros(3) for one in means])
-        axes.set_xticks(x, [label for label, _ in groups], rotation=20, ha="right", fontsize=7)
+        axes.set_xticks(x, [label for label, _ in groups], rotation=20, ha="right", rotation_mode="anchor", fontsize=7)
     bottom = np.zeros(len(x))
     for (name, colour), height in zip(_PARTS, shares.T, strict=True):
-        axes.bar(x, height, 0.85, bottom=bottom, color=colour, label=name, lw=0)
+        axes.bar(x, height, 0.85, bottom=bottom, color=colour, label=name, lw=0, zorder=2)
         bottom += height
     axes.set_ylim(0, max(1.0, float(bottom.max(initial=1.0))) * 1.18)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", labelcolor=INK)
@@ -132,9 +161,9 @@ def _parts(row: Row) -> tuple[int, int, int]:
 def dress(axes: Axes, title: str, unit: str) -> None:
     """Title, unit and lines of one of a picture's parts."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
-    axes.set_xlabel(unit, fontsize=9, color=_FAINT)
+    axes.set_xlabel(unit, fontsize=9, color=FAINT)
     axes.grid(axis="y", color="#e7ebee", lw=0.8, zorder=0)
-    axes.tick_params(colors=_FAINT, labelsize=8)
+    axes.tick_params(colors=FAINT, labelsize=8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#c7d0d8")

@@ -1,9 +1,10 @@
 """What an experiment has shown: its runs, and over their seeds the mean of what counts with how sure it is."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from umbel.sim.experiments.against_trace import AgainstTrace
 from umbel.sim.experiments.estimate import Estimate
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is swept at one value, over all seeds. `rounds_to_target`, `hours_to_target`: of the seeds that reach it."""
+    """What is swept at one value, over all seeds. `accuracy`, `loss`: of the last model; `late_accuracy`, `late_loss`:
+    the mean over the second half of the models that were measured, for runs that leap up and down.
+    `rounds_to_target`, `hours_to_target`, `bytes_up_to_target`: of the seeds that reach it. `wasted_share`: of the time
+    that devices were at work, how much came to nothing. `groups`: the last model's accuracy for each holder by nature.
+    """
 
     label: str
     values: Mapping[str, object]
@@ -24,15 +29,19 @@ class Point:
     accuracy: Estimate | None
     best_accuracy: Estimate | None
     loss: Estimate | None
+    late_accuracy: Estimate | None
+    late_loss: Estimate | None
     rounds: Estimate | None
     bytes_up: Estimate | None
     bytes_down: Estimate | None
     virtual_hours: Estimate | None
+    wasted_share: Estimate | None
     wall_s: Estimate | None
     reached_target: int
     rounds_to_target: Estimate | None
     hours_to_target: Estimate | None
     bytes_up_to_target: Estimate | None
+    groups: Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +127,19 @@ class Results:
             accuracy=Estimate.of([row.accuracy for row in lasts if row.accuracy is not None]),
             best_accuracy=Estimate.of([max(row.accuracy or 0.0 for row in one.scored) for one in group if one.scored]),
             loss=Estimate.of([row.loss for row in lasts if row.loss is not None]),
+            late_accuracy=Estimate.of([_mean(late, "accuracy") for one in group if (late := _late(one))]),
+            late_loss=Estimate.of([_mean(late, "loss") for one in group if (late := _late(one))]),
             rounds=Estimate.of([float(sum(row.committed for row in one.rows)) for one in group]),
             bytes_up=Estimate.of([float(sum(row.bytes_up for row in one.rows)) for one in group]),
             bytes_down=Estimate.of([float(sum(row.bytes_down for row in one.rows)) for one in group]),
             virtual_hours=Estimate.of([one.rows[-1].now_s / 3600 for one in group if one.rows]),
+            wasted_share=Estimate.of([_wasted(one) for one in group]),
             wall_s=Estimate.of([one.wall_s for one in group]),
             reached_target=len(reached),
             rounds_to_target=Estimate.of([float(row.round) for row, _ in reached]),
             hours_to_target=Estimate.of([row.now_s / 3600 for row, _ in reached]),
             bytes_up_to_target=Estimate.of([float(n_bytes) for _, n_bytes in reached]),
+            groups=_by_group(group),
         )
 
     def _reaching(self, one: TrialResult) -> tuple[Row, int] | None:
@@ -147,3 +160,26 @@ def by_point(trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
     for one in trials:
         groups.setdefault(one.trial.label, []).append(one)
     return groups
+
+
+def _late(one: TrialResult) -> list[Row]:
+    scored = one.scored
+    return scored[len(scored) // 2 :]
+
+
+def _mean(rows: Sequence[Row], name: Literal["accuracy", "loss"]) -> float:
+    return math.fsum(getattr(row, name) or 0.0 for row in rows) / len(rows)
+
+
+def _wasted(one: TrialResult) -> float:
+    busy_s = math.fsum(row.busy_s for row in one.rows)
+    return math.fsum(row.wasted_s for row in one.rows) / busy_s if busy_s else 0.0
+
+
+def _by_group(group: Sequence[TrialResult]) -> dict[str, Estimate]:
+    names = dict.fromkeys(name for one in group for name in one.groups)
+    found = {
+        name: Estimate.of([one.groups[name]["accuracy"] for one in group if "accuracy" in one.groups.get(name, {})])
+        for name in names
+    }
+    return {name: estimate for name, estimate in found.items() if estimate is not None}

@@ -5,15 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umbel.aggregation.records import RoundRecord
+from umbel.sim.experiments.window import Toil
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """`accuracy`, `loss`: of the model on the test set, None where it was not measured; `train_loss`: the clients' own,
     as they trained. `wall_s`: real seconds; `virtual_s`: from the opening of the attempt to its end; `now_s`: at its
-    end, since the run began. `evaluation`: what clients measured of the model that they were given. `steps_asked`,
-    `update_bytes`, `fetched_bytes`: means over those that have reported, 0 where nobody has: steps of training, and
-    bytes of an update, and of what was fetched for it.
+    end, since the run began. `busy_s`: how long devices were at work, all together; `wasted_s`: those whose work came
+    to nothing, for it was late, lost, or not needed any more. `evaluation`: what clients measured of the model that
+    they were given. `steps_asked`, `update_bytes`, `fetched_bytes`: means over those that have reported, 0 where nobody
+    has: steps of training, and bytes of an update, and of what was fetched for it.
     """
 
     round: int
@@ -37,6 +39,8 @@ class Row:
     virtual_s: float
     now_s: float
     window_s: float
+    busy_s: float = 0.0
+    wasted_s: float = 0.0
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
     target: int = 0
     over_selection: float = 0.0
@@ -45,9 +49,10 @@ class Row:
     fetched_bytes: float = 0.0
 
     @classmethod
-    def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float) -> "Row":
+    def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float, toil: Toil) -> "Row":
         found = scores or {}
         reports = [one for one in record.clients if one.report_s is not None]
+        counted_s = toil.accepted_s if record.committed else 0.0
         return cls(
             round=record.round,
             attempt=record.attempt,
@@ -70,6 +75,8 @@ class Row:
             virtual_s=round(record.wall_s, 6),
             now_s=round(now_s, 6),
             window_s=record.window_s,
+            busy_s=round(toil.busy_s, 6),
+            wasted_s=round(toil.busy_s - counted_s, 6),
             evaluation=dict(record.evaluation),
             target=record.target,
             over_selection=record.over_selection,

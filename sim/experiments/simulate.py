@@ -6,6 +6,8 @@ OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py)
 OUT/rounds.jsonl                  every row of every run, when all are done
 OUT/summary.json, OUT/curves.png, OUT/split.png
 OUT/recorded.png                  beside the record, where the fleet is made of one
+OUT/panels.png                    where several things are swept
+OUT/groups.png                    where data are somebody's by nature: how the last models do for each
 ```
 """
 
@@ -25,6 +27,7 @@ from umbel.sim.experiments.world import Made
 
 EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
 CURVES_FILE, SPLIT_FILE, RECORDED_FILE, RUNS_FOLDER = "curves.png", "split.png", "recorded.png", "runs"
+PANELS_FILE, GROUPS_FILE = "panels.png", "groups.png"
 
 
 Described: TypeAlias = Experiment | Mapping[str, Any] | Path | str
@@ -132,6 +135,12 @@ def _write(folder: Path, results: Results) -> None:
     lines = (json.dumps(row).encode() + b"\n" for row in results.rows)
     write_atomically(folder / ROUNDS_FILE, *lines)
     write_atomically(folder / SUMMARY_FILE, json.dumps(results.summary(), indent=2).encode() + b"\n")
-    results.plot().savefig(folder / CURVES_FILE)
+    from umbel.sim.experiments.group_plot import groups_plot
+    from umbel.sim.experiments.panels import panels
+
+    figures = {CURVES_FILE: results.plot(), PANELS_FILE: panels(results), GROUPS_FILE: groups_plot(results)}
     if results.against:
-        results.plot_against().savefig(folder / RECORDED_FILE)
+        figures[RECORDED_FILE] = results.plot_against()
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.savefig(folder / name)

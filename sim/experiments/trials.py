@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +14,7 @@ from umbel.sim.experiments.checkpoint import ROWS_FILE, read_checkpoint, write_c
 from umbel.sim.experiments.federation import Attempt, Federation, beginning
 from umbel.sim.experiments.file import Trial
 from umbel.sim.experiments.garbage import seldom_collected
+from umbel.sim.experiments.groups import scores_by_group
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row, row_of
 from umbel.sim.experiments.world import Made, make_world
@@ -24,7 +25,8 @@ _CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into che
 @dataclass(frozen=True, slots=True)
 class TrialResult:
     """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work;
-    `n_clients`: of the population.
+    `n_clients`: of the population; `groups`: how its last model does for each holder of data by nature
+    (`scores_by_group`).
     """
 
     trial: Trial
@@ -35,6 +37,7 @@ class TrialResult:
     wall_s: float
     engine: str
     n_clients: int
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     @property
     def scored(self) -> list[Row]:
@@ -119,6 +122,7 @@ def run_trial(
             wall_s=wall_s,
             engine=world.world.engine.name,
             n_clients=world.world.population.n_clients,
+            groups=scores_by_group(world.world.meter, federation.model, world.data),
         )
     finally:
         world.world.engine.close()
@@ -129,7 +133,7 @@ def _rows(federation: Federation, trial: Trial, began: float) -> Iterator[Row]:
     for attempt in federation.attempts():
         scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
         now = time.perf_counter()
-        yield Row.of(attempt.record, scores, now - last, attempt.standing.now)
+        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.toil)
         last = now
 
 

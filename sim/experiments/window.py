@@ -25,6 +25,15 @@ class Cohort:
     works: Sequence[Work]
 
 
+@dataclass(frozen=True, slots=True)
+class Toil:
+    """Seconds that the devices of an attempt were at work, lines included: all of them together, and those of them
+    whose reports were accepted."""
+
+    busy_s: float = 0.0
+    accepted_s: float = 0.0
+
+
 def play(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Closing | Abandoned:
     """The window, from its opening to its end.
 
@@ -65,6 +74,13 @@ def book_of(
         is_silent = lost_s < min(open_s, report_s) and not back_s < open_s
         heard[client] = ended.opened_at + lost_s if is_silent else ended.closed_at
     return Book(members, ended.opened_at, heard.__getitem__)
+
+
+def toil_of(ended: Closing | Abandoned, cohort: Cohort) -> Toil:
+    """What it cost them, until their reports or until they were told to stop."""
+    busy_s = cohort.fates.spent(ended.closed_at - ended.opened_at).busy_s
+    is_accepted = np.array([name in ended.accepted for name in cohort.names], dtype=np.bool_)
+    return Toil(float(busy_s.sum()), float(busy_s[is_accepted].sum()))
 
 
 def _events(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Iterable[Event]:

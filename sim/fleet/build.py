@@ -1,5 +1,6 @@
 """A fleet from the section `[fleet]` of an experiment's file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from umbel.sim.fleet.presence import HOUR_S, Always, Charging, Hours, Presence, 
 from umbel.sim.fleet.presence_file import read_presence
 from umbel.sim.fleet.recorded import recorded_fleet
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, NetworkSection, SpeedSection
+from umbel.sim.fleet.stragglers import Stragglers
 from umbel.sim.fleet.trace_file import read_trace
 from umbel.sim.fleet.traits import Trait, log_normal
 
@@ -26,8 +28,11 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
     """
     seed = derive_seed(seed, "fleet")
     faults = Faults(seed, section.corrupt, section.malicious)
+    slow = section.stragglers
+    stragglers = None if slow is None else Stragglers(seed, slow.share, *slow.work)
     if section.recorded is not None:
-        return recorded_fleet(read_trace(folder / section.recorded), seed, faults, section.waiting)
+        fleet = recorded_fleet(read_trace(folder / section.recorded), seed, faults, section.waiting)
+        return replace(fleet, stragglers=stragglers, partial_work=section.partial_work)
     zones = Zones(seed, section.zones)
     speed, network = section.speed or SpeedSection(), section.network or NetworkSection()
     return Fleet(
@@ -38,6 +43,8 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
         dropouts=_dropouts(section.dropouts or DropoutsSection(), seed, zones),
         faults=faults,
         waiting_factor=section.waiting,
+        stragglers=stragglers,
+        partial_work=section.partial_work,
     )
 
 

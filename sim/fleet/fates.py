@@ -116,8 +116,8 @@ class Fates:
 
 def undisturbed(ask: CohortAsk, lines: Lines, step_s: Floats) -> tuple[Course, Indices]:
     """How the round goes if nothing happens to anybody, and how many steps each does."""
-    fetched_s = 2 * lines.latency_s + ask.down_bytes / lines.down
-    steps = _steps_that_fit(_training_ends_s(ask, lines) - fetched_s, step_s, ask.steps)
+    fetched_s = _fetched_s(ask, lines)
+    steps = _steps_that_fit(training_room_s(ask, lines), step_s, ask.steps)
     trained_s = fetched_s + steps * step_s
     report_s = trained_s + 2 * lines.latency_s + ask.update_bytes / lines.up
     return Course(lines.latency_s, fetched_s, trained_s, report_s), steps
@@ -173,6 +173,22 @@ def disturbed(ask: CohortAsk, lines: Lines, step_s: Floats, course: Course, loss
 
 
 _NO_REPORT = (Stage.DOWNLOAD, Stage.TRAINING, Stage.UPLOAD, Stage.ADVERTISE_KEYS, Stage.SHARE_KEYS)
+
+
+def training_room_s(ask: CohortAsk, lines: Lines) -> Floats:
+    """How long each can train in the window, if nothing happens to it; below 0 where its model comes too late."""
+    return _training_ends_s(ask, lines) - _fetched_s(ask, lines)
+
+
+def without_partial_work(ask: CohortAsk, course: Course, steps: Indices) -> tuple[Course, Indices]:
+    """The same where devices send all of their work or nothing: who has not done all its steps does not report."""
+    is_part = steps < ask.steps
+    trained_s, report_s = (np.where(is_part, NEVER, times) for times in (course.trained_s, course.report_s))
+    return Course(course.heard_s, course.fetched_s, trained_s, report_s), np.where(is_part, 0, steps)
+
+
+def _fetched_s(ask: CohortAsk, lines: Lines) -> Floats:
+    return 2 * lines.latency_s + ask.down_bytes / lines.down
 
 
 def _training_ends_s(ask: CohortAsk, lines: Lines) -> Floats:

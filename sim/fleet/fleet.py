@@ -1,7 +1,8 @@
 """A fleet: who of its devices waits for work at a moment, and what becomes of those that are asked.
 
-All that it says hangs on the seed, the device, and the attempt at a round, on nothing else: not on who else is asked,
-nor in what order, nor on what was asked before. Nothing is kept of any device, so that a million of them cost nothing.
+All that it says hangs on the seed, the device, and the attempt at a round, on nothing else: not on who else is asked
+(but for who is a straggler: `stragglers.py`), nor in what order, nor on what was asked before. Nothing is kept of any
+device, so that a million of them cost nothing.
 """
 
 import math
@@ -15,9 +16,10 @@ from umbel.aggregation.pace import MARGIN
 from umbel.sim.data.partition import Indices
 from umbel.sim.fleet.draws import shuffled
 from umbel.sim.fleet.dropouts import Dropouts, Losses
-from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, undisturbed
+from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, undisturbed, without_partial_work
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.presence import Presence
+from umbel.sim.fleet.stragglers import Stragglers
 from umbel.sim.fleet.traits import Trait
 
 ALL_WAIT_MAX = 1000  # of no more devices a coordinator lets all wait (`umbel.server.pacing.HELD_MAX`)
@@ -61,7 +63,9 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`waiting_factor`: of a large fleet, at most so many times what a round asks wait for it."""
+    """`waiting_factor`: of a large fleet, at most so many times what a round asks wait for it. `partial_work`: whether
+    devices that cannot do all their steps in time send what they have; None as `stragglers`: nobody is one.
+    """
 
     seed: int
     speed: Speed
@@ -70,6 +74,8 @@ class Fleet:
     dropouts: Dropouts
     faults: Faults
     waiting_factor: float = MARGIN
+    stragglers: Stragglers | None = None
+    partial_work: bool = True
 
     def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
         """Who of the devices 0 .. n_devices - 1 waits for this attempt, which asks `n_wanted`: ascending.
@@ -95,6 +101,8 @@ class Fleet:
     def fates(self, devices: Indices, number: int, attempt: int, opened_at: float, ask: CohortAsk) -> Fates:
         """What becomes of these devices, one of `ask` each, in an attempt that opens at `opened_at`."""
         step_s, lines = self.speed.step_s(devices, number, attempt, ask), self.network.lines(devices, number, attempt)
+        if self.stragglers is not None:
+            step_s = self.stragglers.step_s(devices, number, attempt, ask, lines, step_s)
         course, _ = undisturbed(ask, lines, step_s)
         losses = self.dropouts.losses(devices, (number, attempt), opened_at, course, ask.secure)
         leaves_s = self.presence.leaves_s(devices, opened_at, ask.window_s)
@@ -105,6 +113,8 @@ class Fleet:
             np.where(is_first, course.stage_at(leaves_s), losses.stage).astype(np.int8),
         )
         course, steps = disturbed(ask, lines, step_s, course, losses)
+        if not self.partial_work:
+            course, steps = without_partial_work(ask, course, steps)
         return Fates(
             devices=devices,
             ask=ask,

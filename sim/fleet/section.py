@@ -2,6 +2,7 @@
 
 ```toml
 [fleet]
+partial_work = true     # false: who cannot do all its steps in time sends nothing, as where partial work does not count
 waiting = 1.5           # of more than 1000 devices, so many times what a round asks wait for it
 zones = [-5, 1, 9]      # devices live evenly in these time zones, in hours ahead of the clock
 
@@ -10,6 +11,10 @@ step_s = 0.1            # median seconds that a step takes; or samples_per_s
 spread = 0.5            # between devices: log-normal, sigma of the logarithm; or
 tail = 1.2              # a Pareto law with this exponent and that median: the smaller, the heavier
 jitter = 0.1            # of one device from round to round: log-normal
+
+[fleet.stragglers]      # beside those that are slow by the above
+share = 0.5             # of the devices asked in a round, so many, rounded to whole ones, are too slow for their work
+work = [0.05, 0.95]     # share of a straggler's steps that fits into the window: evenly between these
 
 [fleet.network]
 down_bytes_per_s = 4e6  # medians
@@ -118,6 +123,21 @@ class SpeedSection:
     def between(self) -> float:
         """Sigma of the log-normal distribution between devices."""
         return _SPEED_SPREAD if self.spread is None else self.spread
+
+
+@dataclass(frozen=True, slots=True)
+class StragglersSection:
+    """How many devices of each round are too slow for all of their work, and how much of it fits."""
+
+    share: float
+    work: tuple[float, float] = (0.05, 0.95)
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        require_within(self.share, "share", 0.0, 1.0)
+        least, most = self.work
+        require_within(most, "the second of work", 0.0, 1.0)
+        require_within(least, "the first of work", 0.0, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +328,8 @@ class FleetSection:
     corrupt: CorruptSection = field(default_factory=lambda: CorruptSection(0.0))
     malicious: MaliciousSection = field(default_factory=lambda: MaliciousSection(0.0))
     recorded: str | None = None
+    stragglers: StragglersSection | None = None
+    partial_work: bool = True
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:

@@ -35,6 +35,17 @@ def test_some_groups_are_drawn_and_the_seed_says_which() -> None:
     assert len(set(chosen[0])) == 5
 
 
+def test_only_the_groups_that_are_named_are_clients() -> None:
+    groups = np.array([2, 0, 1, 2])
+    partition = natural_partition(
+        groups, 1, None, np.random.default_rng(0), ["north", "east", "south"], ["south", "north"]
+    )
+    assert partition.names == ("north", "south")
+    assert [shard.tolist() for shard in partition.shards] == [[1], [0, 3]]
+    with pytest.raises(ValueError, match=r"there is no group west; there are north, east, south"):
+        natural_partition(groups, 1, None, np.random.default_rng(0), ["north", "east", "south"], ["west", "east"])
+
+
 def test_too_few_groups_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1 of 2 groups \(a, b\) hold at least 2 samples, 2 must"):
         natural_partition(np.array(["b", "a", "b"]), 2, 2, np.random.default_rng(0))

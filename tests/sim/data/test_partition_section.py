@@ -98,6 +98,15 @@ def test_targets_without_classes_are_dealt_by_schemes_that_do_not_look_at_them()
         split(PartitionSection("shards", clients=7, shards_each=2), targets, 0)
 
 
+def test_a_natural_partition_of_some_groups_leaves_the_others_out() -> None:
+    whole, some = (split(PartitionSection("natural", only=only), LABELS, 0, GROUPS) for only in (None, ("7", "11")))
+    assert whole.names is not None
+    assert some.names is not None
+    assert some.names == ("7", "11")
+    for name, shard in zip(some.names, some.shards, strict=True):
+        assert shard.tolist() == whole.shards[whole.names.index(name)].tolist()
+
+
 def test_a_natural_partition_needs_to_know_whose_samples_they_are() -> None:
     with pytest.raises(ValueError, match="whose each sample is"):
         split(PartitionSection("natural"), LABELS, 0)
@@ -134,6 +143,8 @@ def test_a_least_number_that_cannot_be_met_is_refused_with_what_to_do(section: P
         ({"scheme": "natural", "sizes": SIZES}, "leave them out"),
         ({"scheme": "dirichlet", "clients": 3, "alpha": 1.0, "by": "class", "sizes": SIZES}, "leave them out"),
         ({"clients": 3, "holdout": 1.0}, "holdout must lie between"),
+        ({"clients": 3, "only": ("a",)}, 'only is of scheme = "natural"'),
+        ({"scheme": "natural", "only": ()}, "only names nobody"),
         ({"clients": 3, "min_samples": 0}, "min_samples must lie between"),
     ],
 )

@@ -34,6 +34,42 @@ def test_what_the_world_is_like_can_be_swept_too() -> None:
     ]
 
 
+TOGETHER = [
+    {"label": "all or nothing", "fleet.partial_work": False, "rounds.count": 2},
+    {"label": "mu 1", "training.proximal_mu": 1.0},
+]
+
+
+def test_what_goes_together_is_swept_together() -> None:
+    one = experiment_of(table(sweep={"rounds.target": [3, 6], "method": TOGETHER}))
+    assert [t.label for t in one.trials] == [
+        "target=3, all or nothing",
+        "target=3, mu 1",
+        "target=6, all or nothing",
+        "target=6, mu 1",
+    ]
+    assert [(t.fleet.partial_work, t.run.training.proximal_mu, t.run.rounds.count) for t in one.trials[:2]] == [
+        (False, 0.0, 2),
+        (True, 1.0, 4),
+    ]
+    assert one.trials[0].point == {"rounds.target": 3, "method": "all or nothing"}
+
+
+def test_a_whole_section_can_be_swept_as_one_value() -> None:
+    sections = [{"scheme": "iid", "clients": 5}, {"scheme": "shards", "clients": 6, "shards_each": 2}]
+    one = experiment_of(table(partition=None, sweep={"partition": sections}))
+    assert [trial.partition and trial.partition.clients for trial in one.trials] == [5, 6]
+
+
+def test_a_change_of_what_is_swept_is_refused_for_the_sweep_would_undo_it() -> None:
+    described = table(sweep={"rounds.target": [3, 6], "method": TOGETHER})
+    for key in ("rounds.target", "rounds.count", "training.proximal_mu"):
+        with pytest.raises(ValueError, match=f"{key} is swept"):
+            experiment_of(described, {key: 1})
+    (trial,) = experiment_of(described, {"rounds.count": 1, "sweep": {}}).trials
+    assert trial.run.rounds.count == 1
+
+
 def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
     described = table()
     turned = dict(reversed(described.items()))
@@ -57,6 +93,15 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"sweep": {"training.proximal_mu": []}}, "no value to try"),
         ({"sweep": {"training.momentum": [0.9]}}, "unknown key 'momentum'.*momentum=0.9"),
         ({"sweep": {"name.first": ["a"]}}, "name is no section"),
+        ({"sweep": {"who": [{"rounds.count": 1}]}}, "unknown key 'who'"),
+        ({"sweep": {"who": [{"label": "a"}, {"rounds.count": 1}]}}, "each of who needs a label"),
+        ({"sweep": {"who": [{"label": "a"}, 3]}}, "each of who needs a label"),
+        ({"sweep": {"who": [{"label": ""}]}}, "each of who needs a label"),
+        ({"sweep": {"who": [{"label": "a"}, {"label": "a"}]}}, "two of who have one label"),
+        ({"sweep": {"who": [{"label": "a+"}, {"label": "a-"}, {"label": "a*"}]}}, "differ in signs alone"),
+        ({"sweep": {"who.is": [{"label": "a"}]}}, "a name without a dot"),
+        ({"sweep": {"who": [{"label": "a", "seed": 3}]}}, "seed cannot be swept"),
+        ({"sweep": {"who": [{"label": "b", "rounds.counts": 3}]}}, "unknown key 'counts'.*with b"),
         ({"colour": "red"}, "unknown key 'colour'"),
     ],
 )
@@ -77,4 +122,4 @@ def test_the_file_of_the_docstring_is_one(tmp_path: Path) -> None:
     assert text is not None
     path = tmp_path / "experiment.toml"
     path.write_text(text.group(1))
-    assert len(read_experiment(path).trials) == 9
+    assert len(read_experiment(path).trials) == 18

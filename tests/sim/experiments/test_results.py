@@ -2,15 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from tests.sim.experiments.worlds import table
 from umbel.__main__ import app, mount
 from umbel.sim import simulate
+from umbel.sim.data.data_set import DataSet, Natural
+from umbel.sim.data.samples import Samples
 from umbel.sim.experiments.estimate import Estimate
+from umbel.sim.experiments.panels import panels
 
 ROW_KEYS = {
     *("round", "model_version", "model_sha256", "accuracy", "loss", "selected", "reported", "partial", "dropped"),
@@ -35,6 +41,10 @@ learning_rate = 0.1
 [sweep]
 "training.local_epochs" = [1, 3]
 """
+SWEPT = {
+    "rounds.target": [3, 6],
+    "method": [{"label": "mu 0"}, {"label": "mu 1", "training.proximal_mu": 1.0}],
+}
 
 
 def test_the_interval_is_students() -> None:
@@ -61,6 +71,96 @@ def test_from_python_nothing_is_written_and_all_is_there(tmp_path: Path, monkeyp
     assert point.accuracy is not None
     assert point.accuracy.low is not None
     assert results._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"  # pyright: ignore[reportPrivateUsage] - what a notebook calls
+
+
+def test_time_is_wasted_on_what_is_late_lost_or_not_needed_and_on_rounds_that_make_no_model() -> None:
+    fleet = {"speed": {"step_s": 1.0, "spread": 1.0}, "dropouts": {"per_round": 0.4}}
+    rows = simulate(table(fleet=fleet, rounds={"over_selection": 1.5, "minimum": 6, "window_s": 8.0})).trials[0].rows
+    assert {row.committed for row in rows} == {True, False}
+    for row in rows:
+        assert row.busy_s > 0
+        assert row.wasted_s == row.busy_s if not row.committed else 0 < row.wasted_s < row.busy_s
+    none = simulate(table(rounds={"over_selection": 1.0})).points[0].wasted_share
+    assert none is not None
+    assert none.mean == 0
+
+
+def test_the_wasted_share_is_that_of_the_whole_run() -> None:
+    fleet = {"dropouts": {"per_round": 0.3}}
+    results = simulate(table(fleet=fleet, rounds={"over_selection": 1.0}))
+    (point,), rows = results.points, results.trials[0].rows
+    assert point.wasted_share is not None
+    assert point.wasted_share.mean == pytest.approx(sum(r.wasted_s for r in rows) / sum(r.busy_s for r in rows))
+    assert 0 < point.wasted_share.mean < 1
+
+
+def test_what_is_late_is_the_second_half_of_the_measurements() -> None:
+    results = simulate(table(rounds={"count": 5}))
+    (point,), rows = results.points, results.trials[0].rows
+    assert point.late_accuracy is not None
+    assert point.late_loss is not None
+    assert point.late_accuracy.mean == pytest.approx(sum(row.accuracy or 0 for row in rows[2:]) / 3)
+    assert point.late_loss.mean == pytest.approx(sum(row.loss or 0 for row in rows[2:]) / 3)
+
+
+def wards() -> DataSet:
+    """Three wards of 40, 60 and 80 samples, of which each holds its last tenth back; the third's classes are turned."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(180, 4, generator=generator)
+    classes = (inputs[:, 0] > 0).long()
+    classes[100:] = 1 - classes[100:]
+    parts = [np.arange(0, 40), np.arange(40, 100), np.arange(100, 180)]
+    trained, held = tuple(p[: -len(p) // 10] for p in parts), tuple(p[-len(p) // 10 :] for p in parts)
+    samples = Samples(inputs, classes)
+    natural = Natural("ward", ("east", "north", "turned"), trained, held)
+    return DataSet("wards", samples, np.concatenate(trained), samples.take(np.concatenate(held)), 2, natural)
+
+
+def test_the_last_model_is_measured_for_each_holder_whether_it_takes_part_or_not(tmp_path: Path) -> None:
+    described = table(
+        data={"name": f"{__name__}:wards"},
+        partition=None,
+        model={"name": "logistic", "hidden": None},
+        rounds={"count": 20, "target": 1, "over_selection": 1.0},
+        training={"learning_rate": 0.5},
+    )
+    described["model"] = {"name": "logistic"}
+    described["partition"] = {"scheme": "natural"}
+    two, third = (
+        {"label": "two", "partition.only": ["east", "north"]},
+        {"label": "third", "partition.only": ["turned"]},
+    )
+    results = simulate({**described, "sweep": {"who": [two, third]}}, tmp_path / "out")
+    for point, right in zip(results.points, ({"east", "north"}, {"turned"}), strict=True):
+        assert list(point.groups) == ["east", "north", "turned"]
+        for name, estimate in point.groups.items():
+            assert (estimate.mean > 0.7) == (name in right), name
+    again = simulate({**described, "sweep": {"who": [two, third]}}, tmp_path / "out")
+    assert again.points[0].groups == results.points[0].groups
+    assert min(imread(tmp_path / "out" / "groups.png").shape[:2]) > 300
+
+
+def test_data_that_are_nobodys_by_nature_have_no_groups() -> None:
+    assert simulate(table(rounds={"count": 1})).points[0].groups == {}
+
+
+@pytest.mark.parametrize(("sweep", "n_columns"), [({"rounds.target": [3, 6]}, 0), (SWEPT, 2), ({}, 0)])
+def test_where_two_things_are_swept_there_is_a_column_for_each_value_of_the_first(
+    sweep: dict[str, Any], n_columns: int
+) -> None:
+    figure = panels(simulate(table(rounds={"count": 2}, sweep=sweep)))
+    if not n_columns:
+        assert figure is None
+        return
+    assert figure is not None
+    assert len(figure.axes) == 3 * n_columns
+    assert [axes.get_title("left") for axes in figure.axes[:n_columns]] == [
+        "target=3: accuracy on the test set",
+        "target=6: accuracy on the test set",
+    ]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["mu 0", "mu 1"]
+    for axes in figure.axes:
+        assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 2]) == 2  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ def _needed(name: str) -> dict[str, Any]:
     needed: dict[str, dict[str, Any]] = {
         "corrupt": {"share": 0.1},
         "malicious": {"share": 0.1},
+        "stragglers": {"share": 0.1},
         "presence": {"file": "a.csv"},
     }
     return needed.get(name, {})
@@ -75,6 +76,9 @@ def _section_of(hint: Any) -> type[Any] | None:
         ("[fleet.corrupt]\nshare = 0.1\nkinds = ['scaled']", "nan"),
         ("[fleet.corrupt]\nshare = 0.6\n[fleet.malicious]\nshare = 0.6", "more than all"),
         ("[fleet]\nrecorded = 'a.json'\n[fleet.speed]\nstep_s = 1", "leave out speed"),
+        ("[fleet.stragglers]\nwork = [0.1, 0.2]", "share"),
+        ("[fleet.stragglers]\nshare = 1.1", "share must lie between"),
+        ("[fleet.stragglers]\nshare = 0.5\nwork = [0.6, 0.5]", "the first of work"),
         ("[fleet]\nzones = []", "1 to 48 time zones"),
         ("[fleet]\nwaiting = 0.5", "waiting must lie between"),
     ],
