@@ -27,7 +27,7 @@ from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.fleet import Fleet
 from umbel.sim.fleet.presence import DAY_S
 
-ATTEMPTS_MAX = 300  # evenly taken from a longer trace: enough for each figure, and done in seconds
+ATTEMPTS_MAX, ASKED_MAX = 300, 50_000  # clients in all; evenly taken from a longer trace, so that it takes seconds
 _SAMPLES = 1  # of each client: draws are even, and nobody trains
 _LOOK_AGAIN_S, _LOOKS_MAX = 600.0, 144  # for a day, where fewer than the minimum are there
 _NO_HASH = "0" * 64
@@ -38,14 +38,15 @@ class NobodyComes(ValueError):
 
 
 def askable(trace: Trace) -> Trace | None:
-    """The attempts that can be asked again, at most `ATTEMPTS_MAX`: of which it is known when they were to close.
-
-    None if there are none, for an older coordinator has recorded them.
+    """The attempts that can be asked again, for it is known when they were to close: `ATTEMPTS_MAX` at most, and fewer
+    of large cohorts. None if there are none, for an older coordinator has recorded them.
     """
     known = [attempt for attempt in trace.attempts if attempt.reports_wanted is not None]
     if not known:
         return None
-    return replace(trace, attempts=tuple(known[:: -(-len(known) // ATTEMPTS_MAX)]))
+    n_asked = sum(len(attempt.clients) for attempt in known)
+    every = max(-(-len(known) // ATTEMPTS_MAX), -(-n_asked // ASKED_MAX))
+    return replace(trace, attempts=tuple(known[::every]))
 
 
 def with_rounds(trace: Trace, rounds: RoundsSection) -> Trace:

@@ -93,6 +93,14 @@ def test_of_a_long_trace_attempts_are_taken_evenly(trace: Trace) -> None:
     assert long.attempts == (trace.attempts * 10)[::4]
 
 
+def test_of_large_cohorts_fewer_attempts_are_enough(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert askable(trace) == trace
+    monkeypatch.setattr("umbel.sim.experiments.asked_again.ASKED_MAX", 96 * 26 // 3)
+    fewer = askable(trace)
+    assert fewer is not None
+    assert fewer.attempts == trace.attempts[::3]
+
+
 def test_rounds_for_which_too_few_ever_come_are_told(trace: Trace) -> None:
     few = replace(trace, attempts=tuple(replace(one, reports_wanted=500, reports_needed=400) for one in trace.attempts))
     with pytest.raises(NobodyComes, match="too few devices are ever there"):
