@@ -22,6 +22,7 @@ INK, FAINT = "#22313f", "#8a97a3"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
 SHOWN_MAX = 14
+_BAND_SEEDS_MIN = 3  # of two, Student's interval is so wide that it would hide all lines
 _INSIDE_MAX = 5  # of more lines, the legend would hide some
 _LEGEND_CHARACTERS, _LEGEND_HANDLE = 190, 10  # that fit beside each other below the picture
 
@@ -90,7 +91,7 @@ def draw_lines(
     unit: str,
     what: Quantity = ACCURACY,
 ) -> None:
-    """A line for each point: the mean over its seeds, with its confidence band where there are several.
+    """A line for each point: the mean over its seeds, with its confidence band where there are three or more.
 
     `place`: of a row and the bytes that were uploaded by then, where it stands.
     """
@@ -104,7 +105,7 @@ def draw_lines(
         colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else (0, (4, 2))
         marker = "o" if n == 1 else None
         axes.plot(x, y.mean(0), color=colour, lw=2, ls=dash, marker=marker, label=label or None, zorder=3)
-        if len(y) > 1:
+        if len(y) >= _BAND_SEEDS_MIN:
             bounds = [Estimate.of(column.tolist()) for column in y.T]
             low = [b.low if b is not None and b.low is not None else np.nan for b in bounds]
             high = [b.high if b is not None and b.high is not None else np.nan for b in bounds]
