@@ -83,8 +83,8 @@ class Device:
     """One client: what it is told moves it on.
 
     `declines`: why it sends nothing when its update would be sent; empty if it sends it. `sends_at`, `reports_at`: when
-    its update began to go up, and when its report comes, if nobody stops it; inf before that. `update_bytes`: of what
-    went up then.
+    its update began to go up, and when its report comes, if nobody stops it; inf where that is never. `update_bytes`:
+    of what went up then.
     """
 
     def __init__(
@@ -147,9 +147,10 @@ class Device:
         if self._declines:
             message = Message(self._name, phase, b"", declined=self._declines)
         self.sends_at, self.update_bytes = self._stage.now, len(message.body)
-        self.reports_at = self.sends_at + 2 * luck.latency_s + len(update) / luck.up_bytes_per_s
         self._stage.up[self._name] += len(message.body) + len(message.signature)
-        self._deliver(message, self.reports_at)
+        comes_at = self.sends_at + 2 * luck.latency_s + len(update) / luck.up_bytes_per_s
+        if self._deliver(message, comes_at):
+            self.reports_at = comes_at
 
     def _speak(self, phase: Phase, say: Callable[[], bytes]) -> None:
         if not self._is_there(phase) or (body := self._take(phase, say)) is None:
@@ -158,10 +159,12 @@ class Device:
         travels_s = self._luck.latency_s + len(body) / self._luck.up_bytes_per_s
         self._deliver(Message(self._name, phase, body), self._stage.now + travels_s)
 
-    def _deliver(self, message: Message, at: float) -> None:
-        """Have it come then, unless its sender is gone before."""
-        if at < self._luck.silent_at:
+    def _deliver(self, message: Message, at: float) -> bool:
+        """Have it come then, unless its sender is gone before: whether it comes."""
+        comes = at < self._luck.silent_at
+        if comes:
             self._stage.plan(at, lambda: self._send(message))
+        return comes
 
     def _take(self, what: str, step: Callable[[], Made]) -> Made | None:
         """Take a step, unless the client has left the round or does so now."""

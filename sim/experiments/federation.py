@@ -17,32 +17,41 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.audit import sum_sha256
 from umbel.aggregation.endings import Known, Measured, abandoned, finished
+from umbel.aggregation.layout import HasMean
 from umbel.aggregation.ledger import client_records
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
 from umbel.aggregation.round import Abandoned, Accepted, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.secagg.server import RANDOM_BYTES
+from umbel.aggregation.secagg.totals import TotalsRefused
 from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
-from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, TrainingPlan, Work, WorkDone
+from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, Work, WorkDone, ranks_of
 from umbel.aggregation.weighting import Candidate, weight_of
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector
-from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer
+from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
+from umbel.sim.experiments.canary_uplink import CanaryUplink, probe_of
 from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
+from umbel.sim.experiments.masked_uplink import MaskedUplink
 from umbel.sim.experiments.memory import Memory
+from umbel.sim.experiments.secure_window import SecureWindow, seed_of
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, book_of, play
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 from umbel.sim.fleet.fleet import Fleet
+from umbel.sim.secure_exchange import seeded_bytes
 
 _NO_HASH = "0" * 64  # of updates: nobody keeps them
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
@@ -56,13 +65,17 @@ class SimulationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a run meets: the clients with their data, their devices, and the machine that does their work here."""
+    """What a run meets: the clients with their data, their devices, and the machine that does their work here.
+
+    `masks`: whether the clients of a secure round make keys and masks, which their sum does not hang on.
+    """
 
     population: Population
     fleet: Fleet
     engine: Engine
     meter: Meter
     optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
+    masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +121,8 @@ class Federation:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
         file = standing.file
-        if file.secure is not None:
-            raise SimulationError("masked updates are not simulated in experiments yet; leave [secure_aggregation] out")
-        if file.canary is not None:
-            raise SimulationError("canaries are not simulated in experiments yet; leave [canary] out")
+        if file.privacy is not None:
+            require_private_model(model.layout)
         if self._measures and world.population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
             raise SimulationError(
                 "clients hold nothing back to measure the model on, as this run asks them to: set holdout = 0.1 in "
@@ -134,7 +145,7 @@ class Federation:
         opened = self._recruit(self.standing.state)
         if isinstance(opened, Abandoned):
             return self._end(abandoned(self.standing, opened, self._known(opened, (), opened.opened_at)))
-        if opened.plan.task.makes_model:
+        if opened.plan.task.sends_updates:
             return self._train(opened)
         return self._evaluate(opened)
 
@@ -142,8 +153,10 @@ class Federation:
         """Until a cohort is drawn: time goes on to the next moment at which that may be."""
         now, began = max(self.standing.now, state.since, state.not_before), state.since
         pause_s = _LOOK_AGAIN_S
+        is_secure = state.plan.secure is not None
+        random = seeded_bytes(f"{seed_of(state.plan)}/coordinator")(RANDOM_BYTES) if is_secure else b""
         while True:
-            following, _ = advance(state, Gathered(now, self._candidates(state.plan, now)))
+            following, _ = advance(state, Gathered(now, self._candidates(state.plan, now), random))
             if not isinstance(following, Recruiting):
                 assert isinstance(following, Training | Abandoned), "nothing has been reported yet"
                 return following
@@ -166,33 +179,26 @@ class Federation:
         )
 
     def _train(self, opened: Training) -> Attempt:
-        """A round of training. Whose report counts is played first; those train; and where that shows that one of them
-        will not send its work, it is played again without it.
+        """A round of training, or a canary. Whose report counts is played first; those train; and where that shows that
+        one of them will not send its work, it is played again without it.
         """
-        plan, training = opened.plan, self.standing.file.training_plan(opened.plan.number)
-        names = sorted(opened.cohort)
-        numbers = np.array([client_number(name) for name in names], dtype=np.int64)
-        sizes = self.world.population.sizes(numbers)
-        uplink = Uplink(
-            plan, self.model.layout, {name: i for i, name in enumerate(names)}, self.standing.model.version, self.memory
+        plan, ranks = opened.plan, ranks_of(opened.cohort)
+        if plan.secure is not None:
+            return self._train_masked(opened, MaskedUplink(plan, self.model.layout, ranks, keeps=self.world.masks))
+        uplink = (
+            CanaryUplink(plan, self.model.layout, ranks)
+            if plan.task.tries_clients
+            else Uplink(plan, self.model.layout, ranks, self.standing.model.version, self.memory)
         )
-        steps = steps_asked(training, sizes, self.standing.file.share_of(plan.task))
-        fates = self._fates(opened, numbers, steps, training.batch_size, uplink.update_bytes)
-        works: list[Work] = [
-            WorkDone(size, max(1, done), asked, _NO_HASH, train_s=float(done * step_s))
-            for size, done, asked, step_s in zip(
-                sizes.tolist(), fates.steps_done.tolist(), steps.tolist(), fates.step_s.tolist(), strict=True
-            )
-        ]
-        cohort, trained = Cohort(names, fates, works), set[ClientId]()
-        declines = self._unreadable(names, fates)
+        cohort, trained = self._cohort(opened, uplink.update_bytes), set[ClientId]()
+        declines = self._unreadable(cohort)
         while True:
             ended = play(opened, cohort, declines)
-            new = [i for i, name in enumerate(names) if name in ended.accepted and name not in trained]
+            new = [i for i, name in enumerate(cohort.names) if name in ended.accepted and name not in trained]
             if not new or isinstance(ended, Abandoned):
                 break
-            self._do(uplink, cohort, training, opened, np.array(new), numbers)
-            trained.update(names[i] for i in new)
+            self._do(uplink, cohort, opened, np.array(new))
+            trained.update(cohort.names[i] for i in new)
             if not uplink.refused.keys() - declines.keys():
                 ended = _with_works(ended, cohort)
                 break
@@ -201,27 +207,71 @@ class Federation:
         known = self._known(ended, client_records(ended, book), book.opened_at)
         if isinstance(ended, Abandoned):
             return self._end(abandoned(self.standing, ended, known))
+        if isinstance(uplink, CanaryUplink):
+            return self._end(finished(self.standing, ended, uplink.trial(ended), known))
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
         model = self._next_model(ended, uplink)
         self.memory.left |= uplink.left
         self.memory.note(model.state)
         return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes)
 
-    def _do(
-        self,
-        uplink: Uplink,
-        cohort: Cohort,
-        training: TrainingPlan,
-        opened: Training,
-        who: Indices,
-        numbers: Indices,
-    ) -> None:
-        """Have these clients train, and sum what they send; `cohort.works` then says what they say of it."""
-        world, plan = self.world, opened.plan
-        names = [cohort.names[i] for i in who]
+    def _train_masked(self, opened: Training, uplink: MaskedUplink) -> Attempt:
+        """The same under masks, until the sum is open. Who is in a sum that is not opened trains, too: it might have
+        nothing to send.
+        """
+        cohort, trained = self._cohort(opened, uplink.update_bytes), set[ClientId]()
+        window, declines = SecureWindow(opened, cohort, uplink.composition), self._unreadable(cohort)
+        while True:
+            played = window.play(declines)
+            new = [i for i, name in enumerate(cohort.names) if name in played.ended.accepted and name not in trained]
+            if not new:
+                break
+            self._do(uplink, cohort, opened, np.array(new))
+            trained.update(cohort.names[i] for i in new)
+            if not uplink.refused.keys() - declines.keys():
+                break
+            declines |= uplink.refused
+        if self.world.masks:
+            played = window.play(declines, uplink.made)
+        model = None
+        if isinstance(played.ended, Closing):
+            try:
+                model = self._model_of(played.ended, uplink, played.sums)
+            except TotalsRefused as error:
+                played = played.spoiled(str(error))
+        book = played.book(uplink.sizes, declines)
+        known = self._known(played.ended, client_records(played.ended, book), book.opened_at, played.at)
+        if isinstance(played.ended, Abandoned):
+            return self._end(abandoned(self.standing, played.ended, known))
+        assert model is not None, "who has closed has a sum"
+        self.memory.note(model.state)
+        return self._end(finished(self.standing, played.ended, model, known), model.state, uplink.update_bytes)
+
+    def _cohort(self, opened: Training, update_bytes: int) -> Cohort:
+        """Who is asked to train, what becomes of each, and what each would say of it."""
+        training = self.standing.file.training_plan(opened.plan.number)
+        names = sorted(opened.cohort)
+        numbers = np.array([client_number(name) for name in names], dtype=np.int64)
+        sizes = self.world.population.sizes(numbers)
+        steps = steps_asked(training, sizes, self.standing.file.share_of(opened.plan.task))
+        fates = self._fates(opened, numbers, steps, training.batch_size, update_bytes)
+        works: list[Work] = [
+            WorkDone(size, max(1, done), asked, _NO_HASH, train_s=float(done * step_s))
+            for size, done, asked, step_s in zip(
+                sizes.tolist(), fates.steps_done.tolist(), steps.tolist(), fates.step_s.tolist(), strict=True
+            )
+        ]
+        return Cohort(names, fates, works)
+
+    def _do(self, uplink: Uplink | MaskedUplink | CanaryUplink, cohort: Cohort, opened: Training, who: Indices) -> None:
+        """Have these clients train, and take in what they send; `cohort.works` then says what they say of it."""
+        world, plan, numbers = self.world, opened.plan, cohort.fates.devices
+        training = self.standing.file.training_plan(plan.number)
         data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         steps = np.maximum(cohort.fates.steps_done[who], 1)
-        work_of_all = CohortWork(data, client_seeds(plan, names), steps, training, world.optimizer)
+        work_of_all = CohortWork(
+            data, client_seeds(plan, [cohort.names[i] for i in who]), steps, training, world.optimizer
+        )
         evaluations = self._evaluations(numbers[who]) if training.evaluate else None
         start = start_vector(self.model.layout, self.model.published)
         for changes in world.engine.train(start, work_of_all):
@@ -229,26 +279,52 @@ class Federation:
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():
                 world.fleet.faults.spoil(changes.values, kinds, numbers[chosen], plan.number, plan.attempt)
-            weights = list[int]()
-            rates = cohort.fates.lines.up[chosen].tolist()
-            told = zip(chosen.tolist(), changes.positions.tolist(), changes.loss.tolist(), rates, strict=True)
-            for i, position, loss, rate in told:
-                work = cohort.works[i]
-                assert isinstance(work, WorkDone)
-                evaluation = None if evaluations is None else evaluations[position]
-                cohort.works[i] = WorkDone(
-                    work.sample_count,
-                    work.steps_done,
-                    work.steps_planned,
-                    work.update_sha256,
-                    work.train_s,
-                    {"loss": loss} if math.isfinite(loss) else {},
-                    {} if evaluation is None else evaluation.evaluation,
-                    0 if evaluation is None else evaluation.sample_count,
-                    rate,
-                )
-                weights.append(weight_of(plan.weighting, opened.cohort[cohort.names[i]].draws, work.sample_count))
-            uplink.add([cohort.names[i] for i in chosen], changes.values, weights)
+            works = self._works_done(cohort, chosen, changes, opened, evaluations)
+            for i, work in zip(chosen.tolist(), works, strict=True):
+                cohort.works[i] = work
+            names = [cohort.names[i] for i in chosen]
+            match uplink:
+                case CanaryUplink():
+                    uplink.add(names, changes.values)
+                case MaskedUplink():
+                    uplink.add(names, changes.values, works)
+                case _:
+                    draws = [opened.cohort[name].draws for name in names]
+                    weights = [
+                        weight_of(plan.weighting, n, work.sample_count) for n, work in zip(draws, works, strict=True)
+                    ]
+                    uplink.add(names, changes.values, weights)
+
+    def _works_done(
+        self,
+        cohort: Cohort,
+        chosen: Indices,
+        changes: Changes,
+        opened: Training,
+        evaluations: list[EvaluationDone | None] | None,
+    ) -> list[WorkDone]:
+        """What these say of what they have done. `evaluations`: of all who train, where the run asks for them."""
+        fates, training = cohort.fates, self.standing.file.training_plan(opened.plan.number)
+        steps_full = steps_asked(training, self.world.population.sizes(fates.devices[chosen]), 1.0)
+        found = list[WorkDone]()
+        for place, (i, position) in enumerate(zip(chosen.tolist(), changes.positions.tolist(), strict=True)):
+            work, loss = cohort.works[i], float(changes.loss[place])
+            assert isinstance(work, WorkDone)
+            evaluation = None if evaluations is None else evaluations[position]
+            probe = None
+            if opened.plan.task.tries_clients:
+                losses = float(changes.first_loss[place]), float(changes.last_loss[place]), loss
+                probe = probe_of(int(steps_full[place]), float(fates.step_s[i]), float(fates.lines.down[i]), losses)
+            done = replace(
+                work,
+                metrics={"loss": loss} if math.isfinite(loss) else {},
+                evaluation={} if evaluation is None else evaluation.evaluation,
+                evaluation_sample_count=0 if evaluation is None else evaluation.sample_count,
+                upload_bytes_per_s=float(fates.lines.up[i]),
+                probe=probe,
+            )
+            found.append(done)
+        return found
 
     def _evaluate(self, opened: Training) -> Attempt:
         """An evaluation by clients that did not train: who counts measures the model."""
@@ -290,6 +366,7 @@ class Federation:
             down_bytes=self.memory.down_bytes(names, version, self.model),
             update_bytes=np.array([expected]),
             window_s=opened.plan.window_s,
+            secure=opened.plan.secure is not None,
             update_bytes_max=update_bytes,
         )
         fates = self.world.fleet.fates(numbers, opened.plan.number, opened.plan.attempt, opened.opened_at, ask)
@@ -297,28 +374,42 @@ class Federation:
         self.memory.fetched((name for name, has_it in zip(names, in_time.tolist(), strict=True) if has_it), version)
         return fates
 
-    def _unreadable(self, names: list[ClientId], fates: Fates) -> dict[ClientId, str]:
+    def _unreadable(self, cohort: Cohort) -> dict[ClientId, str]:
         """Whose bytes are no update: the coordinator refuses them, and the client gives up."""
         words = {Fault.GARBAGE: "the update is no update of this round", Fault.LENGTH: "the update has a wrong length"}
-        return {
-            name: words[Fault(kind)] for name, kind in zip(names, fates.fault.tolist(), strict=True) if kind in words
-        }
+        kinds = zip(cohort.names, cohort.fates.fault.tolist(), strict=True)
+        return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
 
     def _next_model(self, closing: Closing, uplink: Uplink) -> Summed:
-        file = self.standing.file
         if uplink.total.total_weight != closing.aggregate.total_weight:
             raise AssertionError("the sum is not that of the accepted reports")
-        mean = uplink.codec.mean(uplink.total, uplink.parts)
-        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
-        try:
-            state = self.model.after(mean, rate, change_step)
-        except ValueError as error:
-            raise SimulationError(f"no model can be made of round {closing.plan.number}: {error}") from error
+        state = self._after(closing, uplink.codec.mean(uplink.total, uplink.parts))
         return Summed(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
 
-    def _known(self, ended: Closing | Abandoned, clients: tuple[ClientRecord, ...], opened_at: float) -> Known:
+    def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> Summed:
+        """The next model, of an open sum. Raises `TotalsRefused`."""
+        n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
+        found = uplink.totals(sorted(closing.accepted), n_draws, sums)
+        return Summed(self._after(closing, found.mean), found.sum_sha256, None, found)
+
+    def _after(self, closing: Closing, mean: HasMean) -> ModelState:
+        file = self.standing.file
+        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
+        try:
+            return self.model.after(mean, rate, change_step)
+        except ValueError as error:
+            raise SimulationError(f"no model can be made of round {closing.plan.number}: {error}") from error
+
+    def _known(
+        self,
+        ended: Closing | Abandoned,
+        clients: tuple[ClientRecord, ...],
+        opened_at: float,
+        now: float | None = None,
+    ) -> Known:
+        """`now`: when it was known; None: as it closed."""
         evidence = Evidence(self.standing.observations, self.model.file.size_bytes, self.world.population.n_clients)
-        return Known(clients, opened_at, ended.closed_at, self.standing.history, evidence)
+        return Known(clients, opened_at, ended.closed_at if now is None else now, self.standing.history, evidence)
 
     # --- what it leaves -----------------------------------------------------------------------------------------------
 

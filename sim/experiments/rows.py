@@ -10,7 +10,8 @@ from umbel.aggregation.records import RoundRecord
 class Row:
     """`accuracy`, `loss`: of the model on the test set, None where it was not measured; `train_loss`: the clients' own,
     as they trained. `wall_s`: real seconds; `virtual_s`: from the opening of the attempt to its end; `now_s`: at its
-    end, since the run began. `evaluation`: what clients measured of the model that they were given.
+    end, since the run began. `evaluation`: what clients measured of the model that they were given. `epsilon`: of a
+    private run, what it has cost by then.
     """
 
     round: int
@@ -35,6 +36,7 @@ class Row:
     now_s: float
     window_s: float
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
+    epsilon: float | None = None
 
     @classmethod
     def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float) -> "Row":
@@ -62,6 +64,7 @@ class Row:
             now_s=round(now_s, 6),
             window_s=record.window_s,
             evaluation=dict(record.evaluation),
+            epsilon=record.epsilon,
         )
 
 
