@@ -108,6 +108,7 @@ class Results:
                 "status": one.status.value,
                 "reason": one.reason,
                 "model_sha256": one.model_sha256,
+                "epsilon": one.epsilon,
                 "engine": one.engine,
                 "wall_s": round(one.wall_s, 3),
             }
