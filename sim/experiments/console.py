@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.checkpoint import CheckpointError
 from umbel.sim.experiments.federation import SimulationError
@@ -25,6 +27,7 @@ EXPECTED: tuple[type[Exception], ...] = (
     SimulationError,
     CheckpointError,
     UpdateRefused,
+    AccountantMissing,
 )
 
 
@@ -37,6 +40,10 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
         results = simulate(experiment, out, data, watcher=bars)
     console = Console()
     console.print(_table(results))
+    for one in results.trials:
+        if one.status is not RunStatus.FINISHED:
+            name = ", ".join(filter(None, (one.trial.label, f"seed {one.trial.seed}")))
+            console.print(f"\n{name} is {one.status.value}: {one.reason}", markup=False)
     console.print(f"\n{out / CURVES_FILE} shows it; every round is in {out}/rounds.jsonl")
     return results
 
@@ -84,7 +91,7 @@ class _Bars(Watcher):
         self._one = self._progress.add_task(name, total=trial.run.rounds.count, told="")
 
     def row(self, trial: Trial, row: Row) -> None:
-        if self._one is None or not row.committed:
+        if self._one is None or not row.makes_model:
             return
         self._progress.update(self._one, completed=row.round)
         if row.accuracy is not None:

@@ -140,7 +140,7 @@ class Results:
             accuracy=Estimate.of([row.accuracy for row in lasts if row.accuracy is not None]),
             best_accuracy=Estimate.of([max(row.accuracy or 0.0 for row in one.scored) for one in group if one.scored]),
             loss=Estimate.of([row.loss for row in lasts if row.loss is not None]),
-            rounds=Estimate.of([float(sum(row.committed for row in one.rows)) for one in group]),
+            rounds=Estimate.of([float(sum(row.makes_model for row in one.rows)) for one in group]),
             bytes_up=Estimate.of([float(sum(row.bytes_up for row in one.rows)) for one in group]),
             bytes_down=Estimate.of([float(sum(row.bytes_down for row in one.rows)) for one in group]),
             virtual_hours=Estimate.of([one.rows[-1].now_s / 3600 for one in group if one.rows]),

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Row:
     window_s: float
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
     epsilon: float | None = None
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether it is a round of training that was committed."""
+        return self.committed and Task(self.task).makes_model
 
     @classmethod
     def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float) -> "Row":
