@@ -1,7 +1,8 @@
-"""Secure rounds in virtual time: the machine that the coordinator drives, real clients, real keys and masks.
+"""Secure rounds in virtual time, one at a time: the machine that the coordinator drives, real clients, keys and masks.
 
-Only the clock is made up (`stage.py`), and who falls silent when (`secure_devices.py`). All clients live in one
-process, so a roster's signatures are checked once, not by each of them; everything else every client does itself.
+Only the clock is made up (`stage.py`), and who falls silent when (`secure_devices.py`). Experiments have theirs of a
+fleet (`experiments/secure_window.py`). All clients live in one process, so a roster's signatures are checked once, not
+by each of them; everything else every client does itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
