@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from umbel.aggregation.advance import advance, next_deadline
@@ -37,11 +36,11 @@ from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
 from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, Work, WorkDone, ranks_of
 from umbel.aggregation.weighting import Candidate, weight_of
 from umbel.sim.data.partition import Indices
-from umbel.sim.data.population import CohortData, Population, client_name, client_number
+from umbel.sim.data.population import Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 from umbel.sim.experiments.canary_uplink import CanaryUplink, probe_of
-from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
+from umbel.sim.experiments.local_work import Meter, as_taught, client_seeds, steps_asked
 from umbel.sim.experiments.masked_uplink import MaskedUplink
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.secure_window import SecureWindow, seed_of
@@ -49,7 +48,7 @@ from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, book_of, play
 from umbel.sim.fleet.fates import CohortAsk, Fates
-from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
+from umbel.sim.fleet.faults import Fault
 from umbel.sim.fleet.fleet import Fleet
 from umbel.sim.secure_exchange import seeded_bytes
 
@@ -267,7 +266,7 @@ class Federation:
         """Have these clients train, and take in what they send; `cohort.works` then says what they say of it."""
         world, plan, numbers = self.world, opened.plan, cohort.fates.devices
         training = self.standing.file.training_plan(plan.number)
-        data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
+        data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         steps = np.maximum(cohort.fates.steps_done[who], 1)
         work_of_all = CohortWork(
             data, client_seeds(plan, [cohort.names[i] for i in who]), steps, training, world.optimizer
@@ -440,19 +439,6 @@ def _with_works(ended: Closing | Abandoned, cohort: Cohort) -> Closing | Abandon
     works = dict(zip(cohort.names, cohort.works, strict=True))
     accepted = {client: Accepted(report.weight, works[client]) for client, report in ended.accepted.items()}
     return replace(ended, accepted=accepted)
-
-
-def _as_taught(data: CohortData, kinds: Kinds) -> CohortData:
-    """The data as clients see them that flip labels: theirs are changed in a copy."""
-    liars = np.flatnonzero(kinds == Fault.LABEL_FLIP)
-    if not len(liars):
-        return data
-    targets = data.samples.targets.clone()
-    n_classes = int(targets.max()) + 1
-    for i in liars:
-        rows = torch.from_numpy(data.rows[data.starts[i] : data.starts[i + 1]])
-        targets[rows] = flipped_labels(targets[rows], n_classes)
-    return replace(data, samples=replace(data.samples, targets=targets))
 
 
 def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersion, ...]:

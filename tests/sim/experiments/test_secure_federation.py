@@ -13,6 +13,7 @@ from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
 from umbel.aggregation.secagg.messages import share_keys_bytes
+from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.secagg.plan import first_plans
 from umbel.aggregation.secagg.totals import totals
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
@@ -143,6 +144,20 @@ def test_an_update_that_diverges_is_declined() -> None:
 def test_threads_give_the_bits_of_the_plain_loop_under_masks() -> None:
     ours, theirs = (attempts_of(secure(engine={"name": name})) for name in ("sequential", "threads"))
     assert [one.record for one in ours] == [one.record for one in theirs]
+
+
+@pytest.mark.slow
+def test_masks_change_nothing_where_not_all_are_neighbours() -> None:
+    """Above 300 clients who shares with whom hangs on the keys, and on that the messages and who can go on."""
+    described = secure(
+        partition={"clients": 420, "alpha": 100.0},
+        rounds={"count": 1, "target": 310, "over_selection": 1.05},
+        fleet={"dropouts": {"per_round": 0.06}},
+    )
+    without, with_masks = both_ways(described)
+    assert parameters_for(without[0].record.selected).k < 300
+    assert [one.record for one in without] == [one.record for one in with_masks]
+    assert without[0].record.committed
 
 
 # --- the integers -----------------------------------------------------------------------------------------------------
