@@ -286,11 +286,14 @@ def step(spec: TensorSpec, start: Tensor, first: int, mean: HasMean, learning_ra
     """
     change = mean.mean_slice(spec.offset + first, spec.offset + first + start.numel())
     if spec.dtype in _FLOATS:
-        return _require_finite(spec, start.to(torch.float64).add_(change.mul_(learning_rate)).to(start.dtype))
+        return _require_finite(
+            spec, start.to(torch.float64, copy=True).add_(change.mul_(learning_rate)).to(start.dtype)
+        )
     if spec.dtype == "bool":
         return start.to(torch.float64).add_(change.div_(_INTEGER_UNIT)) >= 0.5
     most, limits = _EXACT_IN_FLOAT32, torch.iinfo(spec.torch_dtype)
-    before, whole = start.to(torch.int64), change.div_(_INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
+    before = start.to(torch.int64, copy=True)
+    whole = change.div_(_INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
     room_up = limits.max - before.clamp(min=limits.max - most)  # at most `most`, so that nothing here can wrap
     room_down = limits.min - before.clamp(max=limits.min + most)
     return before.add_(whole.clamp_(room_down, room_up)).to(spec.torch_dtype)

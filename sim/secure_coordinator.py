@@ -1,80 +1,89 @@
-"""The coordinator of a simulated secure round: the machine, what it keeps of the messages, and the one sum."""
+"""The coordinator of a simulated secure round: the machine, its deadlines, and what it tells whom in each phase."""
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Callable, Iterable, Mapping
 
 from umbel.aggregation.advance import advance, hears, next_deadline, takes
-from umbel.aggregation.integer_sum import IntegerSum
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import (
+    Abandoned,
     Announce,
-    Applied,
     Closing,
     Command,
+    Declined,
     Event,
-    Fold,
-    Gathered,
-    Invite,
-    Recruiting,
+    Release,
     Reported,
-    RoundState,
+    Revealed,
     Spoke,
     Tick,
     Training,
 )
-from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.masked_input import MaskedReader, unmasked
-from umbel.aggregation.secagg.messages import (
-    AdvertiseKeys,
-    Inbox,
-    ShareKeys,
-    Unmasking,
-    encode_agreements,
-    encode_indices,
-)
+from umbel.aggregation.secagg.derive import SIGNATURE_BYTES
+from umbel.aggregation.secagg.messages import AdvertiseKeys, Indices, encode_agreements, encode_indices
 from umbel.aggregation.secagg.server import Exchange, Phase
-from umbel.aggregation.secagg.session import Session, check_advert, check_signature
-from umbel.aggregation.secagg.signing import Label
-from umbel.aggregation.secagg.unmasking import Sum, Unmasker
-from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
-from umbel.aggregation.weighting import Candidate
+from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.secagg.unmasking import Sum
+from umbel.aggregation.types import ClientId, MaskedInput
 from umbel.sim.secure_devices import Message
+from umbel.sim.secure_masking import Masking
 from umbel.sim.stage import Stage
 
-_WORK = WorkDone(1, 1, 1, "0" * 64)
-_SHA256 = "ab" * 32
+_SHA256 = "ab" * 32  # of what all are asked: here it is never two things
+_WORK = MaskedInput(_SHA256, base64.b64encode(bytes(SIGNATURE_BYTES)).decode())
+
+
+def context_of(opened: Training, keys: Mapping[ClientId, str], layout: Layout) -> Context:
+    """What all members of an attempt agree on. `keys`: identity keys (base64), of the cohort at least."""
+    plan, exchange = opened.plan, opened.exchange
+    assert exchange is not None, "it is a secure one"
+    return Context(
+        run=plan.run,
+        round=plan.number,
+        attempt=plan.attempt,
+        attempt_id=exchange.attempt_id,
+        model_sha256=_SHA256,
+        layout_digest=layout.digest,
+        config_sha256=_SHA256,
+        members_sha256="",
+        cohort=tuple((name, keys[name]) for name in sorted(opened.cohort)),
+        minimum=plan.minimum,
+        opening_commitment=hashlib.sha256(bytes.fromhex(exchange.opening)).hexdigest(),
+        window_s=plan.window_s,
+    )
 
 
 class SecureCoordinator:
-    """Drives one round. `keys`: identity keys (base64) of all who wait; `invite` and `tell` reach the clients.
+    """Drives one attempt from its opening until its sum can be unmasked, or it is given up.
 
+    `tell` and `release` reach the clients: what one needs to speak in a phase, and that one is to stop.
     Raises `SecAggError` for a message that is not as it should be: its clients are honest.
     """
 
     def __init__(
         self,
         stage: Stage,
-        plan: RoundPlan,
-        composition: Composition,
-        keys: Mapping[ClientId, str],
-        invite: Callable[[Context], None],
+        opened: Training,
+        context: Context,
+        masking: Masking,
         tell: Callable[[ClientId, Phase, bytes], None],
+        release: Callable[[ClientId], None],
     ) -> None:
-        self.state: RoundState = Recruiting(plan, since=stage.now)
-        self.unmasked: tuple[Tensor, Tensor] | None = None
-        self._stage, self._plan, self._composition, self._keys = stage, plan, composition, keys
-        self._invite, self._tell = invite, tell
-        self._reader = MaskedReader(composition)
-        self._total: IntegerSum = self._reader.new_sum()
-        self._dealt: dict[int, ShareKeys] = {}
+        self.state: Training | Closing | Abandoned = opened
+        self.is_unmasked = False
+        self._stage, self._context, self._masking = stage, context, masking
+        self._tell, self._release = tell, release
+        self._revealed = list[ClientId]()
+        self._shared: Indices = ()
+        self._inputs: Indices = ()
         self._deadline: float | None = None
+        self._await_deadline()
 
-    def begin(self, random: bytes) -> None:
-        """Draw the cohort. `random`: 48 bytes that nobody can guess."""
-        self._step(Gathered(self._stage.now, tuple(Candidate(name, 1) for name in sorted(self._keys)), random))
+    @property
+    def is_over(self) -> bool:
+        return self.is_unmasked or isinstance(self.state, Abandoned)
 
     def hear(self, message: Message) -> None:
         """Take a message, if it is its turn."""
@@ -98,47 +107,43 @@ class SecureCoordinator:
         index = self._context.index_of(message.client)
         match message.phase:
             case Phase.ADVERTISE_KEYS:
-                check_advert(self._context, AdvertiseKeys.decode(message.body))
+                self._masking.hear_keys(self._context, AdvertiseKeys.decode(message.body))
             case Phase.SHARE_KEYS:
-                dealt = ShareKeys.decode(message.body, index, self._session.neighbours(index))
-                self._session.check_shares(dealt)
-                self._dealt[index] = dealt
+                self._masking.hear_shares(self._session, index, message.body)
             case _:
-                self._check(index, Label.CONSISTENCY, self._agreed_payload, message.body)
+                self._masking.hear_agreement(self._session, index, self._agreed_payload, message.body)
         self._step(event)
-
-    def _check(self, index: int, label: Label, payload: bytes, signature: bytes) -> None:
-        check_signature(self._context, index, label, self._session.digest, payload, signature)
 
     # --- vectors and shares -------------------------------------------------------------------------------------------
 
     def _hear_input(self, message: Message) -> None:
+        if message.declined:
+            self._step(Declined(self._stage.now, message.client, message.declined))
+            return
         event = Reported(self._stage.now, message.client, _WORK)
         if takes(self.state, event):
-            sha256 = hashlib.sha256(message.body).digest()
-            payload = self._session.input_payload(self._shared, sha256)
-            self._check(self._context.index_of(message.client), Label.MASKED_INPUT, payload, message.signature)
-        self._step(event, message.body)
-
-    def _fold(self, update: bytes, weight: int) -> None:
-        head, body = update[: self._reader.header_bytes], update[self._reader.header_bytes :]
-        self._total.add(self._reader.integers(head, [body], 0), weight)
+            index = self._context.index_of(message.client)
+            self._masking.hear_input(self._session, self._shared, index, message.body, message.signature)
+        self._step(event)
 
     def _hear_shares(self, message: Message) -> None:
         if not isinstance(self.state, Closing) or self._exchange.phase is not Phase.UNMASKING:
             return
-        index = self._context.index_of(message.client)
-        self._unmasker.take(Unmasking.decode(message.body, index, len(self._context.cohort)))
-        if self._unmasker.is_enough:
-            self.unmasked = unmasked(self._total, self._composition, self._unmasker.open())
-            self._step(Applied(self._stage.now, _SHA256))
+        index, of = self._context.index_of(message.client), Sum(self._shared, self._inputs)
+        self._revealed.append(message.client)
+        self.is_unmasked = self._masking.hear_revealed(self._session, of, index, message.body)
 
     # --- the machine --------------------------------------------------------------------------------------------------
 
-    def _step(self, event: Event, update: bytes = b"") -> None:
-        self.state, commands = advance(self.state, event)
+    def _step(self, event: Event) -> None:
+        state, commands = advance(self.state, event)
+        assert isinstance(state, Training | Closing | Abandoned), "what is made of the sum is not said here"
+        self.state = state
         for command in commands:
-            self._carry_out(command, update)
+            self._carry_out(command)
+        self._await_deadline()
+
+    def _await_deadline(self) -> None:
         deadline = next_deadline(self.state, self._stage.now)
         if deadline is not None and deadline != self._deadline:
             self._stage.plan(deadline, self._tick)
@@ -147,22 +152,22 @@ class SecureCoordinator:
     def _tick(self) -> None:
         if self._deadline is not None and self._stage.now >= self._deadline:
             with self._stage.counting("coordinator: deadlines"):
-                self._step(Tick(self._stage.now))
+                self._step(Tick(self._stage.now, Revealed(tuple(sorted(self._revealed)))))
 
-    def _carry_out(self, command: Command, update: bytes) -> None:
+    def _carry_out(self, command: Command) -> None:
         match command:
-            case Invite(clients):
-                self._context = self._context_of(sorted(clients))
-                self._invite(self._context)
-            case Fold(weight=weight):
-                self._fold(update, weight)
             case Announce(clients):
                 self._announce(clients)
+            case Release(clients):
+                for client in clients:
+                    self._release(client)
             case _:
                 pass
 
     def _announce(self, clients: Iterable[ClientId]) -> None:
         """A phase has begun: work out what it needs, and tell it to everyone who is in it."""
+        if isinstance(self.state, Abandoned):
+            return
         context, exchange = self._context, self._exchange
         indices = tuple(sorted(context.index_of(client) for client in clients))
         body = b""
@@ -182,34 +187,13 @@ class SecureCoordinator:
                 signatures = ((context.names[i], i) for i in indices)
                 said = {i: exchange.said(name, Phase.CONSISTENCY_CHECK) for name, i in signatures}
                 body = encode_agreements({i: base64.b64decode(word) for i, word in said.items()})
-                self._unmasker = Unmasker(self._session, Sum(self._shared, self._inputs), self._dealt)
         for index in indices:
-            own = self._inbox(index) if exchange.phase is Phase.MASKED_INPUT else body
-            self._tell(context.names[index], exchange.phase, own)
-
-    def _inbox(self, index: int) -> bytes:
-        dealers = self._dealt.keys() & set(self._session.neighbours(index))
-        return Inbox(self._shared, {dealer: self._dealt[dealer].dealt[index] for dealer in dealers}).encode()
+            if exchange.phase is Phase.MASKED_INPUT:
+                body = self._masking.inbox(self._session, index, indices)
+            self._tell(context.names[index], exchange.phase, body)
 
     @property
     def _exchange(self) -> Exchange:
         assert isinstance(self.state, Training | Closing)
         assert self.state.exchange is not None
         return self.state.exchange
-
-    def _context_of(self, names: Sequence[ClientId]) -> Context:
-        exchange, plan = self._exchange, self._plan
-        return Context(
-            run=plan.run,
-            round=plan.number,
-            attempt=plan.attempt,
-            attempt_id=exchange.attempt_id,
-            model_sha256=_SHA256,
-            layout_digest=self._composition.layout.digest,
-            config_sha256=_SHA256,
-            members_sha256="",
-            cohort=tuple((name, self._keys[name]) for name in names),
-            minimum=plan.minimum,
-            opening_commitment=hashlib.sha256(bytes.fromhex(exchange.opening)).hexdigest(),
-            window_s=plan.window_s,
-        )

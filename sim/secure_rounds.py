@@ -1,40 +1,39 @@
-"""Secure rounds in virtual time: the machine that the coordinator drives, real clients, real keys and masks.
+"""Secure rounds in virtual time, one at a time: the machine that the coordinator drives, real clients, keys and masks.
 
-Only the clock is made up (`stage.py`), and who falls silent when (`secure_devices.py`). All clients live in one
-process, so a roster's signatures are checked once, not by each of them; everything else every client does itself.
+Only the clock is made up (`stage.py`), and who falls silent when (`secure_devices.py`). Experiments have theirs of a
+fleet (`experiments/secure_window.py`). All clients live in one process, so a roster's signatures are checked once, not
+by each of them; everything else every client does itself.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import count
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.layout import Layout
-from umbel.aggregation.public_keys import public_key_text
-from umbel.aggregation.round import Abandoned, Committed
+from umbel.aggregation.round import Abandoned, Applied, Closing, Committed, Gathered, Recruiting, RoundState, Training
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.contribution import Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.plan import SecurePlan
-from umbel.aggregation.secagg.server import Exchange
-from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.secagg.server import RANDOM_BYTES, Exchange
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
+from umbel.aggregation.weighting import Candidate
 from umbel.aggregation.wire import Codec
-from umbel.sim.secure_coordinator import SecureCoordinator
-from umbel.sim.secure_devices import Device, Luck
+from umbel.sim.secure_devices import Luck
+from umbel.sim.secure_exchange import Cast, exchange, seeded_bytes
+from umbel.sim.secure_masking import Masks
+from umbel.sim.secure_voices import MaskingVoice
 from umbel.sim.stage import Stage
 
 SAMPLES_MAX = 1000
 WINDOW_S = 600.0
 _BITS_OF_A_LEVEL, _RMS = 16, 0.01
+_SHA256 = "ab" * 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +111,25 @@ def client_name(rank: int) -> ClientId:
 
 def play(plan: RoundPlan, composition: Composition, luck: Sequence[Luck], seed: int = 0) -> Played:
     """One attempt, from the invitation to the sum or until it is given up. `luck`: of each client, by rank."""
-    stage, devices = Stage(), dict[ClientId, Device]()
-    identities = {client_name(rank): _identity(rank) for rank in range(len(luck))}
-    keys = {name: public_key_text(key.public_key().public_bytes_raw()) for name, key in identities.items()}
-    read_roster = lru_cache(maxsize=1)(Session.of_message)
+    stage, masks = Stage(), Masks(composition)
+    by_name = {client_name(rank): one for rank, one in enumerate(luck)}
+    candidates = tuple(Candidate(name, 1) for name in by_name)
+    opening = Gathered(stage.now, candidates, seeded_bytes(f"{seed}/coordinator")(RANDOM_BYTES))
+    opened, _ = advance(Recruiting(plan, since=stage.now), opening)
+    assert isinstance(opened, Training), "all are asked"
 
-    def invite(context: Context) -> None:
-        for rank, name in enumerate(context.names):
-            random = _random(f"{seed}/{name}")
-            client = SecureClient(context, rank, identities[name], random, read_roster=read_roster)
-            made = made_contribution(composition, rank)
-            devices[name] = Device(stage, luck[rank], made, client, coordinator.hear)
+    def voice(name: ClientId, client: SecureClient) -> MaskingVoice:
+        return MaskingVoice(client, made_contribution(composition, client.index))
 
-    coordinator = SecureCoordinator(
-        stage, plan, composition, keys, invite, lambda name, phase, body: devices[name].tell(phase, body)
-    )
-    coordinator.begin(_random(f"{seed}/coordinator")(48))
-    stage.play(lambda: isinstance(coordinator.state, Committed | Abandoned))
-    assert isinstance(coordinator.state, Committed | Abandoned), "every phase has its deadline"
-    levels, words = coordinator.unmasked or (None, None)
-    refusals = {name: device.refusal for name, device in devices.items() if device.refusal}
+    done = exchange(stage, opened, composition.layout, Cast(by_name, voice, masks, str(seed)))
+    ended: RoundState = done.state
+    if isinstance(ended, Closing):
+        ended, _ = advance(ended, Applied(stage.now, _SHA256))
+    assert isinstance(ended, Committed | Abandoned)
+    levels, words = masks.sums or (None, None)
+    refusals = {name: device.refusal for name, device in done.devices.items() if device.refusal}
     return Played(
-        coordinator.state,
+        ended,
         None if levels is None else lift(levels, composition.secure.bits),
         words,
         stage.now,
@@ -142,13 +138,3 @@ def play(plan: RoundPlan, composition: Composition, luck: Sequence[Luck], seed: 
         stage.down,
         refusals,
     )
-
-
-def _identity(rank: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"identity %d" % rank).digest())
-
-
-def _random(seed: str) -> Callable[[int], bytes]:
-    """Bytes that are the same in each run, and others at each call. For a simulation: anybody can make them again."""
-    calls = count()
-    return lambda n_bytes: hashlib.shake_256(f"{seed}/{next(calls)}".encode()).digest(n_bytes)

@@ -16,8 +16,8 @@ class Stage:
     client.
     """
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
         self.up: Counter[ClientId] = Counter()
         self.down: Counter[ClientId] = Counter()

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.curve import KEY_BYTES, KeyPair
@@ -177,7 +176,7 @@ class SecureClient:
             raise Disagreement("somebody is said to have shared keys who is not in the roster")
         if self.index not in inbox.shared:
             raise Disagreement("this client is said not to have shared its keys")
-        self._require_enough(inbox.shared, "shared its keys", "shared their keys")
+        session.require_enough(self.index, inbox.shared, "shared its keys", "shared their keys")
         assert self._own_shares is not None, "it has dealt to itself"
         self._held = {self.index: self._own_shares}
         complaints: list[str] = []
@@ -245,7 +244,7 @@ class SecureClient:
             raise Disagreement("somebody is said to be in the sum who has not shared its keys")
         if self.index not in inputs:
             raise Disagreement("this client's vector is said not to be in the sum")
-        self._require_enough(inputs, "is in the sum", "are in the sum")
+        session.require_enough(self.index, inputs, "is in the sum", "are in the sum")
         self._inputs = inputs
         payload = session.consistency_payload(self._shared, inputs)
         return sign(self._identity, Label.CONSISTENCY, session.digest, payload)
@@ -270,9 +269,7 @@ class SecureClient:
         signed = holders.intersection(signatures, self._inputs)
         for index in sorted(signed):
             check_signature(self.context, index, Label.CONSISTENCY, session.digest, payload, signatures[index])
-        if len(signed) < session.threshold:
-            have = agreeing(len(signed), "has", "have")
-            raise TooFew(f"only {_holders(len(signed))} {have} signed the sum, of {session.threshold}")
+        session.require_threshold(len(signed), "has signed the sum", "have signed the sum")
         revealed = {
             dealer: self_share if dealer in self._inputs else key_share
             for dealer, (self_share, key_share) in self._held.items()
@@ -328,17 +325,3 @@ class SecureClient:
         if not self._shared:
             raise OutOfTurn("this client does not know yet who has shared")
         return self._require_session()
-
-    def _require_enough(self, indices: Indices, does: str, do: str) -> None:
-        session = self._require_session()
-        least = max(self.context.minimum, session.survivors_min)
-        if len(indices) < least:
-            raise TooFew(f"only {counted(len(indices), f'client {does}', f'clients {do}')}, of at least {least}")
-        n_holders = len(set(indices).intersection(session.holders(self.index)))
-        if n_holders < session.threshold:
-            what = agreeing(n_holders, does, do)
-            raise TooFew(f"only {_holders(n_holders)} {what}, of {session.threshold}")
-
-
-def _holders(n: int) -> str:
-    return counted(n, "client that holds shares with this one", "clients that hold shares with this one")

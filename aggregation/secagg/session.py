@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
-from umbel.aggregation.phrases import counted
+from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.curve import require_keys
 from umbel.aggregation.secagg.derive import PROTOCOL, session_digest, set_digest
@@ -109,6 +109,22 @@ class Session:
     def consistency_payload(self, shared: Collection[int], inputs: Collection[int]) -> bytes:
         """What everyone signs before a share is revealed: who had shared, and who is in the sum."""
         return self.set_digest(shared) + self.set_digest(inputs)
+
+    def require_enough(self, index: int, indices: Collection[int], does: str, do: str) -> None:
+        """Raise `TooFew` where a client takes no further part, as of these clients no sum can be unmasked.
+
+        `index`: of that client; `does`, `do`: what they did, of one and of several.
+        """
+        least = max(self.context.minimum, self.survivors_min)
+        if len(indices) < least:
+            raise TooFew(f"only {counted(len(indices), f'client {does}', f'clients {do}')}, of at least {least}")
+        self.require_threshold(len(set(indices).intersection(self.holders(index))), does, do)
+
+    def require_threshold(self, n_holders: int, does: str, do: str) -> None:
+        """Raise `TooFew` unless t of a client's holders did this."""
+        if n_holders < self.threshold:
+            who = counted(n_holders, "client that holds shares with this one", "clients that hold shares with this one")
+            raise TooFew(f"only {who} {agreeing(n_holders, does, do)}, of {self.threshold}")
 
 
 def check_advert(context: Context, advert: AdvertiseKeys) -> None:

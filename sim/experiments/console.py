@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.checkpoint import CheckpointError
@@ -27,6 +29,7 @@ EXPECTED: tuple[type[Exception], ...] = (
     SimulationError,
     CheckpointError,
     UpdateRefused,
+    AccountantMissing,
 )
 
 _WASTED_MIN = 0.005  # of less, the table says nothing
@@ -48,6 +51,10 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
         console.print(_group_table(results))
     for one in results.against:
         console.print(*tables(one), sep="\n")
+    for run in results.trials:
+        if run.status is not RunStatus.FINISHED:
+            name = ", ".join(filter(None, (run.trial.label, f"seed {run.trial.seed}")))
+            console.print(f"\n{name} is {run.status.value}: {run.reason}", markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
     console.print(f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl")
     return results
@@ -96,7 +103,7 @@ class _Bars(Watcher):
         self._one = self._progress.add_task(name, total=trial.run.rounds.count, told="")
 
     def row(self, trial: Trial, row: Row) -> None:
-        if self._one is None or not row.committed:
+        if self._one is None or not row.makes_model:
             return
         self._progress.update(self._one, completed=row.round)
         if row.accuracy is not None:

@@ -16,34 +16,51 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.audit import sum_sha256
 from umbel.aggregation.endings import Known, Measured, abandoned, finished
+from umbel.aggregation.layout import HasMean
 from umbel.aggregation.ledger import client_records
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.secagg.server import RANDOM_BYTES
+from umbel.aggregation.secagg.totals import TotalsRefused
 from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
-from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, Work
+from umbel.aggregation.types import (
+    ClientId,
+    EvaluationDone,
+    ModelRef,
+    Probe,
+    RoundPlan,
+    TrainingPlan,
+    Work,
+    ranks_of,
+)
 from umbel.aggregation.weighting import Candidate
 from umbel.sim.data.partition import Indices
-from umbel.sim.data.population import CohortData, Population, client_name, client_number
+from umbel.sim.data.population import Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector
-from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer
-from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
+from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
+from umbel.sim.experiments.canary_uplink import CanaryUplink, probe_of
+from umbel.sim.experiments.local_work import Meter, as_taught, client_seeds, steps_asked
+from umbel.sim.experiments.masked_uplink import MaskedUplink
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.reports import Reports
+from umbel.sim.experiments.secure_window import SecureWindow, seed_of
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, Toil, book_of, play, toil_of
 from umbel.sim.fleet.fates import CohortAsk, Fates
-from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
+from umbel.sim.fleet.faults import Fault
 from umbel.sim.fleet.fleet import Fleet
+from umbel.sim.secure_exchange import seeded_bytes
 
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
 _NOBODY_COMES_S = 30 * 86_400.0
@@ -56,13 +73,17 @@ class SimulationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a run meets: the clients with their data, their devices, and the machine that does their work here."""
+    """What a run meets: the clients with their data, their devices, and the machine that does their work here.
+
+    `masks`: whether the clients of a secure round make keys and masks, which their sum does not hang on.
+    """
 
     population: Population
     fleet: Fleet
     engine: Engine
     meter: Meter
     optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
+    masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +132,8 @@ class Federation:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
         file = standing.file
-        if file.secure is not None:
-            raise SimulationError("masked updates are not simulated in experiments yet; leave [secure_aggregation] out")
-        if file.canary is not None:
-            raise SimulationError("canaries are not simulated in experiments yet; leave [canary] out")
+        if file.privacy is not None:
+            require_private_model(model.layout)
         if self._measures and world.population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
             raise SimulationError(
                 "clients hold nothing back to measure the model on, as this run asks them to: set holdout = 0.1 in "
@@ -137,7 +156,7 @@ class Federation:
         opened = self._recruit(self.standing.state)
         if isinstance(opened, Abandoned):
             return self._end(abandoned(self.standing, opened, self._known(opened, (), opened.opened_at)))
-        if opened.plan.task.makes_model:
+        if opened.plan.task.sends_updates:
             return self._train(opened)
         return self._evaluate(opened)
 
@@ -145,8 +164,10 @@ class Federation:
         """Until a cohort is drawn: time goes on to the next moment at which that may be."""
         now, began = max(self.standing.now, state.since, state.not_before), state.since
         pause_s = _LOOK_AGAIN_S
+        is_secure = state.plan.secure is not None
+        random = seeded_bytes(f"{seed_of(state.plan)}/coordinator")(RANDOM_BYTES) if is_secure else b""
         while True:
-            following, _ = advance(state, Gathered(now, self._candidates(state.plan, now)))
+            following, _ = advance(state, Gathered(now, self._candidates(state.plan, now), random))
             if not isinstance(following, Recruiting):
                 assert isinstance(following, Training | Abandoned), "nothing has been reported yet"
                 return following
@@ -169,29 +190,26 @@ class Federation:
         )
 
     def _train(self, opened: Training) -> Attempt:
-        """A round of training. Whose report counts is played first; those train; and where that shows that one of them
-        will not send its work, it is played again without it.
+        """A round of training, or a canary. Whose report counts is played first; those train; and where that shows that
+        one of them will not send its work, it is played again without it.
         """
-        plan, training = opened.plan, self.standing.file.training_plan(opened.plan.number)
-        names = sorted(opened.cohort)
-        numbers = np.array([client_number(name) for name in names], dtype=np.int64)
-        sizes = self.world.population.sizes(numbers)
-        uplink = Uplink(
-            plan, self.model.layout, {name: i for i, name in enumerate(names)}, self.standing.model.version, self.memory
+        plan, ranks = opened.plan, ranks_of(opened.cohort)
+        if plan.secure is not None:
+            return self._train_masked(opened, MaskedUplink(plan, self.model.layout, ranks, keeps=self.world.masks))
+        uplink = (
+            CanaryUplink(plan, self.model.layout, ranks)
+            if plan.task.tries_clients
+            else Uplink(plan, self.model.layout, ranks, self.standing.model.version, self.memory)
         )
-        steps = steps_asked(training, sizes, self.standing.file.share_of(plan.task))
-        fates = self._fates(opened, numbers, steps, training.batch_size, uplink.update_bytes)
-        held = self.world.population.holdout_of(numbers) if training.evaluate else None
-        reports = Reports.before(sizes, steps, fates, None if held is None else held.sizes)
-        cohort, trained = Cohort(names, fates, reports.works), set[ClientId]()
-        declines = self._unreadable(names, fates)
+        (cohort, reports), trained = self._cohort(opened, uplink.update_bytes), set[ClientId]()
+        declines = self._unreadable(cohort)
         while True:
             ended = play(opened, cohort, declines)
-            new = [i for i, name in enumerate(names) if name in ended.accepted and name not in trained]
+            new = [i for i, name in enumerate(cohort.names) if name in ended.accepted and name not in trained]
             if not new or isinstance(ended, Abandoned):
                 break
-            self._do(uplink, cohort, reports, ended, np.array(new), numbers)
-            trained.update(names[i] for i in new)
+            self._do(uplink, cohort, reports, ended, np.array(new))
+            trained.update(cohort.names[i] for i in new)
             if not uplink.refused.keys() - declines.keys():
                 break
             declines |= uplink.refused
@@ -200,19 +218,72 @@ class Federation:
         toil = toil_of(ended, cohort)
         if isinstance(ended, Abandoned):
             return self._end(abandoned(self.standing, ended, known), toil=toil)
+        if isinstance(uplink, CanaryUplink):
+            trial = uplink.trial({name: reports.works[ranks[name]] for name in ended.accepted})
+            return self._end(finished(self.standing, ended, trial, known), toil=toil)
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
         model = self._next_model(ended, uplink)
         self.memory.left |= uplink.left
         self.memory.note(model.state)
         return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes, toil)
 
+    def _train_masked(self, opened: Training, uplink: MaskedUplink) -> Attempt:
+        """The same under masks, until the sum is open. Who is in a sum that is not opened trains, too: it might have
+        nothing to send.
+        """
+        (cohort, reports), trained = self._cohort(opened, uplink.update_bytes), set[ClientId]()
+        window, declines = SecureWindow(opened, cohort, uplink.composition), self._unreadable(cohort)
+        while True:
+            played = window.play(declines)
+            new = [i for i, name in enumerate(cohort.names) if name in played.ended.accepted and name not in trained]
+            if not new:
+                break
+            self._do(uplink, cohort, reports, played.ended, np.array(new))
+            trained.update(cohort.names[i] for i in new)
+            if not uplink.refused.keys() - declines.keys():
+                break
+            declines |= uplink.refused
+        if self.world.masks:
+            played = window.play(declines, uplink.made)
+        model = None
+        if isinstance(played.ended, Closing):
+            try:
+                model = self._model_of(played.ended, uplink, played.sums)
+            except TotalsRefused as error:
+                played = played.spoiled(str(error))
+        book = played.book(uplink.sizes, declines)
+        known = self._known(played.ended, client_records(played.ended, book), book.opened_at, played.at)
+        toil = toil_of(played.ended, played.cohort)
+        if isinstance(played.ended, Abandoned):
+            return self._end(abandoned(self.standing, played.ended, known), toil=toil)
+        assert model is not None, "who has closed has a sum"
+        self.memory.note(model.state)
+        return self._end(finished(self.standing, played.ended, model, known), model.state, uplink.update_bytes, toil)
+
+    def _cohort(self, opened: Training, update_bytes: int) -> tuple[Cohort, Reports]:
+        """Who is asked to train, what becomes of each, and what each would say of it."""
+        training = self.standing.file.training_plan(opened.plan.number)
+        names = sorted(opened.cohort)
+        numbers = np.array([client_number(name) for name in names], dtype=np.int64)
+        sizes = self.world.population.sizes(numbers)
+        steps = steps_asked(training, sizes, self.standing.file.share_of(opened.plan.task))
+        fates = self._fates(opened, numbers, steps, training.batch_size, update_bytes)
+        held = self.world.population.holdout_of(numbers) if training.evaluate else None
+        reports = Reports.before(sizes, steps, fates, None if held is None else held.sizes)
+        return Cohort(names, fates, reports.works), reports
+
     def _do(
-        self, uplink: Uplink, cohort: Cohort, reports: Reports, closing: Closing, who: Indices, numbers: Indices
+        self,
+        uplink: Uplink | MaskedUplink | CanaryUplink,
+        cohort: Cohort,
+        reports: Reports,
+        ended: Closing | Abandoned,
+        who: Indices,
     ) -> None:
-        """Have these clients train, note what they tell of it, and sum what they send."""
-        world, plan = self.world, closing.plan
+        """Have these clients train, note what they tell of it, and take in what they send."""
+        world, plan, numbers = self.world, ended.plan, cohort.fates.devices
         training = self.standing.file.training_plan(plan.number)
-        data = _as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
+        data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         steps = np.maximum(cohort.fates.steps_done[who], 1)
         seeds = client_seeds(plan, [cohort.names[i] for i in who.tolist()])
         if training.evaluate:
@@ -227,7 +298,23 @@ class Federation:
             ranks = chosen.tolist()
             reports.note(ranks, changes.loss.tolist())
             names = [cohort.names[rank] for rank in ranks]
-            uplink.add(names, changes.values, [closing.accepted[name].weight for name in names])
+            match uplink:
+                case CanaryUplink():
+                    uplink.add(names, changes.values)
+                    reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
+                case MaskedUplink():
+                    uplink.add(names, changes.values, [reports.works[rank] for rank in ranks])
+                case _:
+                    uplink.add(names, changes.values, [ended.accepted[name].weight for name in names])
+
+    def _probes(self, fates: Fates, who: Indices, changes: Changes, training: TrainingPlan) -> list[Probe]:
+        """What these have measured of themselves."""
+        steps_full = steps_asked(training, self.world.population.sizes(fates.devices[who]), 1.0)
+        losses = zip(changes.first_loss.tolist(), changes.last_loss.tolist(), changes.loss.tolist(), strict=True)
+        facts = zip(
+            steps_full.tolist(), fates.step_s[who].tolist(), fates.lines.down[who].tolist(), losses, strict=True
+        )
+        return [probe_of(*fact) for fact in facts]
 
     def _evaluate(self, opened: Training) -> Attempt:
         """An evaluation by clients that did not train: who counts measures the model."""
@@ -270,6 +357,7 @@ class Federation:
             down_bytes=self.memory.down_bytes(names, version, self.model),
             update_bytes=np.array([expected]),
             window_s=opened.plan.window_s,
+            secure=opened.plan.secure is not None,
             update_bytes_max=update_bytes,
         )
         fates = self.world.fleet.fates(numbers, opened.plan.number, opened.plan.attempt, opened.opened_at, ask)
@@ -277,28 +365,42 @@ class Federation:
         self.memory.fetched((name for name, has_it in zip(names, in_time.tolist(), strict=True) if has_it), version)
         return fates
 
-    def _unreadable(self, names: list[ClientId], fates: Fates) -> dict[ClientId, str]:
+    def _unreadable(self, cohort: Cohort) -> dict[ClientId, str]:
         """Whose bytes are no update: the coordinator refuses them, and the client gives up."""
         words = {Fault.GARBAGE: "the update is no update of this round", Fault.LENGTH: "the update has a wrong length"}
-        return {
-            name: words[Fault(kind)] for name, kind in zip(names, fates.fault.tolist(), strict=True) if kind in words
-        }
+        kinds = zip(cohort.names, cohort.fates.fault.tolist(), strict=True)
+        return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
 
     def _next_model(self, closing: Closing, uplink: Uplink) -> Summed:
-        file = self.standing.file
         if uplink.total.total_weight != closing.aggregate.total_weight:
             raise AssertionError("the sum is not that of the accepted reports")
-        mean = uplink.codec.mean(uplink.total, uplink.parts)
-        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
-        try:
-            state = self.model.after(mean, rate, change_step)
-        except ValueError as error:
-            raise SimulationError(f"no model can be made of round {closing.plan.number}: {error}") from error
+        state = self._after(closing, uplink.codec.mean(uplink.total, uplink.parts))
         return Summed(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
 
-    def _known(self, ended: Closing | Abandoned, clients: tuple[ClientRecord, ...], opened_at: float) -> Known:
+    def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> Summed:
+        """The next model, of an open sum. Raises `TotalsRefused`."""
+        n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
+        found = uplink.totals(sorted(closing.accepted), n_draws, sums)
+        return Summed(self._after(closing, found.mean), found.sum_sha256, None, found)
+
+    def _after(self, closing: Closing, mean: HasMean) -> ModelState:
+        file = self.standing.file
+        rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
+        try:
+            return self.model.after(mean, rate, change_step)
+        except ValueError as error:
+            raise SimulationError(f"no model can be made of round {closing.plan.number}: {error}") from error
+
+    def _known(
+        self,
+        ended: Closing | Abandoned,
+        clients: tuple[ClientRecord, ...],
+        opened_at: float,
+        now: float | None = None,
+    ) -> Known:
+        """`now`: when it was known; None: as it closed."""
         evidence = Evidence(self.standing.observations, self.model.file.size_bytes, self.world.population.n_clients)
-        return Known(clients, opened_at, ended.closed_at, self.standing.history, evidence)
+        return Known(clients, opened_at, ended.closed_at if now is None else now, self.standing.history, evidence)
 
     # --- what it leaves -----------------------------------------------------------------------------------------------
 
@@ -328,19 +430,6 @@ class Federation:
             update_bytes=update_bytes or before.update_bytes,
         )
         return Attempt(end.record, self.standing, self.model, toil or Toil())
-
-
-def _as_taught(data: CohortData, kinds: Kinds) -> CohortData:
-    """The data as clients see them that flip labels: theirs are changed in a copy."""
-    liars = np.flatnonzero(kinds == Fault.LABEL_FLIP)
-    if not len(liars):
-        return data
-    targets = data.samples.targets.clone()
-    n_classes = int(targets.max()) + 1
-    for i in liars:
-        rows = torch.from_numpy(data.rows[data.starts[i] : data.starts[i + 1]])
-        targets[rows] = flipped_labels(targets[rows], n_classes)
-    return replace(data, samples=replace(data.samples, targets=targets))
 
 
 def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersion, ...]:

@@ -28,6 +28,7 @@ clip_norm = 1.0                # of each step's gradient; not clipped if left ou
 name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
 workers = 2                    # of the last three; by default, the cores
 score_every = 1                # rounds between two measurements on the test set
+masks = false                  # whether clients of secure rounds make keys and masks; the sum is the same
 
 [sweep]                        # every combination of these is simulated
 "training.proximal_mu" = [0, 0.1, 1.0]
@@ -95,11 +96,16 @@ class LocalSection:
 
 @dataclass(frozen=True, slots=True)
 class EngineSection:
-    """How the clients' work is done here. Which engine does it changes weights by rounding alone."""
+    """How the clients' work is done here. Which engine does it changes weights by rounding alone.
+
+    `masks`: with [secure_aggregation], whether every client makes its keys, shares and masks, and the sum is unmasked
+    with what is revealed, or all that is left out. Records and models are the same; it takes time.
+    """
 
     name: EngineName = "auto"
     workers: int | None = None
     score_every: int = 1
+    masks: bool = False
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """What the clients of a simulated cohort do with the model: train it, or measure it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from umbel.sim.data.population import CohortData
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.lockstep import batches_in_pass
 from umbel.sim.engines.losses import Loss
+from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 
 _AT_ONCE = 4096  # samples: a measurement of a large set needs no memory for all of it
 
@@ -31,6 +32,19 @@ def steps_asked(plan: TrainingPlan, sizes: Indices, share: float) -> Indices:
 def client_seeds(plan: RoundPlan, names: Sequence[ClientId]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
     """The seeds that the coordinator gives: of the round and the client, whatever the attempt."""
     return np.array([derive_seed(plan.seed, "client", plan.number, name) for name in names], dtype=np.uint64)
+
+
+def as_taught(data: CohortData, kinds: Kinds) -> CohortData:
+    """The data as clients see them that flip labels: theirs are changed in a copy."""
+    liars = np.flatnonzero(kinds == Fault.LABEL_FLIP)
+    if not len(liars):
+        return data
+    targets = data.samples.targets.clone()
+    n_classes = int(targets.max()) + 1
+    for i in liars:
+        rows = torch.from_numpy(data.rows[data.starts[i] : data.starts[i + 1]])
+        targets[rows] = flipped_labels(targets[rows], n_classes)
+    return replace(data, samples=replace(data.samples, targets=targets))
 
 
 @dataclass(frozen=True, slots=True)

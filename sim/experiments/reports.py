@@ -6,9 +6,9 @@ what the model scores, is filled in afterwards, into mappings that nobody looks 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.types import WorkDone
+from umbel.aggregation.types import Probe, WorkDone
 from umbel.sim.data.partition import Indices
 from umbel.sim.fleet.fates import Fates
 
@@ -50,6 +50,11 @@ class Reports:
         for rank, loss in zip(ranks, losses, strict=True):
             if math.isfinite(loss):
                 self._metrics[rank]["loss"] = loss
+
+    def note_probes(self, ranks: Sequence[int], probes: Iterable[Probe]) -> None:
+        """These have measured themselves, in a canary."""
+        for rank, probe in zip(ranks, probes, strict=True):
+            self.works[rank] = replace(self.works[rank], probe=probe)
 
     def note_evaluations(self, ranks: Sequence[int], found: Iterable[Mapping[str, float]]) -> None:
         """These have measured the model as it came."""

@@ -84,6 +84,7 @@ class Results:
                 "status": one.status.value,
                 "reason": one.reason,
                 "model_sha256": one.model_sha256,
+                "epsilon": one.epsilon,
                 "engine": one.engine,
                 "wall_s": round(one.wall_s, 3),
             }
@@ -129,7 +130,7 @@ class Results:
             loss=Estimate.of([row.loss for row in lasts if row.loss is not None]),
             late_accuracy=Estimate.of([_mean(late, "accuracy") for one in group if (late := _late(one))]),
             late_loss=Estimate.of([_mean(late, "loss") for one in group if (late := _late(one))]),
-            rounds=Estimate.of([float(sum(row.committed for row in one.rows)) for one in group]),
+            rounds=Estimate.of([float(sum(row.makes_model for row in one.rows)) for one in group]),
             bytes_up=Estimate.of([float(sum(row.bytes_up for row in one.rows)) for one in group]),
             bytes_down=Estimate.of([float(sum(row.bytes_down for row in one.rows)) for one in group]),
             virtual_hours=Estimate.of([one.rows[-1].now_s / 3600 for one in group if one.rows]),

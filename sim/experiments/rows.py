@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.task import Task
 from umbel.sim.experiments.window import Toil
 
 
@@ -15,7 +16,8 @@ class Row:
     end, since the run began. `busy_s`: how long devices were at work, all together; `wasted_s`: those whose work came
     to nothing, for it was late, lost, or not needed any more. `evaluation`: what clients measured of the model that
     they were given. `steps_asked`, `update_bytes`, `fetched_bytes`: means over those that have reported, 0 where nobody
-    has: steps of training, and bytes of an update, and of what was fetched for it.
+    has: steps of training, and bytes of an update, and of what was fetched for it. `epsilon`: of a private run, what it
+    has cost by then.
     """
 
     round: int
@@ -47,6 +49,12 @@ class Row:
     steps_asked: float = 0.0
     update_bytes: float = 0.0
     fetched_bytes: float = 0.0
+    epsilon: float | None = None
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether it is a round of training that was committed."""
+        return self.committed and Task(self.task).makes_model
 
     @classmethod
     def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float, toil: Toil) -> "Row":
@@ -83,6 +91,7 @@ class Row:
             steps_asked=_mean(one.steps_planned for one in reports),
             update_bytes=_mean(one.bytes_up for one in reports),
             fetched_bytes=_mean(one.bytes_down for one in reports),
+            epsilon=record.epsilon,
         )
 
 

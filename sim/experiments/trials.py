@@ -44,6 +44,11 @@ class TrialResult:
         """The rows of committed rounds after which the model was measured."""
         return [row for row in self.rows if row.accuracy is not None]
 
+    @property
+    def epsilon(self) -> float | None:
+        """What a private run has cost; None of others."""
+        return self.rows[-1].epsilon if self.rows else None
+
 
 @dataclass(slots=True)
 class _Kept:

@@ -58,7 +58,7 @@ def make_world(trial: Trial, folder: Path, data_folder: Path | None) -> Made:
     engine = named_engine(trial.engine.name, recipe, trial.engine.workers)
     fleet = build_fleet(trial.fleet, trial.seed, folder, data_folder)
     meter = Meter(recipe.make(), LOSSES[_LOSS], accuracy=True)
-    world = World(population, fleet, engine, meter, trial.local.optimizer)
+    world = World(population, fleet, engine, meter, trial.local.optimizer, trial.engine.masks)
     return Made(world, ModelState.first(model.state_dict()), data, partition)
 
 

@@ -426,3 +426,14 @@ def test_no_integer_moves_by_more_than_2_to_the_24_whatever_max_abs_allows() -> 
     grid = Grid.finest(max_abs=2.0**64, total_weight_max=1)
     total = total_of(torch.tensor([2.0**64, -(2.0**64)]), grid=grid)
     assert layout.add_mean(state, total)["counter"].tolist() == [5 + (1 << 24), 5 - (1 << 24)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.float32, torch.bool])
+def test_the_master_copy_that_a_step_begins_with_stays_as_it_was(dtype: torch.dtype) -> None:
+    start = {"x": torch.tensor([0, 1, 0, 1]).to(dtype)}
+    before = start["x"].clone()
+    after = Layout.of_state(start).add_mean(
+        start, total_of(torch.full((4,), 1.0 / 65536 if dtype.is_floating_point else 1.0))
+    )
+    assert torch.equal(start["x"], before)
+    assert after["x"].data_ptr() != start["x"].data_ptr()

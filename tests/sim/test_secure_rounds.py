@@ -105,6 +105,14 @@ def test_bytes_are_those_of_the_messages() -> None:
     assert outcome.down[client_name(0)] == roster + inbox + (4 + 4 * n) + (4 + 68 * n)
 
 
+def test_who_is_silent_neither_sends_nor_fetches() -> None:
+    silent = {0: Phase.ADVERTISE_KEYS, 1: Phase.SHARE_KEYS}
+    luck = [replace(one, silent_from=silent.get(i)) for i, one in enumerate(lucks(8, seed=0, dropping=0))]
+    outcome = played(luck, n_values=100)
+    assert [(outcome.up[client_name(i)], outcome.down[client_name(i)]) for i in silent] == [(0, 0), (132, 0)]
+    assert isinstance(outcome.ended, Committed)
+
+
 def test_what_a_client_brings_is_the_same_whenever_it_is_made() -> None:
     composition = composition_of(secure_plan(5, bits=19), 100)
     one, same, other = (made_contribution(composition, rank) for rank in (3, 3, 4))

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from umbel.sim.experiments.federation import Attempt, Federation, beginning
 from umbel.sim.experiments.file import experiment_of
 from umbel.sim.experiments.world import make_world
@@ -39,3 +41,8 @@ def attempts_of(described: dict[str, Any]) -> list[Attempt]:
 def hashes(described: dict[str, Any]) -> list[str]:
     """Of each version that the first run makes."""
     return [one.model.file.sha256 for one in attempts_of(described) if one.record.committed]
+
+
+def with_statistics() -> nn.Module:
+    """A model for the digits, with values that no codec rounds: running statistics, and a counter."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
