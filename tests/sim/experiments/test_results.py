@@ -144,6 +144,12 @@ def test_data_that_are_nobodys_by_nature_have_no_groups() -> None:
     assert simulate(table(rounds={"count": 1})).points[0].groups == {}
 
 
+@pytest.mark.parametrize(("n_seeds", "n_bands"), [(1, 0), (2, 0), (3, 1)])
+def test_a_confidence_band_is_drawn_from_three_seeds_on(n_seeds: int, n_bands: int) -> None:
+    figure = simulate(table(rounds={"count": 2}, seeds=list(range(n_seeds)))).plot()
+    assert [len(axes.collections) for axes in figure.axes[:3]] == [n_bands] * 3
+
+
 @pytest.mark.parametrize(("sweep", "n_columns"), [({"rounds.target": [3, 6]}, 0), (SWEPT, 2), ({}, 0)])
 def test_where_two_things_are_swept_there_is_a_column_for_each_value_of_the_first(
     sweep: dict[str, Any], n_columns: int
