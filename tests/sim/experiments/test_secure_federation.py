@@ -125,12 +125,18 @@ def test_bytes_are_those_of_the_model_the_update_and_the_messages() -> None:
 
 
 def test_an_update_waits_until_it_is_said_who_masks() -> None:
-    """Quick devices have trained long before a silent one is given up: nobody's report comes before that."""
-    (ended,) = attempts_of(secure(fleet=losing(0.25, "share_keys"), rounds={"count": 1}))
+    """Quick devices have trained long before a silent one is given up: nobody's report comes before that. Who is lost
+    after its report was there until then.
+    """
+    weights = losing(0.7, "share_keys")["dropouts"] | {"consistency_check": 3.0}
+    ended = attempts_of(secure(fleet={"dropouts": weights}, rounds={"count": 1, "attempts_max": 3}))[0]
     late = [client for client in ended.record.clients if "shared their keys" in client.reason]
+    reported = [client for client in ended.record.clients if client.report_s is not None]
     assert late
-    reports = [client.report_s for client in ended.record.clients if client.report_s is not None]
-    assert min(reports) > 0.125 * ended.record.window_s
+    assert len(late) + len(reported) == ended.record.selected
+    assert all((client.report_s or 0.0) > 0.125 * ended.record.window_s for client in reported)
+    assert all(client.silent_s == 0 for client in reported)
+    assert "signed who is in the sum in time" in ended.record.reason
 
 
 def test_an_update_that_diverges_is_declined() -> None:
