@@ -10,6 +10,7 @@ import torch
 from tests.sim.experiments.worlds import attempts_of, hashes, table
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
 from umbel.aggregation.secagg.messages import share_keys_bytes
@@ -120,15 +121,22 @@ def test_bytes_are_those_of_the_model_the_update_and_the_messages() -> None:
     down = ended.model.file.size_bytes + (36 + 132 * n) + (4 + 4 * n + 114 * (n - 1)) + (4 + 4 * n) + (4 + 68 * n)
     assert {one.bytes_up for one in ended.record.clients} == {up}
     assert {one.bytes_down for one in ended.record.clients} == {down}
+    assert 4 * 0.05 < ended.record.wall_s - ended.record.open_s < 5 * 0.05, "who is in it, signatures, those, shares"
 
 
 def test_an_update_waits_until_it_is_said_who_masks() -> None:
-    """Quick devices have trained long before a silent one is given up: nobody's report comes before that."""
-    (ended,) = attempts_of(secure(fleet=losing(0.25, "share_keys"), rounds={"count": 1}))
+    """Quick devices have trained long before a silent one is given up: nobody's report comes before that. Who is lost
+    after its report was there until then.
+    """
+    weights = losing(0.7, "share_keys")["dropouts"] | {"consistency_check": 3.0}
+    ended = attempts_of(secure(fleet={"dropouts": weights}, rounds={"count": 1, "attempts_max": 3}))[0]
     late = [client for client in ended.record.clients if "shared their keys" in client.reason]
+    reported = [client for client in ended.record.clients if client.report_s is not None]
     assert late
-    reports = [client.report_s for client in ended.record.clients if client.report_s is not None]
-    assert min(reports) > 0.125 * ended.record.window_s
+    assert len(late) + len(reported) == ended.record.selected
+    assert all((client.report_s or 0.0) > 0.125 * ended.record.window_s for client in reported)
+    assert all(client.silent_s == 0 for client in reported)
+    assert "signed who is in the sum in time" in ended.record.reason
 
 
 def test_an_update_that_diverges_is_declined() -> None:
@@ -144,6 +152,21 @@ def test_an_update_that_diverges_is_declined() -> None:
 def test_threads_give_the_bits_of_the_plain_loop_under_masks() -> None:
     ours, theirs = (attempts_of(secure(engine={"name": name})) for name in ("sequential", "threads"))
     assert [one.record for one in ours] == [one.record for one in theirs]
+
+
+def test_a_sum_that_has_wrapped_is_given_up_and_the_next_has_room() -> None:
+    """Updates grow ten thousandfold from one round to the next, which was planned for half as much again."""
+    described = secure(training={"learning_rate": 0.0001}, override=[{"first_round": 3, "learning_rate": 1.0}])
+    without, with_masks = both_ways(described)
+    assert [(one.record.round, one.record.committed) for one in without] == [
+        (1, True),
+        (2, True),
+        (3, False),
+        (3, True),
+    ]
+    assert "some have wrapped" in without[2].record.reason
+    assert len(without[2].standing.state.opened) == 1
+    assert [one.record for one in without] == [one.record for one in with_masks]
 
 
 @pytest.mark.slow
@@ -222,6 +245,18 @@ def test_noise_is_drawn_from_the_seed_and_masks_change_nothing() -> None:
     assert hashes(described) == [one.model.file.sha256 for one in without if one.record.committed]
     assert hashes({**described, "seeds": [1]}) != hashes(described)
     assert all(one.record.metrics == {} for one in without)
+
+
+def test_nobody_draws_the_same_noise_twice() -> None:
+    run = experiment_of(private()).trials[0].run
+    layout = Layout.of_state({"w": torch.zeros(50, 7)})
+    first = run.first_plan(layout.n_values)
+    drawn = set[bytes]()
+    for plan in (first, replace(first, attempt=2), replace(first, number=2), replace(first, seed=1)):
+        uplink = MaskedUplink(plan, layout, RANKS, keeps=True)
+        uplink.add(CLIENTS, torch.zeros(3, 350), WORKS)
+        drawn |= {torch.cat(list(one.levels())).numpy().tobytes() for one in uplink.made.values()}
+    assert len(drawn) == 4 * len(CLIENTS)
 
 
 def test_epsilon_grows_with_every_sum_that_is_revealed() -> None:
