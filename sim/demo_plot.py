@@ -18,9 +18,9 @@ from umbel.sim.data.partition import Indices
 from umbel.sim.demo_baselines import Baselines
 from umbel.sim.demo_board import Board, DemoRound
 from umbel.sim.demo_plan import DemoPlan
+from umbel.sim.plot_style import INK, dress
 
 Floats = npt.NDArray[np.float64]
-_INK, _FAINT = "#22313f", "#8a97a3"
 _TOGETHER, _POOLED, _ALONE = "#0b7a75", "#22313f", "#e0a458"
 # Bottom to top: what helped the round first.
 _PARTICIPATION = (
@@ -55,7 +55,7 @@ def curves(board: Board, classes: Indices) -> Figure:
     assert baselines is not None, "it is drawn at the end"
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.04)
     figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
-    figure.suptitle(_title(plan, rounds, baselines), x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
+    figure.suptitle(_title(plan, rounds, baselines), x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1), height_ratios=(1.2, 1))
     _accuracy(figure.add_subplot(grid[0, 0]), rounds, baselines)
     _split(figure.add_subplot(grid[0, 1]), plan, classes)
@@ -88,7 +88,7 @@ def _accuracy(axes: Axes, rounds: list[DemoRound], baselines: Baselines) -> None
     if y:
         _label(axes, right, min(y[-1], baselines.pooled) - 0.03, f"together: {y[-1]:.1%}", _TOGETHER, "top")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _dress(axes, "Accuracy on digits that no clinic has seen", "round")
+    _dress_rounds(axes, "Accuracy on digits that no clinic has seen", "round")
 
 
 def _label(
@@ -120,19 +120,19 @@ def _participation(axes: Axes, rounds: list[DemoRound], killed_in: int | None) -
     for bar, height in zip(bars, heights, strict=True):
         if bar.record.round == killed_in and bar.record.committed:
             _point(axes, "coordinator killed", (bar.x, height), (bar.x + 0.5, top * 1.02))
-    _dress(axes, "Who took part in each round", "round")
+    _dress_rounds(axes, "Who took part in each round", "round")
 
 
 def _hatch(failed: list[tuple[_Bar, float]], axes: Axes) -> None:
     """Over the bars of abandoned attempts."""
     if failed:
         x, heights, width = zip(*((bar.x, height, bar.width) for bar, height in failed), strict=True)
-        axes.bar(x, heights, width=width, label="abandoned attempt", fill=False, hatch="////", edgecolor=_INK, lw=0.6)
+        axes.bar(x, heights, width=width, label="abandoned attempt", fill=False, hatch="////", edgecolor=INK, lw=0.6)
 
 
 def _point(axes: Axes, text: str, at: tuple[float, float], text_at: tuple[float, float]) -> None:
-    arrow = {"arrowstyle": "->", "color": _INK, "relpos": (0, 0.5)}
-    axes.annotate(text, at, text_at, fontsize=9, color=_INK, ha="left", va="bottom", arrowprops=arrow)
+    arrow = {"arrowstyle": "->", "color": INK, "relpos": (0, 0.5)}
+    axes.annotate(text, at, text_at, fontsize=9, color=INK, ha="left", va="bottom", arrowprops=arrow)
 
 
 def _bars(rounds: list[DemoRound]) -> list[_Bar]:
@@ -180,11 +180,11 @@ def _split(axes: Axes, plan: DemoPlan, classes: Indices) -> None:
     axes.imshow(classes, cmap="GnBu", aspect="auto", vmin=0)
     for (row, column), count in np.ndenumerate(classes):
         if count:
-            color = "white" if count > 0.6 * classes.max() else _INK
+            color = "white" if count > 0.6 * classes.max() else INK
             axes.text(column, row, str(count), ha="center", va="center", fontsize=7.5, color=color)
     axes.set_xticks(range(classes.shape[1]), [str(digit) for digit in range(classes.shape[1])])
     axes.set_yticks(range(len(plan.clients)), [client.name for client in plan.clients])
-    _dress(axes, "Who holds which digits (samples)", "digit", grid=False)
+    dress(axes, "Who holds which digits (samples)", "digit", grid=False)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -198,7 +198,7 @@ def _bytes(axes: Axes, rounds: list[DemoRound]) -> None:
     _over_rounds(axes, rounds)
     axes.set_ylim(0, max([*down, *up, 1e-9]) * 1.32)
     axes.legend(loc="upper left", frameon=False, fontsize=9, handlelength=1, borderpad=0)
-    _dress(axes, "MB on the wire in each round", "round")
+    _dress_rounds(axes, "MB on the wire in each round", "round")
 
 
 def _megabytes(rounds: list[DemoRound], name: str) -> Floats:
@@ -209,13 +209,6 @@ def _megabytes(rounds: list[DemoRound], name: str) -> Floats:
     return sums
 
 
-def _dress(axes: Axes, title: str, x_label: str, *, grid: bool = True) -> None:
-    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=_INK, pad=9)
-    axes.set_xlabel(x_label, color=_FAINT, fontsize=9.5)
-    axes.tick_params(colors=_FAINT, labelcolor=_INK, labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_FAINT)
-    if grid:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.grid(axis="y", color="#e6eaee", lw=0.8)
-        axes.set_axisbelow(True)
+def _dress_rounds(axes: Axes, title: str, x_label: str) -> None:
+    dress(axes, title, x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -20,11 +20,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 
 from umbel.sim.data.heterogeneity import are_classes, heterogeneity
 from umbel.sim.data.partition import Indices, Partition, class_counts
+from umbel.sim.plot_style import FAINT, INK, dress
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 BARS_MAX, COLUMNS_MAX = 40, 500
-_INK, _FAINT, _ONE_COLOR = "#22313f", "#66737f", "#44AA99"
+_ONE_COLOR = "#44AA99"
 _MUTED = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB",
 )  # fmt: skip
@@ -90,7 +91,7 @@ def _bars(axes: Axes, counts: Indices, names: list[str]) -> None:
         axes.set_ylim(0, 1.13)
         axes.set_yticks(np.linspace(0, 1, 6))
         for client, size in enumerate(sizes.tolist()):
-            axes.text(client, 1.015, f"{size:,}", rotation=90, ha="center", va="bottom", fontsize=7.5, color=_INK)
+            axes.text(client, 1.015, f"{size:,}", rotation=90, ha="center", va="bottom", fontsize=7.5, color=INK)
     else:
         axes.set_ylim(0, bottom.max() * 1.02)
     handles, labels = axes.get_legend_handles_labels()
@@ -98,7 +99,7 @@ def _bars(axes: Axes, counts: Indices, names: list[str]) -> None:
         handles[::-1], labels[::-1], title="class", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False,
         fontsize=9, title_fontsize=9, handlelength=1, handleheight=1,
     )  # fmt: skip
-    _dress(axes, _SHARES if are_shares else "Who holds which classes (samples)", "client")
+    dress(axes, _SHARES if are_shares else "Who holds which classes (samples)", "client")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0) if are_shares else _whole())
 
 
@@ -116,15 +117,15 @@ def _map(figure: Figure, axes: Axes, counts: Indices, names: list[str]) -> None:
     step = -(-len(names) // _NAMES_MAX)
     axes.set_yticks(range(0, len(names), step), names[::step])
     many = f"clients, by their commonest class and size{_per_column(len(counts))}"
-    _dress(axes, _SHARES, "client" if are_few else many, grid=False)
+    dress(axes, _SHARES, "client" if are_few else many, grid=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(_whole())
-    axes.set_ylabel("class", color=_FAINT, fontsize=9.5)
+    axes.set_ylabel("class", color=FAINT, fontsize=9.5)
 
 
 def _share_bar(figure: Figure, axes: Axes, image: ScalarMappable) -> None:
     bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=30, format=PercentFormatter(1.0, decimals=0))
-    bar.ax.tick_params(colors=_FAINT, labelcolor=_INK, labelsize=8.5)
+    bar.ax.tick_params(colors=FAINT, labelcolor=INK, labelsize=8.5)
     bar.outline.set_visible(False)
 
 
@@ -147,13 +148,13 @@ def _sizes(axes: Axes, partition: Partition) -> None:
     if len(sizes) <= BARS_MAX:
         axes.bar(np.arange(len(sizes)), sizes, 0.86, color=_ONE_COLOR)
         axes.set_xlim(-0.6, len(sizes) - 0.4)
-        _dress(axes, "How many samples each client holds", "client")
+        dress(axes, "How many samples each client holds", "client")
         _name_clients(axes, partition)
     else:
         edges = np.arange(len(sizes) + 1)
         axes.stairs(np.sort(sizes)[::-1], edges, fill=True, color=_ONE_COLOR)
         axes.set_xlim(0, len(sizes))
-        _dress(axes, "How many samples clients hold", "clients, the largest first")
+        dress(axes, "How many samples clients hold", "clients, the largest first")
         axes.xaxis.set_major_formatter(_whole())
     if _are_far_apart(sizes):
         axes.set_yscale("log")
@@ -186,11 +187,11 @@ def _histogram(axes: Axes, sizes: Indices) -> None:
     axes.hist(sizes, bins=_edges(sizes), color=_ONE_COLOR, edgecolor="white", lw=0.5)
     if sizes.min() == sizes.max():
         axes.set_xlim(sizes[0] - 3, sizes[0] + 3)  # one bar, not a wall
-    _dress(axes, "How large clients are", "samples of a client")
+    dress(axes, "How large clients are", "samples of a client")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.yaxis.set_major_formatter(_whole())
     axes.xaxis.set_major_formatter(_whole())
-    axes.set_ylabel("clients", color=_FAINT, fontsize=9.5)
+    axes.set_ylabel("clients", color=FAINT, fontsize=9.5)
 
 
 def _edges(sizes: Indices) -> list[float]:
@@ -215,15 +216,4 @@ def _whole() -> FuncFormatter:
 
 def _words(axes: Axes, lines: tuple[str, ...]) -> None:
     axes.axis("off")
-    axes.text(0, 1, "\n".join(lines), va="top", fontsize=9, color=_INK, linespacing=1.6, transform=axes.transAxes)
-
-
-def _dress(axes: Axes, title: str, x_label: str, *, grid: bool = True) -> None:
-    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=_INK, pad=9)
-    axes.set_xlabel(x_label, color=_FAINT, fontsize=9.5)
-    axes.tick_params(colors=_FAINT, labelcolor=_INK, labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_FAINT)
-    if grid:
-        axes.grid(axis="y", color="#e6eaee", lw=0.8)
-        axes.set_axisbelow(True)
+    axes.text(0, 1, "\n".join(lines), va="top", fontsize=9, color=INK, linespacing=1.6, transform=axes.transAxes)

@@ -79,7 +79,7 @@ class AutoEngine:
         except EngineError as error:
             if not isinstance(self._engine, StackedEngine):
                 raise
-            self._engine = self._unstacked(str(error))
+            self._engine = self._unstacked(self._recipe.make(), str(error))
             log.warning("engine %s: %s", self._engine.name, self.why)
             yield from self._engine.train(start, work)
             return
@@ -95,18 +95,19 @@ class AutoEngine:
         model = self._recipe.make()
         n_operations = 6 * batch_size * sum(p.numel() for p in model.parameters())
         if any(isinstance(part, _HEAVY) for part in model.modules()):
-            return self._unstacked("convolutions and recurrent layers are faster one client after another")
+            return self._unstacked(model, "convolutions and recurrent layers are faster one client after another")
         if n_operations > _STEP_OPERATIONS_MAX:
-            return self._unstacked(f"a step of {n_operations / 1e6:.0f} million operations keeps a core busy by itself")
+            why = f"a step of {n_operations / 1e6:.0f} million operations keeps a core busy by itself"
+            return self._unstacked(model, why)
         try:
             engine = StackedEngine(model, _each_loss(self._recipe))
         except EngineError as error:
-            return self._unstacked(str(error))
+            return self._unstacked(model, str(error))
         self.why = f"a step of {n_operations / 1e6:.2g} million operations is bookkeeping, so clients are stacked"
         return engine
 
-    def _unstacked(self, why: str) -> Engine:
-        model, cores = self._recipe.make(), self._n_workers or n_cores()
+    def _unstacked(self, model: nn.Module, why: str) -> Engine:
+        cores = self._n_workers or n_cores()
         is_heavy = any(isinstance(part, _HEAVY) for part in model.modules())
         n_values = sum(p.numel() for p in model.parameters())
         is_random = any(isinstance(part, _RANDOM) and part.p > 0 for part in model.modules())

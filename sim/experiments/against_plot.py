@@ -11,8 +11,9 @@ from matplotlib.ticker import PercentFormatter
 from umbel.aggregation.trace import Trace
 from umbel.sim.experiments.against_trace import AGAIN, RECORDED, AgainstTrace
 from umbel.sim.experiments.courses import went_in
-from umbel.sim.experiments.plot import COLOURS, INK, dress
+from umbel.sim.experiments.plot import COLOURS, dress
 from umbel.sim.experiments.results import Results
+from umbel.sim.plot_style import INK
 
 _POINTS_MAX = 6
 

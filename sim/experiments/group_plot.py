@@ -5,8 +5,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
-from umbel.sim.experiments.plot import COLOURS, FAINT, INK, SHOWN_MAX
+from umbel.sim.experiments.plot import COLOURS, SHOWN_MAX
 from umbel.sim.experiments.results import Results
+from umbel.sim.plot_style import FAINT, INK
 
 _APART = 0.8  # of a holder's row, as much is taken by its points
 

@@ -8,9 +8,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from umbel.sim.experiments.file import point_label
-from umbel.sim.experiments.plot import ACCURACY, FAINT, INK, LOSS, draw_lines
+from umbel.sim.experiments.plot import ACCURACY, LOSS, draw_lines
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.trials import TrialResult
+from umbel.sim.plot_style import FAINT, INK
 
 _COLUMNS_MAX = 5
 Groups = Sequence[tuple[str, list[TrialResult]]]

@@ -15,9 +15,9 @@ from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.trials import TrialResult
+from umbel.sim.plot_style import FAINT, INK
 
 Floats = NDArray[np.float64]
-INK, FAINT = "#22313f", "#8a97a3"
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
