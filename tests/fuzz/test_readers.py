@@ -60,7 +60,7 @@ def test_what_a_fuzzer_has_found_is_read_or_refused(name: str) -> None:
 @pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is not installed")
 @pytest.mark.parametrize("name", READERS)
 def test_a_fuzzer_finds_nothing_in_a_few_seconds(name: str) -> None:
-    fuzz(name, seconds=3, keep=False)
+    fuzz(name, seconds=2, keep=False)
 
 
 def test_a_hostile_header_costs_little_time_and_memory() -> None:

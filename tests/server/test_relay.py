@@ -339,7 +339,7 @@ def test_a_client_that_hears_of_the_sum_at_one_may_refuse_it_at_another(
 
     async def scenario() -> None:
         async with replicas(tmp_path, postgresql, 2) as ((one, other), _):
-            cohort = await parties(one)
+            cohort = await parties(one, window_s=40.0)  # half of which the others, who say nothing, are waited for
             with monkeypatch.context() as blind:
                 blind.setattr(Coordinator, "_look_at", _see_nothing)
                 await asyncio.gather(*(party.begin() for party in cohort))
