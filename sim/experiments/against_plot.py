@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 from umbel.aggregation.trace import Trace
 from umbel.sim.experiments.against_trace import AGAIN, RECORDED, AgainstTrace
 from umbel.sim.experiments.courses import went_in
-from umbel.sim.experiments.plot import COLOURS, dress
+from umbel.sim.experiments.plot import COLOURS, as_drawn, dress
 from umbel.sim.experiments.results import Results
 from umbel.sim.plot_style import INK
 
@@ -56,7 +56,7 @@ def _closings(axes: Axes, one: AgainstTrace, results: Results) -> None:
     shown = [group for group in results.by_point.values() if group[0].trial.fleet.recorded == calibration.file]
     for number, group in enumerate(shown[:_POINTS_MAX], 1):
         seconds = [attempt.open_s for run in group for attempt in went_in(run.rows)]
-        label = group[0].trial.label or "the experiment"
+        label = as_drawn(group[0].trial.label) or "the experiment"
         _step(axes, seconds, len(seconds), COLOURS[number % len(COLOURS)], label, dashed=True)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right")
     dress(axes, "attempts that have closed by then", "seconds from the opening")

@@ -9,11 +9,13 @@ The checkpoint says how many bytes of `rounds.jsonl` were written when it was ma
 rounds that will be simulated again: it is cut off.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -32,7 +34,7 @@ from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.versions import Bytes, ModelState
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ def write_checkpoint(
     for client, left in memory.left.items():
         tensors |= {f"left/{client}/{name}": value for name, value in left.to_tensors().items()}
     contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
-    write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": _KEPT.dump_json(kept).decode()}))
+    text = _KEPT.dump_json(kept).decode()
+    write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": text, "sha256": _digest(text, contiguous)}))
 
 
 def read_checkpoint(folder: Path, file: RunFile, first: ModelState) -> Resumed | None:
@@ -116,6 +119,8 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState) -> Resumed |
         kept = _KEPT.validate_json(metadata["umbel"])
         if kept.version != _VERSION:
             raise CheckpointError(f"{path} is of another version of umbel; remove its folder to begin anew")
+        if metadata["sha256"] != _digest(metadata["umbel"], tensors):
+            raise ValueError("it is not as it was written")
         return _resumed(kept, tensors, file, first)
     except (SafetensorError, ValidationError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}); remove its folder to begin anew") from error
@@ -147,6 +152,16 @@ def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: M
     return Resumed(
         standing, ModelState(layout, master, published, named, kept.change), memory, kept.rows_bytes, kept.wall_s
     )
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of all that a checkpoint holds: what was changed since, on the disk or by hand, is not gone on from."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

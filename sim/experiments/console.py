@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.task import Task
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.checkpoint import CheckpointError
@@ -52,12 +54,18 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
     for one in results.against:
         console.print(*tables(one), sep="\n")
     for run in results.trials:
-        if run.status is not RunStatus.FINISHED:
+        if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:
             name = ", ".join(filter(None, (run.trial.label, f"seed {run.trial.seed}")))
             console.print(f"\n{name} is {run.status.value}: {run.reason}", markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
-    console.print(f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl")
+    console.print(
+        f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl", markup=False
+    )
     return results
+
+
+def _rounds_of(run: TrialResult) -> int:
+    return sum(row.makes_model for row in run.rows)
 
 
 def _change(text: str) -> tuple[str, object]:
@@ -76,11 +84,11 @@ class _Bars(Watcher):
 
     def __init__(self, n_trials: int) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[told]}", markup=False),
         )
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._n_trials = n_trials
@@ -103,7 +111,10 @@ class _Bars(Watcher):
         self._one = self._progress.add_task(name, total=trial.run.rounds.count, told="")
 
     def row(self, trial: Trial, row: Row) -> None:
-        if self._one is None or not row.makes_model:
+        if self._one is None or not Task(row.task).makes_model:
+            return
+        if not row.committed:
+            self._progress.update(self._one, told=f"round {row.round}, attempt {row.attempt}: {row.reason}")
             return
         self._progress.update(self._one, completed=row.round)
         if row.accuracy is not None:
@@ -115,7 +126,7 @@ class _Bars(Watcher):
 
 
 def _table(results: Results) -> Table:
-    table = Table(title=results.name, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=escape(results.name), title_justify="left", box=None, pad_edge=False, header_style="bold")
     points = results.points
     if len(points) > 1:
         table.add_column("", justify="left", min_width=16)
@@ -137,7 +148,7 @@ def _table(results: Results) -> Table:
         ]
         if results.target_accuracy is not None:
             cells.append(_mean(point.rounds_to_target, "{:.0f} rounds"))
-        table.add_row(*([point.label] if len(points) > 1 else []), *cells)
+        table.add_row(*([escape(point.label)] if len(points) > 1 else []), *cells)
     return table
 
 
@@ -149,10 +160,10 @@ def _group_table(results: Results) -> Table:
     if len(points) > 1:
         table.add_column("", justify="left", no_wrap=True)
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(escape(name), justify="right", no_wrap=True)
     for point in points:
         cells = [_with_band(point.groups.get(name), "{:.1%}") for name in names]
-        table.add_row(*([point.label] if len(points) > 1 else []), *cells)
+        table.add_row(*([escape(point.label)] if len(points) > 1 else []), *cells)
     return table
 
 

@@ -72,6 +72,7 @@ from umbel.sim.models import ModelSection
 ENGINES = ("auto", "sequential", "batched", "threads", "processes", "ray")
 EngineName = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
+LABEL_CHARACTERS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,10 @@ def experiment_of(
     for key, value in (changes or {}).items():
         _put(whole, key, value)
     text = canonical({"seeds": [0], **whole})
-    top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
+    try:
+        top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
+    except ValidationError as error:
+        raise ValueError(findings(error)) from error
     for key in changes or {}:
         if key in top.swept:
             raise ValueError(
@@ -242,6 +246,11 @@ def _check_labels(name: str, values: Sequence[Any]) -> None:
         raise ValueError(f'sweep: each of {name} needs a label = "..." beside the keys that it sets')
     if len(set(labels)) < len(labels):
         raise ValueError(f"sweep: two of {name} have one label")
+    if longest := [label for label in labels if len(label) > LABEL_CHARACTERS_MAX]:
+        raise ValueError(
+            f"sweep: a label names a folder and a line, so it has at most {LABEL_CHARACTERS_MAX} characters, "
+            f"not {len(longest[0])}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

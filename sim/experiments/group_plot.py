@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
-from umbel.sim.experiments.plot import COLOURS, SHOWN_MAX
+from umbel.sim.experiments.plot import COLOURS, SHOWN_MAX, as_drawn
 from umbel.sim.experiments.results import Results
 from umbel.sim.plot_style import FAINT, INK
 
@@ -31,7 +31,14 @@ def groups_plot(results: Results) -> Figure | None:
         high = np.array([one.mean if one.high is None else min(1.0, one.high) for one in found])
         colour, marker = COLOURS[number % len(COLOURS)], "o" if number < len(COLOURS) else "s"
         axes.errorbar(
-            means, place, xerr=[means - low, high - means], fmt=marker, color=colour, ms=5, lw=1.2, label=point.label
+            means,
+            place,
+            xerr=[means - low, high - means],
+            fmt=marker,
+            color=colour,
+            ms=5,
+            lw=1.2,
+            label=as_drawn(point.label),
         )
     axes.set_yticks(rows, names, color=INK, fontsize=10)
     axes.set_ylim(len(names) - 0.5, -0.5)

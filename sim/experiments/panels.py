@@ -8,7 +8,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from umbel.sim.experiments.file import point_label
-from umbel.sim.experiments.plot import ACCURACY, LOSS, draw_lines
+from umbel.sim.experiments.plot import ACCURACY, LOSS, as_drawn, draw_lines
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.trials import TrialResult
 from umbel.sim.plot_style import FAINT, INK
@@ -25,8 +25,10 @@ def panels(results: Results) -> Figure | None:
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, hspace=0.04, wspace=0.03)
     figure = Figure(figsize=(1.5 + 3.7 * len(columns), 8.6), dpi=130, layout=layout, facecolor="white")
     axes = figure.subplots(3, len(columns), sharey="row", squeeze=False)
-    for column, (title, groups) in zip(axes.T, columns.items(), strict=True):
-        draw_lines(column[0], groups, lambda row, _: float(row.round), f"{title}: accuracy on the test set", "round")
+    for column, (value, groups) in zip(axes.T, columns.items(), strict=True):
+        draw_lines(
+            column[0], groups, lambda row, _: float(row.round), f"{as_drawn(value)}: accuracy on the test set", "round"
+        )
         draw_lines(column[1], groups, lambda row, _: float(row.round), "loss on the test set", "round", LOSS)
         draw_lines(column[2], groups, lambda row, _: row.now_s / 3600, "accuracy, over virtual time", "hours", ACCURACY)
         for one in column[:2]:

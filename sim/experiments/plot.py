@@ -73,7 +73,7 @@ def _title(results: Results) -> str:
     best = max((point for point in points if point.accuracy), key=lambda p: p.accuracy.mean, default=None)  # type: ignore[union-attr]
     if best is None or best.accuracy is None:
         return results.name
-    where = f" with {best.label}" if len(points) > 1 else ""
+    where = f" with {as_drawn(best.label)}" if len(points) > 1 else ""
     return f"{results.name}: {_in_words(best.accuracy)}{where}"
 
 
@@ -104,7 +104,7 @@ def draw_lines(
         x, y = np.stack([x[:n] for x, _ in pairs]).mean(0), np.stack([y[:n] for _, y in pairs])
         colour, dash = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else (0, (4, 2))
         marker = "o" if n == 1 else None
-        axes.plot(x, y.mean(0), color=colour, lw=2, ls=dash, marker=marker, label=label or None, zorder=3)
+        axes.plot(x, y.mean(0), color=colour, lw=2, ls=dash, marker=marker, label=as_drawn(label) or None, zorder=3)
         if len(y) >= _BAND_SEEDS_MIN:
             bounds = [Estimate.of(column.tolist()) for column in y.T]
             low = [b.low if b is not None and b.low is not None else np.nan for b in bounds]
@@ -141,7 +141,9 @@ def _take_part(axes: Axes, groups: Sequence[tuple[str, list[TrialResult]]]) -> N
         unit, title = "", "clients asked in an attempt, and what became of them, in the mean"
         means = [[_parts(row) for one in group for row in one.rows if row.selected] for _, group in groups]
         shares = np.array([np.mean(one, axis=0) if one else np.zeros(3) for one in means])
-        axes.set_xticks(x, [label for label, _ in groups], rotation=20, ha="right", rotation_mode="anchor", fontsize=7)
+        axes.set_xticks(
+            x, [as_drawn(label) for label, _ in groups], rotation=20, ha="right", rotation_mode="anchor", fontsize=7
+        )
     bottom = np.zeros(len(x))
     for (name, colour), height in zip(_PARTS, shares.T, strict=True):
         axes.bar(x, height, 0.85, bottom=bottom, color=colour, label=name, lw=0, zorder=2)
@@ -157,6 +159,11 @@ def _parts(row: Row) -> tuple[int, int, int]:
     counted = row.reported if row.committed else 0
     partial = row.partial if row.committed else 0
     return counted - partial, partial, row.selected - counted
+
+
+def as_drawn(label: str) -> str:
+    """With its dollar signs as they are: between two of them matplotlib would read a formula."""
+    return label.replace("$", r"\$")
 
 
 def dress(axes: Axes, title: str, unit: str) -> None:

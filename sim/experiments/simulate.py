@@ -11,8 +11,11 @@ OUT/groups.png                    where data are somebody's by nature: how the l
 ```
 """
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -66,8 +69,11 @@ def simulate(
     one = _read(experiment, changes)
     folder, data = None if out is None else Path(out), None if data is None else Path(data)
     watcher = watcher or Watcher()
-    if folder is not None:
-        _claim(folder, one)
+    with contextlib.nullcontext() if folder is None else _claimed(folder, one):
+        return _simulated(one, folder, data, watcher)
+
+
+def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher) -> Results:
     calibrations = calibrate(one.trials, one.folder)
     results = list[TrialResult]()
     for trial in one.trials:
@@ -94,12 +100,32 @@ def _read(experiment: Described, changes: Mapping[str, object] | None) -> Experi
             return experiment_of(experiment, changes)
 
 
+@contextlib.contextmanager
+def _claimed(folder: Path, experiment: Experiment) -> Generator[None]:
+    """Hold the folder for this process alone, as this experiment's. Raises `ValueError` where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ValueError(f"{folder} is no folder; choose another (--out)") from error
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another process simulates in {folder}; wait for it, or choose another folder (--out)"
+            ) from error
+        _claim(folder, experiment)
+        yield
+    finally:
+        os.close(fd)  # closing drops the lock, and so does dying
+
+
 def _claim(folder: Path, experiment: Experiment) -> None:
     """Make the folder this experiment's. Raises `ValueError` if it is another's, of which a run was begun."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / EXPERIMENT_FILE
     if path.exists():
-        if path.read_text() == experiment.text:
+        if path.read_bytes() == experiment.text.encode():
             return
         if any(folder.glob(f"{RUNS_FOLDER}/*/{ROWS_FILE}")):
             raise ValueError(

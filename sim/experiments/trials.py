@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from umbel.aggregation.messages import RunStatus
-from umbel.sim.experiments.checkpoint import ROWS_FILE, read_checkpoint, write_checkpoint
+from umbel.sim.experiments.checkpoint import ROWS_FILE, CheckpointError, read_checkpoint, write_checkpoint
 from umbel.sim.experiments.federation import Attempt, Federation, beginning
 from umbel.sim.experiments.file import Trial
 from umbel.sim.experiments.garbage import seldom_collected
@@ -156,10 +156,15 @@ def _scores(federation: Federation, attempt: Attempt) -> dict[str, float]:
 
 
 def _rows_before(path: Path, n_bytes: int) -> list[Row]:
-    """The rows that stand before the checkpoint; what comes after is cut off."""
-    with path.open("r+b") as file:
-        file.truncate(n_bytes)
-        return [row_of(json.loads(line)) for line in file.read().splitlines()]
+    """The rows that stand before the checkpoint; what comes after is cut off. Raises `CheckpointError`."""
+    try:
+        if path.stat().st_size < n_bytes:
+            raise ValueError("it is shorter than it was")
+        with path.open("r+b") as file:
+            file.truncate(n_bytes)
+            return [row_of(json.loads(line)) for line in file.read().splitlines()]
+    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged, or gone; remove its folder to begin this run anew") from error
 
 
 @contextlib.contextmanager

@@ -212,6 +212,31 @@ def test_a_folder_in_which_nothing_was_begun_takes_the_file_as_it_was_mended(
     assert command_line.invoke(app, arguments).exit_code == 0
 
 
+def test_names_are_shown_as_they_are(command_line: CliRunner, tmp_path: Path) -> None:
+    """Neither rich's markup nor matplotlib's formulas are read in them."""
+    (tmp_path / "small.toml").write_text(FILE)
+    out = tmp_path / "out[" / "red]"
+    labels = r"""{what = [{label = '[/x] $\frac{$', "rounds.count" = 1}, {label = "[red]", "rounds.count" = 2}]}"""
+    arguments = ["simulate", str(tmp_path / "small.toml"), "--out", str(out), "--set", "seeds=[7]"]
+    done = command_line.invoke(app, [*arguments, "--set", f"sweep={labels}"])
+    assert done.exit_code == 0, done.output
+    assert "[/x] $\\frac{$" in done.stdout
+    assert "[red]" in done.stdout
+    assert str(out) in done.stdout.replace("\n", "")
+    assert min(imread(out / "curves.png").shape[:2]) > 300
+
+
+@pytest.mark.parametrize("change", ["seeds=0", "seeds=[]", "seeds=[-1]", 'target_accuracy="x"', "sweep=3"])
+def test_a_mistake_at_the_top_is_a_sentence_without_the_librarys_words(
+    command_line: CliRunner, tmp_path: Path, change: str
+) -> None:
+    (tmp_path / "small.toml").write_text(FILE)
+    done = command_line.invoke(app, ["simulate", str(tmp_path / "small.toml"), "--out", "out", "--set", change])
+    assert done.exit_code == 1
+    assert change.split("=")[0].rstrip("s") in done.output
+    assert "pydantic" not in done.output
+
+
 def test_a_file_that_there_is_not_is_named(command_line: CliRunner, tmp_path: Path) -> None:
     done = command_line.invoke(app, ["simulate", str(tmp_path / "no.toml")])
     assert done.exit_code == 1

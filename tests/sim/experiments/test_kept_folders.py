@@ -1,0 +1,96 @@
+"""A folder in which an experiment is kept: one process at a time, and what was damaged in it is not gone on from."""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tests.sim.experiments.worlds import table
+from umbel.sim import simulate
+from umbel.sim.experiments.checkpoint import CHECKPOINT_FILE, ROWS_FILE, CheckpointError
+from umbel.sim.experiments.simulate import EXPERIMENT_FILE, RUNS_FOLDER
+
+RUN = Path(RUNS_FOLDER) / "seed-0"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """What a finished experiment has left."""
+    simulate(table(rounds={"count": 2}), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def rewritten(path: Path, change: Callable[[dict[str, object], dict[str, str]], None]) -> None:
+    """A checkpoint with other tensors, or with other words."""
+    with safe_open(path, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+        metadata = dict(opened.metadata())
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
+
+
+def add_to_a_weight(tensors: dict[str, object], _: dict[str, str]) -> None:
+    name = next(name for name in tensors if name.startswith("published/"))
+    tensors[name] = tensors[name] + 1.0  # type: ignore[operator]
+
+
+def leave_out_a_tensor(tensors: dict[str, object], _: dict[str, str]) -> None:
+    del tensors[next(name for name in tensors if name.startswith("master/"))]
+
+
+def claim_more_rows(_: dict[str, object], metadata: dict[str, str]) -> None:
+    metadata["umbel"] = json.dumps({**json.loads(metadata["umbel"]), "rows_bytes": 1_000_000_000})
+
+
+@pytest.mark.parametrize("change", [add_to_a_weight, leave_out_a_tensor, claim_more_rows])
+def test_a_checkpoint_that_is_not_as_it_was_written_is_refused(
+    kept: Path, change: Callable[[dict[str, object], dict[str, str]], None]
+) -> None:
+    size = (kept / RUN / ROWS_FILE).stat().st_size
+    rewritten(kept / RUN / CHECKPOINT_FILE, change)
+    with pytest.raises(CheckpointError, match=r"is damaged .*; remove its folder to begin anew"):
+        simulate(table(rounds={"count": 2}), kept)
+    assert (kept / RUN / ROWS_FILE).stat().st_size == size
+
+
+@pytest.mark.parametrize("damage", ["gone", "shorter", "another key", "no JSON"])
+def test_rows_that_are_damaged_are_refused(kept: Path, damage: str) -> None:
+    path = kept / RUN / ROWS_FILE
+    rows = path.read_bytes()
+    match damage:
+        case "gone":
+            path.unlink()
+        case "shorter":
+            path.write_bytes(rows[:-20])
+        case "another key":
+            path.write_bytes(rows.replace(b'"committed"', b'"comittedd"'))
+        case _:
+            path.write_bytes(b"x" * len(rows))
+    with pytest.raises(CheckpointError, match=r"rounds\.jsonl is damaged, or gone; remove its folder"):
+        simulate(table(rounds={"count": 2}), kept)
+
+
+def test_two_processes_are_not_at_one_folder(kept: Path) -> None:
+    other = os.open(kept, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match=r"another process simulates in .*; wait for it, or choose another folder"):
+        simulate(table(rounds={"count": 2}), kept)
+    os.close(other)
+    assert len(simulate(table(rounds={"count": 2}), kept).trials) == 1
+
+
+def test_what_is_no_folder_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(ValueError, match="is no folder; choose another"):
+        simulate(table(), tmp_path / "out")
+
+
+def test_a_list_of_what_is_kept_that_is_no_text_is_another_experiment(kept: Path) -> None:
+    (kept / EXPERIMENT_FILE).write_bytes(b"\x9d\xff")
+    with pytest.raises(ValueError, match="another experiment"):
+        simulate(table(rounds={"count": 2}), kept)
