@@ -18,10 +18,11 @@ from umbel.aggregation.records import RoundRecord
 from umbel.aggregation.round import Gathered, Recruiting, Training
 from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.trace import Trace, TracedAttempt, TracedClient, trace_of
-from umbel.aggregation.types import RoundPlan, RunId, Weighting, Work, WorkDone
+from umbel.aggregation.types import RoundPlan, RunId, Weighting
 from umbel.aggregation.weighting import Candidate
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import client_name, client_number
+from umbel.sim.experiments.reports import Reports
 from umbel.sim.experiments.window import Cohort, book_of, play
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.fleet import Fleet
@@ -30,7 +31,6 @@ from umbel.sim.fleet.presence import DAY_S
 ATTEMPTS_MAX, ASKED_MAX = 300, 50_000  # clients in all; evenly taken from a longer trace, so that it takes seconds
 _SAMPLES = 1  # of each client: draws are even, and nobody trains
 _LOOK_AGAIN_S, _LOOKS_MAX = 600.0, 144  # for a day, where fewer than the minimum are there
-_NO_HASH = "0" * 64
 
 
 class NobodyComes(ValueError):
@@ -127,12 +127,7 @@ def _attempt(question: _Question, fleet: Fleet, steps: Indices) -> Iterator[Roun
     up, down = np.array([question.bytes_up]), np.array([question.bytes_down])
     ask = CohortAsk(asked, 1, down, up, question.plan.window_s)
     fates = fleet.fates(numbers, question.plan.number, 1, opened.opened_at, ask)
-    told = zip(fates.steps_done.tolist(), asked.tolist(), fates.step_s.tolist(), fates.lines.up.tolist(), strict=True)
-    works: list[Work] = [
-        WorkDone(_SAMPLES, max(1, done), all_, _NO_HASH, train_s=done * step_s, upload_bytes_per_s=rate)
-        for done, all_, step_s, rate in told
-    ]
-    cohort = Cohort(names, fates, works)
+    cohort = Cohort(names, fates, Reports.before(np.full(len(names), _SAMPLES), asked, fates).works)
     ended = play(opened, cohort, {})
     clients = client_records(ended, book_of(ended, cohort, {}, {}))
     ending = Ending(question.plan.number, None, ended.reason, ended.closed_at, question.model_bytes)

@@ -55,13 +55,16 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
         console.print(*tables(one), sep="\n")
     for run in results.trials:
         if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:
-            name = ", ".join(filter(None, (run.trial.label, f"seed {run.trial.seed}")))
-            console.print(f"\n{name} is {run.status.value}: {run.reason}", markup=False)
+            console.print(f"\n{_name_of(run.trial)} is {run.status.value}: {run.reason}", markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
     console.print(
         f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl", markup=False
     )
     return results
+
+
+def _name_of(trial: Trial) -> str:
+    return ", ".join(filter(None, (trial.label, f"seed {trial.seed}")))
 
 
 def _rounds_of(run: TrialResult) -> int:
@@ -107,8 +110,7 @@ class _Bars(Watcher):
     def begins(self, trial: Trial) -> None:
         if self._one is not None:
             self._progress.remove_task(self._one)
-        name = ", ".join(filter(None, (trial.label, f"seed {trial.seed}")))
-        self._one = self._progress.add_task(name, total=trial.run.rounds.count, told="")
+        self._one = self._progress.add_task(_name_of(trial), total=trial.run.rounds.count, told="")
 
     def row(self, trial: Trial, row: Row) -> None:
         if self._one is None or not Task(row.task).makes_model:

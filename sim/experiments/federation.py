@@ -45,7 +45,7 @@ from umbel.aggregation.types import (
 )
 from umbel.aggregation.weighting import Candidate
 from umbel.sim.data.partition import Indices
-from umbel.sim.data.population import Population, client_name, client_number
+from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 from umbel.sim.experiments.canary_uplink import CanaryUplink, probe_of
@@ -269,7 +269,7 @@ class Federation:
         steps = steps_asked(training, sizes, self.standing.file.share_of(opened.plan.task))
         fates = self._fates(opened, numbers, steps, training.batch_size, update_bytes)
         held = self.world.population.holdout_of(numbers) if training.evaluate else None
-        reports = Reports.before(sizes, steps, fates, None if held is None else held.sizes)
+        reports = Reports.before(sizes, steps, fates, held)
         return Cohort(names, fates, reports.works), reports
 
     def _do(
@@ -286,8 +286,8 @@ class Federation:
         data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
         steps = np.maximum(cohort.fates.steps_done[who], 1)
         seeds = client_seeds(plan, [cohort.names[i] for i in who.tolist()])
-        if training.evaluate:
-            measured = (one.evaluation if one else {} for one in self._evaluations(numbers[who]))
+        if reports.held is not None:
+            measured = (one.evaluation if one else {} for one in self._evaluations(reports.held.part(who)))
             reports.note_evaluations(who.tolist(), measured)
         start = start_vector(self.model.layout, self.model.published)
         for changes in world.engine.train(start, CohortWork(data, seeds, steps, training, world.optimizer)):
@@ -325,7 +325,7 @@ class Federation:
         steps = np.maximum(1, -(-held.sizes // _EVALUATION_BATCH))
         fates = self._fates(opened, numbers, steps, _EVALUATION_BATCH, 0)
         nothing = {name: "this client has no held-out data" for name, n in zip(names, held.sizes, strict=True) if not n}
-        found = self._evaluations(numbers)
+        found = self._evaluations(held)
         works: list[Work] = [EvaluationDone(1, {}) if one is None else one for one in found]
         cohort = Cohort(names, fates, works)
         ended = play(opened, cohort, nothing)
@@ -336,9 +336,8 @@ class Federation:
             return self._end(abandoned(self.standing, ended, known), toil=toil)
         return self._end(finished(self.standing, ended, Measured(), known), toil=toil)
 
-    def _evaluations(self, numbers: Indices) -> list[EvaluationDone | None]:
-        held = self.world.population.holdout_of(numbers)
-        assert held is not None, "checked when the federation was made"
+    def _evaluations(self, held: CohortData) -> list[EvaluationDone | None]:
+        """Of clients that hold this back; None of one that holds nothing back."""
         self.world.meter.load(self.model.layout.full_state(self.model.published))
         means = self.world.meter.of_each(held)
         return [

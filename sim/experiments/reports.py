@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from umbel.aggregation.types import Probe, WorkDone
 from umbel.sim.data.partition import Indices
+from umbel.sim.data.population import CohortData
 from umbel.sim.fleet.fates import Fates
 
 _NO_HASH = "0" * 64  # of updates: nobody keeps them
@@ -17,22 +18,23 @@ _NO_HASH = "0" * 64  # of updates: nobody keeps them
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """`works`: by rank. `held`: how many samples each holds back to measure the model on; None: it is not measured."""
+    """`works`: by rank. `held`: what each holds back to measure the model on; None: it is not measured."""
 
+    held: CohortData | None = None
     works: list[WorkDone] = field(default_factory=list[WorkDone])
     _metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     _evaluations: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
     @staticmethod
-    def before(sizes: Indices, steps: Indices, fates: Fates, held: Indices | None) -> "Reports":
+    def before(sizes: Indices, steps: Indices, fates: Fates, held: CohortData | None = None) -> "Reports":
         """`sizes`: samples that each trains on; `steps`: what each is asked for."""
-        reports = Reports()
+        reports = Reports(held)
         facts = zip(
             sizes.tolist(),
             fates.steps_done.clip(1).tolist(),
             steps.tolist(),
             (fates.steps_done * fates.step_s).tolist(),
-            (0 * sizes if held is None else held).tolist(),
+            (0 * sizes if held is None else held.sizes).tolist(),
             fates.lines.up.tolist(),
             strict=True,
         )
