@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.sim.engines.cohorts import start_of
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import named_engine
@@ -18,8 +19,6 @@ from umbel.sim.engines.losses import LOSSES
 from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer
 from umbel.sim.simulate_workloads import workloads
-
-from .cohorts import start_of
 
 ROUNDS, N_ASKED, EPOCHS_MAX = 50, 10, 8
 DIGITS = next(one for one in workloads() if one.name == "A")
