@@ -37,7 +37,11 @@ from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import CoverageFloor, TrainingPlan
 from umbel.server.closing import KEPT_MAX
-from umbel.sim.experiments.file import experiment_of
+from umbel.sim.data.partition_section import PartitionSection
+from umbel.sim.data.section import DataSection
+from umbel.sim.experiments.file import EngineSection, LocalSection, experiment_of
+from umbel.sim.fleet.section import FleetSection
+from umbel.sim.models import ModelSection
 
 ROOT = Path(__file__).parent.parent
 _SECTIONS: dict[str, type[Any]] = {
@@ -55,6 +59,14 @@ _SECTIONS: dict[str, type[Any]] = {
     "stop": StopRule,
     "retention": RetentionSection,
     "override": Override,
+}
+_WORLD: dict[str, type[Any]] = {
+    "data": DataSection,
+    "partition": PartitionSection,
+    "model": ModelSection,
+    "local": LocalSection,
+    "fleet": FleetSection,
+    "engine": EngineSection,
 }
 _CODEC_OF = {
     "error": "auto",
@@ -169,8 +181,18 @@ def test_the_wire_page_names_endpoints_that_the_coordinator_has(tmp_path: Path) 
 def test_the_run_file_page_names_every_key_and_its_default() -> None:
     page = (ROOT / "docs" / "runs.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \|(.*?)\|", page, re.MULTILINE)
-    keys = {key: default for key, default in _run_file_keys(RunFile) if key != "override"}
+    keys = {key: default for key, default in _keys_of(RunFile) if key != "override"}
     keys |= {f"override.{field.name}": "" for field in fields(Override)}  # an array of tables
+    assert {key: default.strip() for key, default in rows} == keys
+
+
+def test_the_experiments_page_names_every_key_of_the_world_and_its_default() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9_.]+)` \|(.*?)\|", page, re.MULTILINE)
+    keys = {"seeds": "`[0]`", "target_accuracy": "", "sweep": "`{}`"}
+    for name, section in _WORLD.items():
+        keys |= dict(_keys_of(section, f"{name}."))
+    keys |= {"fleet.corrupt.share": "0", "fleet.malicious.share": "0"}  # what those sections are, left out
     assert {key: default.strip() for key, default in rows} == keys
 
 
@@ -258,12 +280,12 @@ def test_every_number_of_the_run_file_has_bounds_on_the_page() -> None:
         assert f"`{key}`" in bounds or f"`{key.rpartition('.')[2]}`" in bounds, key
 
 
-def _run_file_keys(section: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of a run file as the page writes it, with its default as the page writes that."""
+def _keys_of(section: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a section as a page writes it, with its default as the page writes that."""
     for field in fields(section):
         kinds = [kind for kind in (field.type, *get_args(field.type)) if isinstance(kind, type) and is_dataclass(kind)]
         if kinds:  # a section, or one that may be left out
-            yield from _run_file_keys(kinds[0], f"{field.name}.")
+            yield from _keys_of(kinds[0], f"{prefix}{field.name}.")
         elif f"{prefix}{field.name}" == "training.local_epochs":
             yield "training.local_epochs", "1"  # where neither epochs nor steps are set
         else:
