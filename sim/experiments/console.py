@@ -16,11 +16,11 @@ from umbel.aggregation.task import Task
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.checkpoint import CheckpointError
-from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.federation import SimulationError
 from umbel.sim.experiments.file import Trial, read_experiment
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.rows import Row
+from umbel.sim.experiments.shown import as_table, with_band
 from umbel.sim.experiments.simulate import CURVES_FILE, RECORDED_FILE, Watcher, simulate
 from umbel.sim.experiments.trials import TrialResult
 
@@ -34,7 +34,6 @@ EXPECTED: tuple[type[Exception], ...] = (
     AccountantMissing,
 )
 
-_WASTED_MIN = 0.005  # of less, the table says nothing
 _PIPED_WIDTH = 120  # in a file, no window makes it narrow
 
 
@@ -129,28 +128,14 @@ class _Bars(Watcher):
 
 def _table(results: Results) -> Table:
     table = Table(title=escape(results.name), title_justify="left", box=None, pad_edge=False, header_style="bold")
-    points = results.points
-    if len(points) > 1:
-        table.add_column("", justify="left", min_width=16)
-    table.add_column("accuracy", justify="right", no_wrap=True)
-    is_wasted = any(point.wasted_share is not None and point.wasted_share.mean >= _WASTED_MIN for point in points)
-    for name in ("loss", "rounds", "MB up, down", "hours", *(["wasted"] if is_wasted else []), "took"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if results.target_accuracy is not None:
-        table.add_column(f"to {results.target_accuracy:.0%}", justify="right", no_wrap=True)
-    for point in points:
-        cells = [
-            _with_band(point.accuracy, "{:.1%}"),
-            _mean(point.loss, "{:.3f}"),
-            _mean(point.rounds, "{:.0f}"),
-            f"{_mean(point.bytes_up, '{:,.1f}', 1e-6)}, {_mean(point.bytes_down, '{:,.1f}', 1e-6)}",
-            _mean(point.virtual_hours, "{:.2f}"),
-            *([_mean(point.wasted_share, "{:.0%}")] if is_wasted else []),
-            _mean(point.wall_s, "{:.1f} s"),
-        ]
-        if results.target_accuracy is not None:
-            cells.append(_mean(point.rounds_to_target, "{:.0f} rounds"))
-        table.add_row(*([escape(point.label)] if len(points) > 1 else []), *cells)
+    shown = as_table(results)
+    for name in shown.header:
+        if name:
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column("", justify="left", min_width=16)
+    for row in shown.rows:
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -164,17 +149,6 @@ def _group_table(results: Results) -> Table:
     for name in names:
         table.add_column(escape(name), justify="right", no_wrap=True)
     for point in points:
-        cells = [_with_band(point.groups.get(name), "{:.1%}") for name in names]
+        cells = [with_band(point.groups.get(name), "{:.1%}") for name in names]
         table.add_row(*([escape(point.label)] if len(points) > 1 else []), *cells)
     return table
-
-
-def _with_band(estimate: Estimate | None, form: str) -> str:
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return _mean(estimate, form)
-    return f"{form.format(estimate.mean)} ± {form.format((estimate.high - estimate.low) / 2)}"
-
-
-def _mean(estimate: Estimate | None, form: str, unit: float = 1.0) -> str:
-    """A dash where there is none, as where no seed has reached the target."""
-    return "-" if estimate is None else form.format(estimate.mean * unit)

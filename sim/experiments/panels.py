@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from umbel.sim.experiments.file import point_label
-from umbel.sim.experiments.plot import ACCURACY, LOSS, as_drawn, draw_lines
+from umbel.sim.experiments.plot import ACCURACY, LOSS, as_drawn, draw_lines, draw_target, on_log_scale
 from umbel.sim.experiments.results import Results
+from umbel.sim.experiments.spans import unit_of
 from umbel.sim.experiments.trials import TrialResult
-from umbel.sim.plot_style import FAINT, INK
+from umbel.sim.plot_style import INK
 
 _COLUMNS_MAX = 5
 Groups = Sequence[tuple[str, list[TrialResult]]]
@@ -22,6 +23,7 @@ def panels(results: Results) -> Figure | None:
     columns = _columns(results)
     if not columns:
         return None
+    unit = unit_of(one.rows[-1].now_s for one in results.trials if one.rows)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, hspace=0.04, wspace=0.03)
     figure = Figure(figsize=(1.5 + 3.7 * len(columns), 8.6), dpi=130, layout=layout, facecolor="white")
     axes = figure.subplots(3, len(columns), sharey="row", squeeze=False)
@@ -30,12 +32,18 @@ def panels(results: Results) -> Figure | None:
             column[0], groups, lambda row, _: float(row.round), f"{as_drawn(value)}: accuracy on the test set", "round"
         )
         draw_lines(column[1], groups, lambda row, _: float(row.round), "loss on the test set", "round", LOSS)
-        draw_lines(column[2], groups, lambda row, _: row.now_s / 3600, "accuracy, over virtual time", "hours", ACCURACY)
+        draw_lines(
+            column[2],
+            groups,
+            lambda row, _: row.now_s / unit.seconds,
+            "accuracy, over virtual time",
+            unit.name,
+            ACCURACY,
+        )
         for one in column[:2]:
             one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        if results.target_accuracy is not None:
-            for one in (column[0], column[2]):
-                one.axhline(results.target_accuracy, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
+        for one in (column[0], column[2]):
+            draw_target(one, results.target_accuracy)
     _on_one_scale(axes[2])
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(
@@ -49,11 +57,8 @@ def _on_one_scale(row: Sequence[Axes]) -> None:
     limits = [axes.dataLim.intervalx for axes in row]
     low, high = min(one[0] for one in limits), max(one[1] for one in limits)
     for axes in row:
-        axes.set_xscale("log")
-        axes.tick_params(which="minor", length=0)
+        on_log_scale(axes)
         axes.set_xlim(low / 1.2, high * 1.2)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _columns(results: Results) -> Mapping[str, Groups]:

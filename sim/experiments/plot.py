@@ -8,12 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
 from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.rows import Row
+from umbel.sim.experiments.spans import unit_of
 from umbel.sim.experiments.trials import TrialResult
 from umbel.sim.plot_style import FAINT, INK
 
@@ -23,7 +24,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "#b8c4cf"))
 SHOWN_MAX = 14
 _BAND_SEEDS_MIN = 3  # of two, Student's interval is so wide that it would hide all lines
-_INSIDE_MAX = 5  # of more lines, the legend would hide some
+_ALIKE = 8.0  # where one run takes longer than so many of another, their times stand on a logarithmic scale
+_NAMED_MAX = 2  # of points that are the best, in the title
 _LEGEND_CHARACTERS, _LEGEND_HANDLE = 190, 10  # that fit beside each other below the picture
 
 
@@ -52,29 +54,65 @@ def curves(results: Results) -> Figure:
     up = figure.add_subplot(grid[0, 1])
     draw_lines(up, groups, lambda _, so_far: so_far / 1e6, "over what all clients have uploaded", "MB")
     hours = figure.add_subplot(grid[1, 0])
-    draw_lines(hours, groups, lambda row, _: row.now_s / 3600, "over virtual time", "hours")
-    if results.target_accuracy is not None:
-        for axes in (over_rounds, up, hours):
-            axes.axhline(results.target_accuracy, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
-    if len(groups) > _INSIDE_MAX:
-        handles, labels = over_rounds.get_legend_handles_labels()
+    unit = unit_of(_lengths_s(groups))
+    draw_lines(hours, groups, lambda row, _: row.now_s / unit.seconds, "over virtual time", unit.name)
+    if len(groups) > 1 and max(_lengths_s(groups)) > _ALIKE * min(_lengths_s(groups)):
+        on_log_scale(hours)
+    for axes in (over_rounds, up, hours):
+        draw_target(axes, results.target_accuracy)
+    handles, labels = over_rounds.get_legend_handles_labels()
+    if len(groups) > 1:  # below the picture: inside it would hide some line or other
         n_columns = max(1, _LEGEND_CHARACTERS // (max(map(len, labels), default=0) + _LEGEND_HANDLE))
         figure.legend(
             handles, labels, frameon=False, fontsize=8, labelcolor=INK, loc="outside lower left", ncols=n_columns
         )
-    elif len(groups) > 1:
-        over_rounds.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right")
     _take_part(figure.add_subplot(grid[1, 1]), groups)
     return figure
 
 
+def draw_target(axes: Axes, accuracy: float | None) -> None:
+    """A line across, with its name."""
+    if accuracy is None:
+        return
+    axes.axhline(accuracy, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=1)
+    axes.annotate(
+        f"target {accuracy:.0%}",
+        (0.0, accuracy),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 2),
+        textcoords="offset points",
+        fontsize=7.5,
+        color=FAINT,
+    )
+
+
+def on_log_scale(axes: Axes) -> None:
+    """Let its x axis be logarithmic, with numbers that are written out."""
+    axes.set_xscale("log")
+    axes.tick_params(which="minor", length=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _lengths_s(groups: Sequence[tuple[str, list[TrialResult]]]) -> list[float]:
+    """How long the runs took, in virtual time."""
+    return [one.rows[-1].now_s for _, group in groups for one in group if one.rows] or [0.0]
+
+
 def _title(results: Results) -> str:
-    points = results.points
-    best = max((point for point in points if point.accuracy), key=lambda p: p.accuracy.mean, default=None)  # type: ignore[union-attr]
-    if best is None or best.accuracy is None:
-        return results.name
-    where = f" with {as_drawn(best.label)}" if len(points) > 1 else ""
-    return f"{results.name}: {_in_words(best.accuracy)}{where}"
+    """What the best has come to, and which that is: all that came to as much."""
+    points = [(point, point.accuracy) for point in results.points if point.accuracy is not None]
+    if not points:
+        return as_drawn(results.name)
+    _, best = max(points, key=lambda one: one[1].mean)
+    alike = [point.label for point, accuracy in points if f"{accuracy.mean:.1%}" == f"{best.mean:.1%}"]
+    if len(points) == 1:
+        where = ""
+    elif len(alike) > _NAMED_MAX:
+        where = f" with {len(alike)} of {len(points)}"
+    else:
+        where = f" with {as_drawn(' and with '.join(alike))}"
+    return f"{as_drawn(results.name)}: {_in_words(best)}{where}"
 
 
 def _in_words(estimate: Estimate) -> str:

@@ -44,12 +44,12 @@ class Point:
     groups: Mapping[str, Estimate]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Results:
     """`folder`: where rounds.jsonl, summary.json and the pictures are; None where nothing was written. `against`: for
     each trace of a production run that a fleet is made of, how far the simulation is from the record.
 
-    In a notebook, showing this shows its picture.
+    Shown, it is a table of its points; in a notebook, with its picture.
     """
 
     name: str
@@ -111,12 +111,15 @@ class Results:
 
         return beside_the_record(self)
 
-    def _repr_png_(self) -> bytes:
-        from io import BytesIO
+    def __repr__(self) -> str:
+        from umbel.sim.experiments.shown import as_table, as_text
 
-        data = BytesIO()
-        self.plot().savefig(data, format="png")
-        return data.getvalue()
+        return f"{self.name}\n{as_text(as_table(self))}"
+
+    def _repr_html_(self) -> str:
+        from umbel.sim.experiments.notebook import as_html
+
+        return as_html(self)
 
     def _point(self, label: str, group: Sequence[TrialResult]) -> Point:
         lasts = [one.scored[-1] for one in group if one.scored]

@@ -1,6 +1,8 @@
 """What an experiment has shown, and how sure that is; and the command that a person types."""
 
 import json
+import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,12 @@ def test_from_python_nothing_is_written_and_all_is_there(tmp_path: Path, monkeyp
     assert point.seeds == (0, 1)
     assert point.accuracy is not None
     assert point.accuracy.low is not None
-    assert results._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"  # pyright: ignore[reportPrivateUsage] - what a notebook calls
+    shown = results._repr_html_()  # pyright: ignore[reportPrivateUsage] - what a notebook calls
+    assert f"<td>{point.accuracy.mean:.1%} ± " in shown
+    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', shown)
+    assert b64decode(picture)[:8] == b"\x89PNG\r\n\x1a\n"
+    assert repr(results).splitlines()[0] == "small"
+    assert f"{point.accuracy.mean:.1%} ± " in repr(results)
 
 
 def test_time_is_wasted_on_what_is_late_lost_or_not_needed_and_on_rounds_that_make_no_model() -> None:
