@@ -25,7 +25,7 @@ _PARTS = (("counted", "#009e73"), ("partial work", "#e69f00"), ("not in time", "
 SHOWN_MAX = 14
 _BAND_SEEDS_MIN = 3  # of two, Student's interval is so wide that it would hide all lines
 _ALIKE = 8.0  # where one run takes longer than so many of another, their times stand on a logarithmic scale
-_NAMED_MAX = 2  # of points that are the best, in the title
+_TITLE_CHARACTERS = 100  # that fit above the picture
 _LEGEND_CHARACTERS, _LEGEND_HANDLE = 190, 10  # that fit beside each other below the picture
 
 
@@ -106,13 +106,11 @@ def _title(results: Results) -> str:
         return as_drawn(results.name)
     _, best = max(points, key=lambda one: one[1].mean)
     alike = [point.label for point, accuracy in points if f"{accuracy.mean:.1%}" == f"{best.mean:.1%}"]
+    title = f"{results.name}: {_in_words(best)}"
     if len(points) == 1:
-        where = ""
-    elif len(alike) > _NAMED_MAX:
-        where = f" with {len(alike)} of {len(points)}"
-    else:
-        where = f" with {as_drawn(' and with '.join(alike))}"
-    return f"{as_drawn(results.name)}: {_in_words(best)}{where}"
+        return as_drawn(title)
+    whole = f"{title} with {' and with '.join(alike)}"
+    return as_drawn(whole if len(whole) <= _TITLE_CHARACTERS else f"{title} with {len(alike)} of {len(points)}")
 
 
 def _in_words(estimate: Estimate) -> str:
