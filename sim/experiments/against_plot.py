@@ -36,9 +36,14 @@ def _reports(axes: Axes, one: AgainstTrace) -> None:
     _step(axes, *_report_times([calibration.recorded]), INK, RECORDED)
     if calibration.again:
         _step(axes, *_report_times(calibration.again), COLOURS[0], AGAIN)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right")
+    _legend_below(axes)
     dress(axes, f"clients asked that have reported by then ({calibration.file})", "seconds from the opening")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+
+def _legend_below(axes: Axes) -> None:
+    """Where no curve can be."""
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=2)
 
 
 def _report_times(traces: Sequence[Trace]) -> tuple[list[float], int]:
@@ -58,7 +63,7 @@ def _closings(axes: Axes, one: AgainstTrace, results: Results) -> None:
         seconds = [attempt.open_s for run in group for attempt in went_in(run.rows)]
         label = as_drawn(group[0].trial.label) or "the experiment"
         _step(axes, seconds, len(seconds), COLOURS[number % len(COLOURS)], label, dashed=True)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right")
+    _legend_below(axes)
     dress(axes, "attempts that have closed by then", "seconds from the opening")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
