@@ -6,22 +6,19 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.task import Task
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.checkpoint import CheckpointError
 from umbel.sim.experiments.federation import SimulationError
-from umbel.sim.experiments.file import Trial, read_experiment
+from umbel.sim.experiments.file import read_experiment
 from umbel.sim.experiments.results import Results
-from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.shown import as_table, with_band
-from umbel.sim.experiments.simulate import CURVES_FILE, RECORDED_FILE, Watcher, simulate
+from umbel.sim.experiments.simulate import CURVES_FILE, RECORDED_FILE, simulate
 from umbel.sim.experiments.trials import TrialResult
 
 EXPECTED: tuple[type[Exception], ...] = (
@@ -40,10 +37,9 @@ _PIPED_WIDTH = 120  # in a file, no window makes it narrow
 def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, quiet: bool) -> Results:
     """Simulate the file's experiment, with bars on standard error, and a table of what it showed on standard output."""
     experiment = read_experiment(file, dict(map(_change, changes)))
+    results = simulate(experiment, out, data, progress=not quiet)
     if quiet:
-        return simulate(experiment, out, data)
-    with _Bars(len(experiment.trials)) as bars:
-        results = simulate(experiment, out, data, watcher=bars)
+        return results
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, _PIPED_WIDTH)
@@ -54,16 +50,12 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
         console.print(*tables(one), sep="\n")
     for run in results.trials:
         if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:
-            console.print(f"\n{_name_of(run.trial)} is {run.status.value}: {run.reason}", markup=False)
+            console.print(f"\n{run.trial.name} is {run.status.value}: {run.reason}", markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
     console.print(
         f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl", markup=False
     )
     return results
-
-
-def _name_of(trial: Trial) -> str:
-    return ", ".join(filter(None, (trial.label, f"seed {trial.seed}")))
 
 
 def _rounds_of(run: TrialResult) -> int:
@@ -79,51 +71,6 @@ def _change(text: str) -> tuple[str, object]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
-
-
-class _Bars(Watcher):
-    """A bar for the rounds of the run at hand, and one for the runs, if there are several."""
-
-    def __init__(self, n_trials: int) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[told]}", markup=False),
-        )
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._n_trials = n_trials
-        self._all: TaskID | None = None
-        self._one: TaskID | None = None
-
-    def __enter__(self) -> "_Bars":
-        self._progress.start()
-        if self._n_trials > 1:
-            self._all = self._progress.add_task("runs", total=self._n_trials, told="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def begins(self, trial: Trial) -> None:
-        if self._one is not None:
-            self._progress.remove_task(self._one)
-        self._one = self._progress.add_task(_name_of(trial), total=trial.run.rounds.count, told="")
-
-    def row(self, trial: Trial, row: Row) -> None:
-        if self._one is None or not Task(row.task).makes_model:
-            return
-        if not row.committed:
-            self._progress.update(self._one, told=f"round {row.round}, attempt {row.attempt}: {row.reason}")
-            return
-        self._progress.update(self._one, completed=row.round)
-        if row.accuracy is not None:
-            self._progress.update(self._one, told=f"accuracy {row.accuracy:.1%}")
-
-    def ends(self, result: TrialResult) -> None:
-        if self._all is not None:
-            self._progress.advance(self._all)
 
 
 def _table(results: Results) -> Table:

@@ -139,6 +139,11 @@ class Trial:
         return point_label(self.point)
 
     @property
+    def name(self) -> str:
+        """Its point and its seed in words."""
+        return ", ".join(filter(None, (self.label, f"seed {self.seed}")))
+
+    @property
     def folder(self) -> str:
         """A name for its files: of its point, and its seed."""
         kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.label)

@@ -26,6 +26,7 @@ from umbel.sim.experiments.file import Experiment, Trial, experiment_of, read_ex
 from umbel.sim.experiments.results import Results, by_point
 from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.trials import TrialResult, run_trial
+from umbel.sim.experiments.watcher import Watcher
 from umbel.sim.experiments.world import Made
 
 EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
@@ -36,19 +37,6 @@ PANELS_FILE, GROUPS_FILE = "panels.png", "groups.png"
 Described: TypeAlias = Experiment | Mapping[str, Any] | Path | str
 
 
-class Watcher:
-    """Hears how an experiment goes; this one says nothing."""
-
-    def begins(self, trial: Trial) -> None:
-        """A run begins, or is gone on with."""
-
-    def row(self, trial: Trial, row: Row) -> None:
-        """An attempt has ended."""
-
-    def ends(self, result: TrialResult) -> None:
-        """A run is over."""
-
-
 def simulate(
     experiment: Described,
     out: Path | str | None = None,
@@ -56,21 +44,30 @@ def simulate(
     *,
     changes: Mapping[str, object] | None = None,
     watcher: Watcher | None = None,
+    progress: bool = False,
 ) -> Results:
     """Simulate every run of an experiment, and say what they showed.
 
     `experiment`: a file's path, a table as of such a file, or one that was read. `out`: where to keep it; what is kept
     there of the same experiment is gone on with. None: nothing is written. `data`: the folder of data sets that are
-    read from files. `changes`: values in the place of the file's, by dotted key.
+    read from files. `changes`: values in the place of the file's, by dotted key. `progress`: whether bars on
+    standard error, or in the notebook, show how far it is; `watcher` hears it instead.
 
     Raises `ValueError` with a sentence for what makes no sense, or for a folder that holds another experiment;
     `OSError`, `EngineError`, `SimulationError`, `CheckpointError`.
     """
     one = _read(experiment, changes)
     folder, data = None if out is None else Path(out), None if data is None else Path(data)
-    watcher = watcher or Watcher()
-    with contextlib.nullcontext() if folder is None else _claimed(folder, one):
-        return _simulated(one, folder, data, watcher)
+    with contextlib.nullcontext() if folder is None else _claimed(folder, one), _heard(one, watcher, progress) as ear:
+        return _simulated(one, folder, data, ear)
+
+
+def _heard(one: Experiment, watcher: Watcher | None, progress: bool) -> contextlib.AbstractContextManager[Watcher]:
+    if watcher is not None or not progress:
+        return contextlib.nullcontext(watcher or Watcher())
+    from umbel.sim.experiments.bars import Bars
+
+    return Bars(len(one.trials))
 
 
 def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher) -> Results:

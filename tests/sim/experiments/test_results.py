@@ -80,6 +80,16 @@ def test_from_python_nothing_is_written_and_all_is_there(tmp_path: Path, monkeyp
     assert f"{point.accuracy.mean:.1%} ± " in repr(results)
 
 
+def test_from_python_bars_are_shown_where_they_are_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    simulate(table(seeds=[0, 1]), progress=True)
+    told = capfd.readouterr()
+    assert "seed 1" in told.err
+    assert "4/4" in told.err
+    assert not told.out
+    simulate(table(), progress=False)
+    assert not capfd.readouterr().err
+
+
 def test_time_is_wasted_on_what_is_late_lost_or_not_needed_and_on_rounds_that_make_no_model() -> None:
     fleet = {"speed": {"step_s": 1.0, "spread": 1.0}, "dropouts": {"per_round": 0.4}}
     rows = simulate(table(fleet=fleet, rounds={"over_selection": 1.5, "minimum": 6, "window_s": 8.0})).trials[0].rows

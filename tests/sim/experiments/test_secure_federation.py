@@ -24,9 +24,10 @@ from umbel.sim.experiments.file import Trial, experiment_of
 from umbel.sim.experiments.masked_uplink import MaskedUplink
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row
-from umbel.sim.experiments.simulate import Watcher, simulate
+from umbel.sim.experiments.simulate import simulate
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState
+from umbel.sim.experiments.watcher import Watcher
 
 LOST_IN = ("download", "training", "upload", "advertise_keys", "share_keys", "consistency_check", "unmasking")
 ALIKE = {"speed": {"spread": 0.0, "jitter": 0.0}, "network": {"spread": 0.0, "jitter": 0.0}}
