@@ -45,6 +45,7 @@ bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench window
 	$(BIN)/umbel bench codec
 	$(BIN)/umbel bench secagg
+	$(BIN)/umbel bench simulate
 
 docs: $(VENV)/.dev ## check that the documentation tells the truth
 	$(PYTEST) tests/test_docs.py
