@@ -90,7 +90,8 @@ class TracedAttempt:
         require_within(self.opened_at, "opened_at", 0.0, TIME_MAX)
         require_within(self.open_s, "open_s", 0.0, SECONDS_MAX)
         require_within(self.window_s, "window_s", 0.0, SECONDS_MAX)
-        require_within(self.over_selection, "over_selection", 0.0, OVER_SELECTION_MAX)
+        least = 0.0 if self.reports_wanted is None else 1.0  # 0 in records from before it was kept
+        require_within(self.over_selection, "over_selection", least, OVER_SELECTION_MAX)
         for name in ("model_bytes", "bytes_up", "bytes_down"):
             require_within(getattr(self, name), name, 0, EXACT_MAX)
         require_within(len(self.clients), "the number of clients", 1, TARGET_MAX * int(OVER_SELECTION_MAX))
@@ -130,12 +131,19 @@ class Trace:
             raise ValueError(f"format {self.format} is not known here; this version reads {FORMAT}")
         require_within(self.clients, "clients", 1, CLIENTS_MAX)
         require_within(len(self.attempts), "the number of attempts", 1, ATTEMPTS_MAX)
+        mentioned = set[int]()
         for attempt in self.attempts:
-            greatest = max((*(one.client for one in attempt.clients), *attempt.absent_clients))
-            if greatest >= self.clients:
+            named = {*(one.client for one in attempt.clients), *attempt.absent_clients}
+            if max(named) >= self.clients:
                 raise ValueError(
-                    f"round {attempt.round} has client {greatest}, and there are {self.clients}, numbered from 0"
+                    f"round {attempt.round} has client {max(named)}, and there are {self.clients}, numbered from 0"
                 )
+            mentioned |= named
+        if len(mentioned) < self.clients:
+            raise ValueError(
+                f"clients is {self.clients}, and {len(mentioned)} of them are mentioned: a trace numbers those that it "
+                "mentions, so that there are as many"
+            )
 
 
 def trace_of(records: Iterable[RoundRecord]) -> Trace:

@@ -27,6 +27,7 @@ from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, part_of, rows_of_block
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
+RAY_MISSING = """the engine "ray" needs Ray, which is not installed: pip install 'umbel[ray]'"""
 _RETRIES = 2  # of one chunk, when its actor dies
 _IN_FLIGHT = 2  # chunks that an actor has, so that the next is there when one is done
 
@@ -51,7 +52,7 @@ class RayEngine:
         address: str | None = None,
     ) -> None:
         if find_spec("ray") is None:
-            raise EngineError("""the engine "ray" needs Ray, which is not installed: pip install 'umbel[ray]'""")
+            raise EngineError(RAY_MISSING)
         self._arguments = recipe.to_json(), "cuda:0" if device == "cuda" else device, arithmetic, _paths()
         self._layout = Layout.of_state(recipe.make().state_dict())
         self._rows = rows_of_block(self._layout.n_values)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import agreeing
 from umbel.aggregation.report_times import Observation
 from umbel.aggregation.round import Recruiting
 from umbel.aggregation.run_end import KeptVersion
@@ -30,16 +31,19 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef
 from umbel.client.files import write_atomically
 from umbel.sim.experiments.federation import Standing
+from umbel.sim.experiments.inputs import Digests, changed
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.versions import Bytes, ModelState
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What of `Standing` is not the file's, with what goes with it. `rows_bytes`: of `rounds.jsonl`."""
+    """What of `Standing` is not the file's, with what goes with it. `rows_bytes`: of `rounds.jsonl`; `inputs`: what the
+    run is made of (`inputs.py`).
+    """
 
     version: int
     rows_bytes: int
@@ -55,6 +59,7 @@ class _Kept:
     change: Bytes | None
     has: dict[ClientId, int]
     changes: tuple[int, ...]
+    inputs: dict[str, str]
 
 
 _KEPT = TypeAdapter(_Kept)
@@ -76,7 +81,13 @@ class Resumed:
 
 
 def write_checkpoint(
-    folder: Path, standing: Standing, model: ModelState, memory: Memory, rows_bytes: int, wall_s: float
+    folder: Path,
+    standing: Standing,
+    model: ModelState,
+    memory: Memory,
+    rows_bytes: int,
+    wall_s: float,
+    inputs: Digests,
 ) -> None:
     """Replace the checkpoint, durably. Raises `OSError`."""
     kept = _Kept(
@@ -94,6 +105,7 @@ def write_checkpoint(
         model.change,
         memory.has,
         memory.changes,
+        dict(inputs),
     )
     tensors = {f"master/{name}": value for name, value in model.master.items()}
     tensors |= {f"published/{name}": value for name, value in model.published.items()}
@@ -104,10 +116,11 @@ def write_checkpoint(
     write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": text, "sha256": _digest(text, contiguous)}))
 
 
-def read_checkpoint(folder: Path, file: RunFile, first: ModelState) -> Resumed | None:
-    """Where the run stands, None before its first checkpoint. `first`: its first model.
+def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Digests) -> Resumed | None:
+    """Where the run stands, None before its first checkpoint. `first`: its first model; `inputs`: what it is made of
+    now.
 
-    Raises `CheckpointError` for one that is damaged, or of another version; `OSError`.
+    Raises `CheckpointError` for one that is damaged, of another version, or of other inputs; `OSError`.
     """
     path = folder / CHECKPOINT_FILE
     if not path.exists():
@@ -121,6 +134,12 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState) -> Resumed |
             raise CheckpointError(f"{path} is of another version of umbel; remove its folder to begin anew")
         if metadata["sha256"] != _digest(metadata["umbel"], tensors):
             raise ValueError("it is not as it was written")
+        if unlike := changed(kept.inputs, inputs):
+            are = agreeing(len(unlike), "is", "are")
+            raise CheckpointError(
+                f"{' and '.join(unlike)} {are} not as when {folder} was begun (SHA-256), so what came of both would "
+                "be of neither; put it back as it was, or choose another folder (--out)"
+            )
         return _resumed(kept, tensors, file, first)
     except (SafetensorError, ValidationError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}); remove its folder to begin anew") from error

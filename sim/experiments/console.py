@@ -14,8 +14,8 @@ from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.checkpoint import CheckpointError
-from umbel.sim.experiments.federation import SimulationError
 from umbel.sim.experiments.file import read_experiment
+from umbel.sim.experiments.possible import SimulationError
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.shown import as_table, with_band
 from umbel.sim.experiments.simulate import CURVES_FILE, RECORDED_FILE, simulate

@@ -24,7 +24,7 @@ from umbel.aggregation.endings import Known, Measured, abandoned, finished
 from umbel.aggregation.layout import HasMean
 from umbel.aggregation.ledger import client_records
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Training
@@ -52,6 +52,7 @@ from umbel.sim.experiments.canary_uplink import CanaryUplink, probe_of
 from umbel.sim.experiments.local_work import Meter, as_taught, client_seeds, steps_asked
 from umbel.sim.experiments.masked_uplink import MaskedUplink
 from umbel.sim.experiments.memory import Memory
+from umbel.sim.experiments.possible import SimulationError, require_possible
 from umbel.sim.experiments.reports import Reports
 from umbel.sim.experiments.secure_window import SecureWindow, seed_of
 from umbel.sim.experiments.uplink import Uplink
@@ -64,11 +65,8 @@ from umbel.sim.secure_exchange import seeded_bytes
 
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
 _NOBODY_COMES_S = 30 * 86_400.0
+_ATTEMPTS_IN_VAIN_MAX = 200  # at one round, where the run has no bound of its own
 _EVALUATION_BATCH = 256
-
-
-class SimulationError(Exception):
-    """A simulation cannot go on: one sentence that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +129,28 @@ class Federation:
     def __init__(self, world: World, standing: Standing, model: ModelState, memory: Memory | None = None) -> None:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
-        file = standing.file
-        if file.privacy is not None:
-            require_private_model(model.layout)
-        if self._measures and world.population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
-            raise SimulationError(
-                "clients hold nothing back to measure the model on, as this run asks them to: set holdout = 0.1 in "
-                "[partition], or leave [evaluation] and training.evaluate out (the model is scored in one place anyway)"
-            )
-
-    @property
-    def _measures(self) -> bool:
-        file = self.standing.file
-        return file.evaluation is not None or file.training.evaluate or any(one.evaluate for one in file.override)
+        require_possible(standing.file, model.layout, world.population)
 
     def attempts(self) -> Iterator[Attempt]:
-        """Every attempt until the run is over. Raises `SimulationError` where nobody ever comes."""
+        """Every attempt until the run is over. Raises `SimulationError` where nobody ever comes, or all is in vain."""
+        why = ""
         while not (self.standing.status.is_over or self.standing.status is RunStatus.PAUSED):
-            yield self._attempt()
+            self._require_hope(why)
+            attempt = self._attempt()
+            why = attempt.record.reason
+            yield attempt
+
+    def _require_hope(self, why: str) -> None:
+        """Raise `SimulationError` where a round is tried over and over; `why`: what became of the last attempt."""
+        rounds, plan = self.standing.file.rounds, self.standing.state.plan
+        if plan.attempt <= _ATTEMPTS_IN_VAIN_MAX or rounds.attempts_max is not None:
+            return
+        raise SimulationError(
+            f"round {plan.number} was tried {_ATTEMPTS_IN_VAIN_MAX} times, and made no model{why and f' ({why})'}. Its "
+            f"window is {plan.window_s:g} s, its minimum {counted(plan.minimum, 'report')}: set a longer window_s or a "
+            "lower minimum in [rounds], or quicker devices in [fleet]; or rounds.attempts_max, at which a run fails by "
+            "itself"
+        )
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 

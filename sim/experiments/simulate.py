@@ -23,6 +23,8 @@ from umbel.client.files import write_atomically
 from umbel.sim.experiments.against_trace import against, calibrate
 from umbel.sim.experiments.checkpoint import ROWS_FILE
 from umbel.sim.experiments.file import Experiment, Trial, experiment_of, read_experiment
+from umbel.sim.experiments.possible import SimulationError
+from umbel.sim.experiments.rehearsal import rehearse
 from umbel.sim.experiments.results import Results, by_point
 from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.trials import TrialResult, run_trial
@@ -31,6 +33,7 @@ from umbel.sim.experiments.world import Made
 
 EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
 CURVES_FILE, SPLIT_FILE, RECORDED_FILE, RUNS_FOLDER = "curves.png", "split.png", "recorded.png", "runs"
+_NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # torch's, of processors and of GPUs
 PANELS_FILE, GROUPS_FILE = "panels.png", "groups.png"
 
 
@@ -58,8 +61,25 @@ def simulate(
     """
     one = _read(experiment, changes)
     folder, data = None if out is None else Path(out), None if data is None else Path(data)
-    with contextlib.nullcontext() if folder is None else _claimed(folder, one), _heard(one, watcher, progress) as ear:
-        return _simulated(one, folder, data, ear)
+    with contextlib.nullcontext() if folder is None else _claimed(folder, one):
+        with _memory_in_words():
+            rehearse(one.trials, one.folder, data)
+        with _heard(one, watcher, progress) as ear, _memory_in_words():
+            return _simulated(one, folder, data, ear)
+
+
+@contextlib.contextmanager
+def _memory_in_words() -> Generator[None]:
+    """Raise `SimulationError` where memory does not suffice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        raise SimulationError(
+            "memory does not suffice for this model, its data and its cohort: take a smaller model, train_limit in "
+            '[data], a lower rounds.target, or name = "sequential" in [engine], which holds one client at a time'
+        ) from error
 
 
 def _heard(one: Experiment, watcher: Watcher | None, progress: bool) -> contextlib.AbstractContextManager[Watcher]:

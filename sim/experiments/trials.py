@@ -15,6 +15,7 @@ from umbel.sim.experiments.federation import Attempt, Federation, beginning
 from umbel.sim.experiments.file import Trial
 from umbel.sim.experiments.garbage import seldom_collected
 from umbel.sim.experiments.groups import scores_by_group
+from umbel.sim.experiments.inputs import Digests, digests_of
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row, row_of
 from umbel.sim.experiments.world import Made, make_world
@@ -55,6 +56,7 @@ class _Kept:
     """What is on disk of a run. `file`: rounds.jsonl, at its end; None where nothing is kept."""
 
     folder: Path | None
+    inputs: Digests
     file: BinaryIO | None = None
     n_bytes: int = 0
     saved_at: float = field(default_factory=time.perf_counter)
@@ -75,7 +77,8 @@ class _Kept:
             return
         self.file.flush()
         os.fsync(self.file.fileno())
-        write_checkpoint(self.folder, federation.standing, federation.model, federation.memory, self.n_bytes, wall_s)
+        standing, model, memory = federation.standing, federation.model, federation.memory
+        write_checkpoint(self.folder, standing, model, memory, self.n_bytes, wall_s, self.inputs)
         self.saved_at = time.perf_counter()
         self.saving_s = self.saved_at - now
 
@@ -97,10 +100,11 @@ def run_trial(
     world = make_world(trial, base, data)
     try:
         made(world)
-        resumed = None
+        resumed, inputs = None, dict[str, str]()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            resumed = read_checkpoint(folder, trial.run, world.model)
+            inputs = digests_of(trial, world.data, base, data)
+            resumed = read_checkpoint(folder, trial.run, world.model, inputs)
         if resumed is None:
             federation = Federation(world.world, beginning(trial.run, world.model), world.model, Memory())
             rows, before_s = list[Row](), 0.0
@@ -108,7 +112,7 @@ def run_trial(
             federation = Federation(world.world, resumed.standing, resumed.model, resumed.memory)
             assert folder is not None
             rows, before_s = _rows_before(folder / ROWS_FILE, resumed.rows_bytes), resumed.wall_s
-        with _keeping(folder, resumed.rows_bytes if resumed is not None else 0) as kept:
+        with _keeping(folder, inputs, resumed.rows_bytes if resumed is not None else 0) as kept:
             with seldom_collected():
                 for row in _rows(federation, trial, began):
                     rows.append(row)
@@ -168,9 +172,9 @@ def _rows_before(path: Path, n_bytes: int) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _keeping(folder: Path | None, n_bytes: int) -> Generator[_Kept]:
+def _keeping(folder: Path | None, inputs: Digests, n_bytes: int) -> Generator[_Kept]:
     if folder is None:
-        yield _Kept(None)
+        yield _Kept(None, inputs)
         return
     with (folder / ROWS_FILE).open("ab" if n_bytes else "wb") as file:
-        yield _Kept(folder, file, n_bytes)
+        yield _Kept(folder, inputs, file, n_bytes)

@@ -1,7 +1,9 @@
 """A fleet from the section `[fleet]` of an experiment's file."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from umbel.sim.fleet.stragglers import Stragglers
 from umbel.sim.fleet.trace_file import read_trace
 from umbel.sim.fleet.traits import Trait, log_normal
 
+Read = TypeVar("Read")
+
 
 def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | None = None) -> Fleet:
     """The fleet that a section describes. `seed`: of the experiment.
@@ -31,7 +35,8 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
     slow = section.stragglers
     stragglers = None if slow is None else Stragglers(seed, slow.share, *slow.work)
     if section.recorded is not None:
-        fleet = recorded_fleet(read_trace(folder / section.recorded), seed, faults, section.waiting)
+        trace = _read("recorded", folder / section.recorded, read_trace)
+        fleet = recorded_fleet(trace, seed, faults, section.waiting)
         return replace(fleet, stragglers=stragglers, partial_work=section.partial_work)
     zones = Zones(seed, section.zones)
     speed, network = section.speed or SpeedSection(), section.network or NetworkSection()
@@ -48,6 +53,13 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
     )
 
 
+def _read(key: str, path: Path, read: Callable[[Path], Read]) -> Read:
+    try:
+        return read(path)
+    except FileNotFoundError as error:
+        raise ValueError(f"fleet.{key} names {path}, which does not exist") from error
+
+
 def _speed(section: SpeedSection, seed: int) -> Speed:
     known = (np.log([section.median_s]), np.array([section.between]), np.array([section.jitter]))
     trait = Trait("speed", seed, *known, tail=section.tail)
@@ -60,7 +72,7 @@ def _network(section: NetworkSection, seed: int, data: Path | None) -> Network:
         return Network(down, log_normal("up", seed, section.up, section.between, section.within), section.latency_s)
     if data is None:
         raise ValueError(f"fleet.network.phones names {section.phones}, in the folder of data: say which with --data")
-    return Network(*phone_traits(read_phones(data / section.phones), seed), section.latency_s)
+    return Network(*phone_traits(_read("network.phones", data / section.phones, read_phones), seed), section.latency_s)
 
 
 def _presence(section: FleetSection, seed: int, zones: Zones, folder: Path) -> Presence:
@@ -69,7 +81,7 @@ def _presence(section: FleetSection, seed: int, zones: Zones, folder: Path) -> P
     if (charging := section.charging) is not None:
         return Charging(seed, zones, charging.plugged_at, charging.hours, charging.spread_h)
     if (presence := section.presence) is not None:
-        return read_presence(folder / presence.file, presence.cycle_s)
+        return _read("presence.file", folder / presence.file, lambda path: read_presence(path, presence.cycle_s))
     return Always()
 
 

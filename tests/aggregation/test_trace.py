@@ -128,6 +128,7 @@ def test_whatever_a_client_says_of_its_work_there_is_a_trace(steps: int, train_s
     [
         ({"format": 2}, "format 2 is not known"),
         ({"clients": 1}, "client 2, and there are 1"),
+        ({"clients": 10_000_000}, "clients is 10000000, and 3 of them are mentioned"),
         ({"attempts": ()}, "number of attempts"),
     ],
 )
@@ -141,6 +142,7 @@ def test_a_trace_that_cannot_be_is_refused(change: dict[str, Any], why: str) -> 
     [
         ({"opened_at": float("nan")}, "opened_at"),
         ({"open_s": -1.0}, "open_s"),
+        ({"over_selection": 0.0, "reports_wanted": 2, "reports_needed": 1}, "over_selection"),
         ({"waiting": 1}, "waiting"),
         ({"absent": 1}, "absent must lie between 2"),
         ({"absent": None}, "must then be known"),

@@ -9,7 +9,7 @@ from tests.sim.experiments.worlds import attempts_of, hashes, table
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
 from umbel.aggregation.task import Task
-from umbel.sim.experiments.federation import SimulationError
+from umbel.sim.experiments.possible import SimulationError
 
 
 def test_rounds_are_committed_until_the_file_has_enough() -> None:
@@ -189,4 +189,18 @@ def test_a_measurement_that_no_client_can_make_is_refused_with_what_to_do() -> N
 
 def test_a_fleet_that_never_comes_ends_the_simulation_with_a_sentence() -> None:
     with pytest.raises(SimulationError, match="does not begin"):
-        attempts_of(table(partition={"clients": 3}, rounds={"minimum": 5}))
+        attempts_of(table(fleet={"hours": {"by_hour": [0.0] * 24}}))
+
+
+def test_more_reports_than_there_are_clients_are_refused_with_both_numbers() -> None:
+    with pytest.raises(SimulationError, match=r"rounds\.target is 6, and there are 3 clients"):
+        attempts_of(table(partition={"clients": 3}))
+
+
+def test_a_round_that_is_always_in_vain_ends_the_simulation_and_says_why() -> None:
+    slow = {"fleet": {"speed": {"step_s": 1000.0, "spread": 0.0}, "partial_work": False}}
+    words = r"round 1 was tried 200 times, and made no model \(.*0 of .*\)\. Its window is 10 s, its minimum 2 reports"
+    with pytest.raises(SimulationError, match=words):
+        attempts_of(table(rounds={"window_s": 10.0, "minimum": 2}, **slow))
+    bounded = attempts_of(table(rounds={"window_s": 10.0, "minimum": 2, "attempts_max": 3}, **slow))
+    assert bounded[-1].standing.status is RunStatus.FAILED

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +95,70 @@ def test_a_list_of_what_is_kept_that_is_no_text_is_another_experiment(kept: Path
     (kept / EXPERIMENT_FILE).write_bytes(b"\x9d\xff")
     with pytest.raises(ValueError, match="another experiment"):
         simulate(table(rounds={"count": 2}), kept)
+
+
+def write_presence(path: Path, until: int) -> None:
+    path.write_text("device,from_s,until_s\n" + "".join(f"{device},0,{until}\n" for device in range(40)))
+
+
+OWN_MODEL = """
+import torch
+
+def net():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+OWN_DATA = """
+import torch
+from umbel.sim.data.data_set import DataSet
+from umbel.sim.data.samples import Samples
+import numpy as np
+
+def made():
+    torch.manual_seed(3)
+    samples = Samples(torch.randn(200, 4), torch.randint(3, (200,)))
+    return DataSet("own", samples, np.arange(150), samples.take(np.arange(150, 200)), 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "what"),
+    [
+        ("presence.csv", lambda path: write_presence(path, 4000), r"fleet\.presence\.file \(presence\.csv\)"),
+        (
+            "kept_net.py",
+            lambda path: path.write_text(OWN_MODEL + "# other"),
+            r"model\.name \(kept_net:net, in kept_net\.py\)",
+        ),
+        (
+            "kept_data.py",
+            lambda path: path.write_text(OWN_DATA.replace("seed(3)", "seed(4)")),
+            r"data \(kept_data:made\)",
+        ),
+    ],
+)
+def test_what_a_run_is_made_of_may_not_change_before_it_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, change: Callable[[Path], None], what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_presence(tmp_path / "presence.csv", 5000)
+    (tmp_path / "kept_net.py").write_text(OWN_MODEL)
+    (tmp_path / "kept_data.py").write_text(OWN_DATA)
+    own: dict[str, dict[str, object]] = {
+        "presence.csv": {"fleet": {"presence": {"file": "presence.csv"}}},
+        "kept_net.py": {"model": {"name": "kept_net:net"}},
+        "kept_data.py": {"data": {"name": "kept_data:made"}},
+    }
+    described = {**table(rounds={"count": 2}), **own[file]}
+    done = simulate(described, "out")
+    change(tmp_path / file)
+    for name in ("kept_net", "kept_data"):
+        sys.modules.pop(name, None)
+    with pytest.raises(CheckpointError, match=what + " is not as when .*seed-0 was begun"):
+        simulate(described, "out")
+    write_presence(tmp_path / "presence.csv", 5000)
+    (tmp_path / "kept_net.py").write_text(OWN_MODEL)
+    (tmp_path / "kept_data.py").write_text(OWN_DATA)
+    for name in ("kept_net", "kept_data"):
+        sys.modules.pop(name, None)
+    assert simulate(described, "out").trials[0].model_sha256 == done.trials[0].model_sha256

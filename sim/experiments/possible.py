@@ -1,0 +1,31 @@
+"""Whether a run can be simulated with these clients, before it is begun."""
+
+import numpy as np
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.runfile import RunFile
+from umbel.sim.data.population import Population
+
+
+class SimulationError(Exception):
+    """A simulation cannot go on: one sentence that says what to do."""
+
+
+def require_possible(file: RunFile, layout: Layout, population: Population) -> None:
+    """Raise `SimulationError`, or `ValueError` for a model that cannot be private."""
+    if file.privacy is not None:
+        require_private_model(layout)
+    measures = file.evaluation is not None or file.training.evaluate or any(one.evaluate for one in file.override)
+    if measures and population.holdout_of(np.zeros(1, dtype=np.int64)) is None:
+        raise SimulationError(
+            "clients hold nothing back to measure the model on, as this run asks them to: set holdout = 0.1 in "
+            "[partition], or leave [evaluation] and training.evaluate out (the model is scored in one place anyway)"
+        )
+    for name, wanted in (("target", file.rounds.target), ("minimum", file.rounds.minimum)):
+        if wanted > population.n_clients:
+            raise SimulationError(
+                f"rounds.{name} is {wanted:,}, and there are {counted(population.n_clients, 'client')}: no round would "
+                f"ever have so many reports; set it to {population.n_clients} at most, or simulate more clients"
+            )
