@@ -22,8 +22,10 @@ from tests.aggregation.codec.cases import (
 from umbel.aggregation.codec.codec import CHUNK_VALUES, VectorCodec
 from umbel.aggregation.codec.eden import Eden
 from umbel.aggregation.codec.lossless import Planes
+from umbel.aggregation.codec.packing import GROUP, packed_bytes
 from umbel.aggregation.codec.registry import CODECS
-from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.codec.sign import Sign
+from umbel.aggregation.errors import MalformedUpdate, UpdateRefused
 
 ANY = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
 SIZES = st.one_of(st.integers(0, 40), st.integers(41, 6000))
@@ -115,6 +117,22 @@ def test_a_flipped_bit_is_read_or_refused_wherever_it_is(codec: VectorCodec) -> 
             flipped = bytearray(payload)
             flipped[place] ^= 1 << bit
             read_or_refused(codec, bytes(flipped), 51)
+
+
+@pytest.mark.parametrize("codec", [Sign(), Eden(1), Eden(3)])
+def test_packed_values_are_written_in_one_way(codec: VectorCodec) -> None:
+    """A bit that stands for no value is refused, and any other means something else."""
+    payload = payload_of(codec, gaussian(51), context_of(51))
+    before, n_refused = decoded(codec, [payload], context_of(51)), 0
+    for bit in range(8 * (len(payload) - packed_bytes(64, getattr(codec, "bits", 1))), 8 * len(payload)):
+        flipped = bytearray(payload)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            assert not torch.equal(decoded(codec, [bytes(flipped)], context_of(51)), before)
+        except MalformedUpdate:
+            n_refused += 1
+    n_packed = 51 if isinstance(codec, Sign) else 64  # blocks of 16 hold 51 values
+    assert n_refused == (GROUP - n_packed) * getattr(codec, "bits", 1)
 
 
 @given(ANY, st.integers(0, 100), st.binary(max_size=400))
