@@ -217,9 +217,12 @@ class IntegerCodec:
             raise WrongCodec(f"the plan asks for {self._plan.inverse_step!r} levels a unit, not {head.inverse_step!r}")
         if head.rank != rank:
             raise WrongCodec(f"this client's rank is {rank}, the update says {head.rank}")
-        most = math.inf if self._plan.clip_norm is None else self._plan.clip_norm * _WITHIN
-        if not 0 <= head.norm <= most or head.norm == math.inf:
-            raise UpdateOutOfRange(f"the update says that its norm is {head.norm}; the run's clip_norm is {most:g}")
+        if not 0 <= head.norm < math.inf:
+            raise UpdateOutOfRange(f"the update says that its norm is {head.norm}, which none can be")
+        if self._plan.clip_norm is not None and head.norm > self._plan.clip_norm * _WITHIN:
+            raise UpdateOutOfRange(
+                f"the update says that its norm is {head.norm:g}; the run's clip_norm is {self._plan.clip_norm:g}"
+            )
         return head, Payload(exactly(pieces, said.payload_bytes - LEVELS_HEAD_BYTES))
 
     def _check_norm(self, norm: float, energy: int) -> None:

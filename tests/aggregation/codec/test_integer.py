@@ -182,6 +182,12 @@ def test_each_wrong_thing_has_its_own_error(update: bytes, refusal: type[UpdateR
     assert str(caught.value)
 
 
+@pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
+def test_a_norm_that_none_can_be_is_called_that_where_nothing_is_clipped(norm: float) -> None:
+    with pytest.raises(UpdateOutOfRange, match=f"says that its norm is {norm}, which none can be$"):
+        read(with_bytes(HEAD + 4, struct.pack("<f", norm)), 4)
+
+
 def test_levels_beyond_the_runs_bound_are_refused() -> None:
     wide = IntegerCodec(PLAN, Grid.finest(max_abs=2000.0, total_weight_max=10), LAYOUT)
     values = gaussian(1)
