@@ -58,7 +58,7 @@ def test_instead_of_others_there_are_the_rotated_integers() -> None:
 def test_a_mask_of_bfloat16_is_sent_to_what_goes_in_its_place() -> None:
     """Masked rounds add up integers alone, so they would refuse the mask with float32, too."""
     halves = CodecPlan(Codec.MASK, parameters={"precision": "bfloat16"})
-    with pytest.raises(ValueError, match="use the mask with float32$"):
+    with pytest.raises(ValueError, match=r"use the mask with float32$"):
         require_summable(halves, Adding.ALL_REDUCE)
     with pytest.raises(ValueError, match=r"use the integer codec rotated, modulo 2\^m$"):
         require_summable(halves, Adding.SECURE)
