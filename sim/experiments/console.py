@@ -14,7 +14,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.task import Task
 from umbel.sim.engines.work import EngineError
-from umbel.sim.experiments.against_tables import tables
+from umbel.sim.experiments.against_tables import figure, tables
 from umbel.sim.experiments.checkpoint import CheckpointError
 from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.federation import SimulationError
@@ -143,7 +143,7 @@ def _table(results: Results) -> Table:
             _with_band(point.accuracy, "{:.1%}"),
             _mean(point.loss, "{:.3f}"),
             _mean(point.rounds, "{:.0f}"),
-            f"{_mean(point.bytes_up, '{:,.1f}', 1e-6)}, {_mean(point.bytes_down, '{:,.1f}', 1e-6)}",
+            f"{_megabytes(point.bytes_up)}, {_megabytes(point.bytes_down)}",
             _mean(point.virtual_hours, "{:.2f}"),
             *([_mean(point.wasted_share, "{:.0%}")] if is_wasted else []),
             _mean(point.wall_s, "{:.1f} s"),
@@ -175,6 +175,10 @@ def _with_band(estimate: Estimate | None, form: str) -> str:
     return f"{form.format(estimate.mean)} ± {form.format((estimate.high - estimate.low) / 2)}"
 
 
-def _mean(estimate: Estimate | None, form: str, unit: float = 1.0) -> str:
+def _megabytes(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else figure(estimate.mean / 1e6)
+
+
+def _mean(estimate: Estimate | None, form: str) -> str:
     """A dash where there is none, as where no seed has reached the target."""
-    return "-" if estimate is None else form.format(estimate.mean * unit)
+    return "-" if estimate is None else form.format(estimate.mean)
