@@ -104,7 +104,10 @@ def _is_writable(piece: Buffer) -> bool:
 
 
 class Float32Codec:
-    """Codec 0: the weight change as little-endian float32, in layout order. The integers are those of the grid."""
+    """Codec 0: the weight change as little-endian float32, in layout order. The integers are those of the grid.
+
+    Unbiased and stateless; not linear, for sums of float32 depend on their order. Cost: 32 bits a coordinate.
+    """
 
     def __init__(self, grid: Grid, layout: Layout) -> None:
         self._grid = grid

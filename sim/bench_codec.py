@@ -68,9 +68,9 @@ def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves:
     return Report("codec", (*rows, *trained), notes)
 
 
-def shannon(bits: float) -> float:
+def shannon(bits: int) -> float:
     """No code of Gaussian values in so many bits has a smaller vNMSE."""
-    return 2.0 ** (-2 * bits)
+    return 1 / 4**bits
 
 
 def gaussian_rows(values: Tensor) -> list[Row]:

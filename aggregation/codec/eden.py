@@ -58,7 +58,6 @@ class Eden:
     is_unbiased: bool = field(default=True, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=False, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= BITS_MAX:

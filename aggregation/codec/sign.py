@@ -34,7 +34,6 @@ class Sign:
     is_unbiased: bool = field(default=False, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=True, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def payload_bytes(self, layout: Layout) -> range:
         n_values = layout.n_values

@@ -1,5 +1,7 @@
 """What holds for every codec: lengths, chunks, unbiasedness where it is claimed, and refusals of strangers' bytes."""
 
+import re
+import sys
 from contextlib import suppress
 from itertools import pairwise
 
@@ -202,6 +204,15 @@ def test_the_sum_of_payloads_is_the_payload_of_the_sum(name: str) -> None:
     assert isinstance(total, torch.Tensor)
     found = decoded(codec, [total.numpy().tobytes()], context_of(5000, 3))
     torch.testing.assert_close(found, sum(passed(codec, change, context_of(5000, 3)) for change in changes))
+
+
+@pytest.mark.parametrize("make", CODECS.values())
+def test_a_codec_says_of_itself_what_it_is_and_costs(make: type[VectorCodec]) -> None:
+    says = str(sys.modules[make.__module__].__doc__)
+    assert ("**Linear**" in says, "**Not linear**" in says) == (make().is_linear, not make().is_linear)
+    assert re.search(r"\*\*(un)?biased\*\*", says, re.IGNORECASE)
+    assert "Stateless." in says
+    assert "**Cost**" in says
 
 
 def test_every_registered_codec_is_tried_here_and_can_be_made_by_its_name() -> None:
