@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SUM_BITS = 62
 TOTAL_WEIGHT_MAX = 1 << 38  # step <= 2^-24 max_abs: as fine as float32 is there; also exact as a float64
 MAX_ABS_LEAST, MAX_ABS_MOST = 2.0**-64, 2.0**64  # far beyond any weight change; keeps every step a normal float64
-CHUNK_VALUES = 1 << 17  # 128 Ki values: 1 MiB of float64 scratch stays in the second-level cache
+PIECE_VALUES = 1 << 17  # what is worked on at a time: 1 MiB of float64 scratch stays in the second-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class GridAccumulator(IntegerSum):
         if vector.numel() != self.n_sums:
             raise LyingLength(f"the update holds {vector.numel()} values, the layout {self.n_sums}")
         check_values(vector, self.grid)
-        self.fold(torch.split(vector, CHUNK_VALUES), weight)
+        self.fold(torch.split(vector, PIECE_VALUES), weight)
 
     def merge(self, other: IntegerSum) -> None:
         """As `IntegerSum.merge`; the other sum's grid must be this one."""

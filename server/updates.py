@@ -9,7 +9,7 @@ from io import RawIOBase
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.update_codec import UpdateReader
 from umbel.server.blobs import BlobStore
 from umbel.server.problems import Refused
@@ -85,7 +85,7 @@ def fill(file: RawIOBase, buffer: memoryview) -> int:
 
 
 def _sha256(blobs: BlobStore, chunks: Sequence[Chunk]) -> str:
-    sha, buffer = hashlib.sha256(), memoryview(bytearray(4 * CHUNK_VALUES))
+    sha, buffer = hashlib.sha256(), memoryview(bytearray(4 * PIECE_VALUES))
     with Whole(blobs, chunks) as update:
         while n_bytes := fill(update, buffer):
             sha.update(buffer[:n_bytes])
@@ -99,6 +99,6 @@ def _header(update: Whole, codec: UpdateReader) -> bytes:
 
 def _pieces(update: Whole) -> Iterator[memoryview]:
     """What follows the header. Each piece is overwritten by the next."""
-    buffer = memoryview(bytearray(4 * CHUNK_VALUES))
+    buffer = memoryview(bytearray(4 * PIECE_VALUES))
     while n_bytes := fill(update, buffer):
         yield buffer[:n_bytes]

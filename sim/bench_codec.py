@@ -70,7 +70,7 @@ def measure(*, quick: bool, plot: Path | None, data: Path | None = None, curves:
 
 def shannon(bits: int) -> float:
     """No code of Gaussian values in so many bits has a smaller vNMSE."""
-    return 1 / 4**bits
+    return 0.25**bits
 
 
 def gaussian_rows(values: Tensor) -> list[Row]:
