@@ -105,9 +105,9 @@ class GridAccumulator(IntegerSum):
         super().__init__(n_values, grid.total_weight_max)
         self.grid = grid
 
-    def fold(self, chunks: Iterable[Tensor], weight: int) -> None:
-        """`add` an update that is given as consecutive float32 chunks."""
-        self.add((to_integers(chunk, self.grid) for chunk in chunks), weight)
+    def fold(self, pieces: Iterable[Tensor], weight: int) -> None:
+        """`add` an update that is given as consecutive float32 pieces."""
+        self.add((to_integers(piece, self.grid) for piece in pieces), weight)
 
     def fold_vector(self, vector: Tensor, weight: int) -> None:
         """Check and fold a whole float32 vector; a refused one changes nothing."""

@@ -25,7 +25,7 @@ def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: 
         raise LyingLength(f"the model's update has {length_in_words(codec)}")
     if _sha256(blobs, chunks) != sha256:
         raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
-    peak(blobs, chunks, codec, rank)
+    largest_change(blobs, chunks, codec, rank)
 
 
 def length_in_words(codec: UpdateReader) -> str:
@@ -34,10 +34,10 @@ def length_in_words(codec: UpdateReader) -> str:
     return f"{lengths.start} bytes" if len(lengths) == 1 else f"{lengths.start} to {lengths.stop - 1} bytes"
 
 
-def peak(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> float:
+def largest_change(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> float:
     """The largest change of one value. Raises an `UpdateRefused` at the first thing that is wrong."""
     with Whole(blobs, chunks) as update:
-        return codec.peak(_header(update, codec), _pieces(update), rank)
+        return codec.largest_change(_header(update, codec), _pieces(update), rank)
 
 
 def integers(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> Iterator[Tensor]:

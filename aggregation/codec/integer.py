@@ -165,7 +165,7 @@ class IntegerCodec:
         rms = head.norm * self._plan.inverse_step / math.sqrt(max(self._n_values, 1))
         yield torch.tensor([round(min(rms, LEVEL_MAX) * self._rms_unit)], dtype=torch.int64)
 
-    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+    def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         """Rounded down: a level is off by less than one."""
         head, payload = self._opened(header, pieces, rank)
         exact = float(self._exact_values(payload).abs().amax()) if self._exact.n_values else 0.0

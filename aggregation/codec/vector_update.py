@@ -124,7 +124,7 @@ class VectorUpdateCodec:
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
         return (to_integers(values, self._grid) for values in self._values(header, pieces, rank))
 
-    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+    def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         return max((float(part.abs().amax()) for part in self._values(header, pieces, rank) if part.numel()), default=0)
 
     def new_sum(self) -> IntegerSum:

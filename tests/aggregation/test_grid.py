@@ -15,9 +15,9 @@ from torch import Tensor
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import (
-    PIECE_VALUES,
     MAX_ABS_LEAST,
     MAX_ABS_MOST,
+    PIECE_VALUES,
     TOTAL_WEIGHT_MAX,
     Grid,
     GridAccumulator,

@@ -260,12 +260,12 @@ def test_exact_values_beyond_the_bound_are_refused() -> None:
         read(good[:90], codec=codec)
 
 
-def test_the_peak_is_the_largest_change_and_a_step_less_at_most() -> None:
+def test_the_largest_change_is_told_to_a_step_or_two_and_never_as_more() -> None:
     values = gaussian(1)
     values[3] = -17.0
     update = written(values)
-    peak = CODEC.peak(update[:88], [update[88:]], 0)
-    assert 17.0 - 2 / 8 <= peak <= 17.0
+    largest = CODEC.largest_change(update[:88], [update[88:]], 0)
+    assert 17.0 - 2 / 8 <= largest <= 17.0
 
 
 def test_one_client_can_make_the_next_step_four_times_as_large_and_no_more() -> None:
