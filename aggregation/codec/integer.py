@@ -144,10 +144,9 @@ class IntegerCodec:
         most = (LEVEL_MAX - 1) / self._plan.inverse_step
         for first, values in in_segments(change(), entropy.SEGMENT):
             check_values(values, self._grid, first)
-            for _, here in self._exact.within(first, values.numel()):
-                if exact is not None:
-                    exact += values[here].numpy().astype("<f4", copy=False).tobytes()
-                values[here] = 0.0
+            taken = self._exact.taken_out(values, first)
+            if exact is not None:
+                exact += taken
             yield first, values.clamp_(-most, most)
 
     def within(self) -> Projections:
@@ -160,7 +159,7 @@ class IntegerCodec:
         exact, first = to_integers(self._exact_values(payload), self._grid), 0
         for segment in self._checked(head, payload):
             levels = segment.levels()
-            yield self._with_exact(levels, first, exact)
+            yield self._exact.put_back(levels, first, exact)
             first += levels.numel()
         rms = head.norm * self._plan.inverse_step / math.sqrt(max(self._n_values, 1))
         yield torch.tensor([round(min(rms, LEVEL_MAX) * self._rms_unit)], dtype=torch.int64)
@@ -186,14 +185,6 @@ class IntegerCodec:
             energy += segment.folded.sum_of_squares
             yield segment
         self._check_norm(head.norm, energy)
-
-    def _with_exact(self, levels: Tensor, first: int, exact: Tensor) -> Tensor:
-        """The levels from coordinate `first` on, with the integers of exact values in their places."""
-        for at, here in self._exact.within(first, levels.numel()):
-            if levels.dtype != torch.int64:
-                levels = levels.to(torch.int64)
-            levels[here] = exact[at : at + here.stop - here.start]
-        return levels
 
     def new_sum(self) -> IntegerSum:
         return IntegerSum(self._n_values + 1, self._grid.total_weight_max)
