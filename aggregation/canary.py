@@ -40,7 +40,7 @@ class Sent:
 
     work: WorkDone
     update_bytes: int
-    peak: float
+    largest_change: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,17 @@ def _judge(terms: Terms, client: ClientId, sent: Sent) -> Verdict:
     probe = sent.work.probe
     assert probe is not None, "a canary's reports are taken only with a probe"
     whole = _Whole(terms, probe, sent)
-    found = (whole.cause(), _cause_of_loss(probe), _cause_of_size(terms.max_abs, sent.peak), _cause_of_memory(probe))
-    measured = [whole.words(), _loss_words(probe), f"largest change {sent.peak:.3g} of max_abs {terms.max_abs:g}"]
+    found = (
+        whole.cause(),
+        _cause_of_loss(probe),
+        _cause_of_size(terms.max_abs, sent.largest_change),
+        _cause_of_memory(probe),
+    )
+    measured = [
+        whole.words(),
+        _loss_words(probe),
+        f"largest change {sent.largest_change:.3g} of max_abs {terms.max_abs:g}",
+    ]
     if probe.memory_bytes is not None:
         measured.append(f"peak memory {_size(probe.memory_bytes)}")
     return Verdict(client, tuple(cause for cause in found if cause), "; ".join(one for one in measured if one))
@@ -138,12 +147,12 @@ def _cause_of_loss(probe: Probe) -> str:
     return f"the training loss grows from {first:.3g} to {last:.3g}: try a smaller learning_rate"
 
 
-def _cause_of_size(max_abs: float, peak: float) -> str:
-    if ABS_HEADROOM * peak <= max_abs:
+def _cause_of_size(max_abs: float, largest: float) -> str:
+    if ABS_HEADROOM * largest <= max_abs:
         return ""
     return (
-        f"the largest change of one value is {peak:.3g}, too near to max_abs {max_abs:g}: raise max_abs to at least "
-        f"{ABS_HEADROOM * peak:.3g}, or try a smaller learning_rate"
+        f"the largest change of one value is {largest:.3g}, too near to max_abs {max_abs:g}: raise max_abs to at least "
+        f"{ABS_HEADROOM * largest:.3g}, or try a smaller learning_rate"
     )
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SUM_BITS = 62
 TOTAL_WEIGHT_MAX = 1 << 38  # step <= 2^-24 max_abs: as fine as float32 is there; also exact as a float64
 MAX_ABS_LEAST, MAX_ABS_MOST = 2.0**-64, 2.0**64  # far beyond any weight change; keeps every step a normal float64
-CHUNK_VALUES = 1 << 17  # 128 Ki values: 1 MiB of float64 scratch stays in the second-level cache
+PIECE_VALUES = 1 << 17  # what is worked on at a time: 1 MiB of float64 scratch stays in the second-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +105,16 @@ class GridAccumulator(IntegerSum):
         super().__init__(n_values, grid.total_weight_max)
         self.grid = grid
 
-    def fold(self, chunks: Iterable[Tensor], weight: int) -> None:
-        """`add` an update that is given as consecutive float32 chunks."""
-        self.add((to_integers(chunk, self.grid) for chunk in chunks), weight)
+    def fold(self, pieces: Iterable[Tensor], weight: int) -> None:
+        """`add` an update that is given as consecutive float32 pieces."""
+        self.add((to_integers(piece, self.grid) for piece in pieces), weight)
 
     def fold_vector(self, vector: Tensor, weight: int) -> None:
         """Check and fold a whole float32 vector; a refused one changes nothing."""
         if vector.numel() != self.n_sums:
             raise LyingLength(f"the update holds {vector.numel()} values, the layout {self.n_sums}")
         check_values(vector, self.grid)
-        self.fold(torch.split(vector, CHUNK_VALUES), weight)
+        self.fold(torch.split(vector, PIECE_VALUES), weight)
 
     def merge(self, other: IntegerSum) -> None:
         """As `IntegerSum.merge`; the other sum's grid must be this one."""

@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from umbel.aggregation.errors import LayoutError, ModelOverflow
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def _require_finite(spec: TensorSpec, values: Tensor) -> Tensor:
 def _stepped(spec: TensorSpec, start: Tensor, mean: HasMean, learning_rate: float) -> Tensor:
     """One tensor of `add_mean`, in pieces: the float64 scratch of a large tensor would outweigh the whole model."""
     values, stepped = start.reshape(-1), torch.empty(spec.shape, dtype=start.dtype)
-    for first in range(0, spec.n_values, CHUNK_VALUES):
-        piece = slice(first, min(first + CHUNK_VALUES, spec.n_values))
+    for first in range(0, spec.n_values, PIECE_VALUES):
+        piece = slice(first, min(first + PIECE_VALUES, spec.n_values))
         stepped.view(-1)[piece] = step(spec, values[piece], first, mean, learning_rate)
     return stepped

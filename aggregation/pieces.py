@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.torch_later import torch
 
@@ -55,8 +55,8 @@ class Piece:
 def pieces(layout: Layout) -> Iterator[Piece]:
     """Every value, tensor by tensor."""
     for spec in layout.owners():
-        for first in range(0, spec.n_values, CHUNK_VALUES):
-            yield Piece(spec, first, min(CHUNK_VALUES, spec.n_values - first))
+        for first in range(0, spec.n_values, PIECE_VALUES):
+            yield Piece(spec, first, min(PIECE_VALUES, spec.n_values - first))
 
 
 def segments(layout: Layout, size: int) -> Iterator[list[Piece]]:

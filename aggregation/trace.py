@@ -112,6 +112,11 @@ class TracedAttempt:
             require_within(self.reports_needed, "reports_needed", 1, self.reports_wanted)
 
     @property
+    def mentioned(self) -> set[int]:
+        """The numbers of its clients, and of the absent that it names."""
+        return {*(one.client for one in self.clients), *self.absent_clients}
+
+    @property
     def in_time(self) -> tuple[TracedClient, ...]:
         """Those who have reported before it closed."""
         return tuple(one for one in self.clients if one.report_s is not None and one.report_s <= self.open_s)
@@ -131,19 +136,11 @@ class Trace:
             raise ValueError(f"format {self.format} is not known here; this version reads {FORMAT}")
         require_within(self.clients, "clients", 1, CLIENTS_MAX)
         require_within(len(self.attempts), "the number of attempts", 1, ATTEMPTS_MAX)
-        mentioned = set[int]()
         for attempt in self.attempts:
-            named = {*(one.client for one in attempt.clients), *attempt.absent_clients}
-            if max(named) >= self.clients:
+            if (greatest := max(attempt.mentioned)) >= self.clients:
                 raise ValueError(
-                    f"round {attempt.round} has client {max(named)}, and there are {self.clients}, numbered from 0"
+                    f"round {attempt.round} has client {greatest}, and there are {self.clients}, numbered from 0"
                 )
-            mentioned |= named
-        if len(mentioned) < self.clients:
-            raise ValueError(
-                f"clients is {self.clients}, and {len(mentioned)} of them are mentioned: a trace numbers those that it "
-                "mentions, so that there are as many"
-            )
 
 
 def trace_of(records: Iterable[RoundRecord]) -> Trace:

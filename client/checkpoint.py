@@ -10,7 +10,6 @@ work of one such interval is what a kill can cost. A disk that is full or not wr
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from umbel.aggregation.types import AssignmentId
 from umbel.client.app import Checkpoint
-from umbel.client.files import make_private, sync_directory
+from umbel.client.files import make_private, sync_directory, sync_file
 from umbel.client.nested import Packing, unpack
 
 _SHARE = 1 / 40
@@ -99,11 +98,7 @@ class DiskCheckpoint(Checkpoint):
         tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
         make_private(self._path.parent)
         save_file(tensors, self._aside, {_KEY: json.dumps({"belongs": self._belongs, "state": packed})})
-        fd = os.open(self._aside, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_file(self._aside)
         self._aside.replace(self._path)
         sync_directory(self._path.parent)
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.types import RunId
-from umbel.client.files import make_private, sync_directory
+from umbel.client.files import make_private, sync_directory, sync_file
 
 log = logging.getLogger("umbel.client")
 
@@ -34,8 +34,7 @@ class FeedbackStore:
         try:
             found = _read(path, _belongs(run, round_number - 1))
         except (SafetensorError, OSError, ValueError) as error:
-            log.warning("what error feedback had left over cannot be read, and is dropped: %s", error)
-            path.unlink()
+            _drop(path, error)
             return None
         return found if found is not None and found.version + 1 == version else None
 
@@ -44,14 +43,19 @@ class FeedbackStore:
         aside = self.waiting.with_suffix(".tmp")
         save_file(left.to_tensors(), aside, _belongs(run, round_number))
         aside.chmod(0o600)
+        sync_file(aside)
         aside.replace(self.waiting)
 
     def keep(self) -> None:
         """The update has counted: its residual is for the next one. Those before the last two are removed."""
         if not self.waiting.exists():
             return
-        with safe_open(self.waiting, framework="pt") as file:
-            version = int(file.get_tensor("version"))
+        try:
+            with safe_open(self.waiting, framework="pt") as file:
+                version = int(file.get_tensor("version"))
+        except (SafetensorError, OSError, ValueError) as error:
+            _drop(self.waiting, error)
+            return
         make_private(self._folder)
         self.waiting.replace(self._path(version))
         for path in self._folder.iterdir():
@@ -61,6 +65,12 @@ class FeedbackStore:
 
     def _path(self, version: int) -> Path:
         return self._folder / f"{version}.safetensors"
+
+
+def _drop(path: Path, error: Exception) -> None:
+    """Of a file that is damaged; what it had left out is left out for good."""
+    log.warning("what error feedback had left over cannot be read, and is dropped: %s", error)
+    path.unlink()
 
 
 def _belongs(run: RunId, round_number: int) -> dict[str, str]:

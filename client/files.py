@@ -31,16 +31,25 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sync_file(path: Path) -> None:
+    """Make what others have written to a file durable."""
+    _sync(path)
+
+
 def sync_directory(path: Path) -> None:
     """Make renames and removals in a directory durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    _sync(path)
 
 
 def make_private(path: Path) -> Path:
     """A directory, made if missing, that only its owner may enter."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

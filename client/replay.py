@@ -16,7 +16,7 @@ from umbel.aggregation.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.audit import AuditFailed, ModelId, Participant, RoundEnded, RunCreated
 from umbel.aggregation.audit_chain import section_of, update_sha256_of
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.pieces import InMemory, pieces
@@ -76,7 +76,7 @@ def _fold(source: Source, one: Participant, again: Replay, path: Path) -> None:
 
 def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview]:
     """What follows the header of an update. Each piece is overwritten by the next."""
-    buffer = memoryview(bytearray(4 * CHUNK_VALUES))
+    buffer = memoryview(bytearray(4 * PIECE_VALUES))
     while n_bytes := readinto(buffer):
         yield buffer[:n_bytes]
 

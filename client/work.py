@@ -11,7 +11,7 @@ import torch
 
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.layout import Layout, weight_change
 from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, WorkDone
 from umbel.aggregation.update_codec import codec_for
@@ -134,8 +134,8 @@ def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.T
     with torch.no_grad():
         for spec in layout.owners():
             values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
-            for first in range(0, spec.n_values, CHUNK_VALUES):
-                piece = slice(first, first + CHUNK_VALUES)
+            for first in range(0, spec.n_values, PIECE_VALUES):
+                piece = slice(first, first + PIECE_VALUES)
                 yield weight_change(spec, values[piece].cpu(), start_values[piece])
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import ClientId
@@ -138,7 +138,7 @@ class Folding:
             raise SumDropped
         total, sha = self._accumulator(), hashlib.sha256()
         with path.open("wb") as file:
-            for piece in torch.split(total.sums, CHUNK_VALUES):
+            for piece in torch.split(total.sums, PIECE_VALUES):
                 data = piece.numpy().astype("<i8", copy=False).data
                 sha.update(data)
                 file.write(data)
@@ -155,7 +155,7 @@ class DamagedSum(OSError):
 
 def _read(blobs: BlobStore, key: str, hashed: Callable[[memoryview], None]) -> Iterator[Tensor]:
     """The integers of a partial sum, in pieces. Each piece is overwritten by the next."""
-    buffer = memoryview(bytearray(8 * CHUNK_VALUES))
+    buffer = memoryview(bytearray(8 * PIECE_VALUES))
     with blobs.open(key) as file:
         while n_bytes := fill(file, buffer):
             hashed(buffer[:n_bytes])

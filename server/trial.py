@@ -10,7 +10,7 @@ from umbel.aggregation.update_codec import codec_for
 from umbel.aggregation.verdicts import Trial
 from umbel.server.services import Services
 from umbel.server.stored import LiveRun
-from umbel.server.updates import peak
+from umbel.server.updates import largest_change
 
 
 async def look_at(services: Services, live: LiveRun, layout: Layout) -> Trial:
@@ -25,6 +25,8 @@ async def look_at(services: Services, live: LiveRun, layout: Layout) -> Trial:
     for client, accepted in live.state.accepted.items():
         assert isinstance(accepted.work, WorkDone), "a canary's clients train"
         mine = chunks[live.assignment_id(client)]
-        largest = await loop.run_in_executor(services.worker, peak, services.blobs, mine, codec, ranks[client])
+        largest = await loop.run_in_executor(
+            services.worker, largest_change, services.blobs, mine, codec, ranks[client]
+        )
         sent[client] = Sent(accepted.work, sum(chunk.length for chunk in mine), largest)
     return Trial(sent)

@@ -9,7 +9,7 @@ from io import RawIOBase
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.update_codec import UpdateReader
 from umbel.server.blobs import BlobStore
 from umbel.server.problems import Refused
@@ -25,7 +25,7 @@ def check_update(blobs: BlobStore, chunks: Sequence[Chunk], sha256: str, codec: 
         raise LyingLength(f"the model's update has {length_in_words(codec)}")
     if _sha256(blobs, chunks) != sha256:
         raise Refused("wrong-digest", "the whole update does not hash to its Repr-Digest; upload it again")
-    peak(blobs, chunks, codec, rank)
+    largest_change(blobs, chunks, codec, rank)
 
 
 def length_in_words(codec: UpdateReader) -> str:
@@ -34,10 +34,10 @@ def length_in_words(codec: UpdateReader) -> str:
     return f"{lengths.start} bytes" if len(lengths) == 1 else f"{lengths.start} to {lengths.stop - 1} bytes"
 
 
-def peak(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> float:
+def largest_change(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> float:
     """The largest change of one value. Raises an `UpdateRefused` at the first thing that is wrong."""
     with Whole(blobs, chunks) as update:
-        return codec.peak(_header(update, codec), _pieces(update), rank)
+        return codec.largest_change(_header(update, codec), _pieces(update), rank)
 
 
 def integers(blobs: BlobStore, chunks: Sequence[Chunk], codec: UpdateReader, rank: int) -> Iterator[Tensor]:
@@ -85,7 +85,7 @@ def fill(file: RawIOBase, buffer: memoryview) -> int:
 
 
 def _sha256(blobs: BlobStore, chunks: Sequence[Chunk]) -> str:
-    sha, buffer = hashlib.sha256(), memoryview(bytearray(4 * CHUNK_VALUES))
+    sha, buffer = hashlib.sha256(), memoryview(bytearray(4 * PIECE_VALUES))
     with Whole(blobs, chunks) as update:
         while n_bytes := fill(update, buffer):
             sha.update(buffer[:n_bytes])
@@ -99,6 +99,6 @@ def _header(update: Whole, codec: UpdateReader) -> bytes:
 
 def _pieces(update: Whole) -> Iterator[memoryview]:
     """What follows the header. Each piece is overwritten by the next."""
-    buffer = memoryview(bytearray(4 * CHUNK_VALUES))
+    buffer = memoryview(bytearray(4 * PIECE_VALUES))
     while n_bytes := fill(update, buffer):
         yield buffer[:n_bytes]

@@ -64,7 +64,7 @@ def _entropy_coded(n_values: int) -> Row:
     total, started = codec.new_sum(), time.process_time()
     for rank, update in enumerate(updates):
         head, body = update[: codec.header_bytes], update[codec.header_bytes :]
-        codec.peak(head, [body], rank)
+        codec.largest_change(head, [body], rank)
         total.add(codec.integers(head, [body], rank), 1)
     folded = time.process_time()
     for update in updates:

@@ -14,7 +14,7 @@ from umbel.aggregation.codec.qsgd import Qsgd
 from umbel.aggregation.codec.sign import Sign
 from umbel.aggregation.codec.ternary import Ternary
 from umbel.aggregation.codec.topk import TopK
-from umbel.sim.bench_codec import AT_ENTROPY, mean_points
+from umbel.sim.bench_codec import AT_ENTROPY, mean_points, shannon
 from umbel.sim.codec_errors import (
     Point,
     entropy_coded,
@@ -48,7 +48,7 @@ def _gaussian(axes: Axes) -> None:
     coded = [entropy_coded(values, bits) for bits in _BITS]
     fixed = [Point("", bits, fixed_width_error(values, bits)) for bits in _BITS]
     eden = [vector_codec(Eden(bits), values, "") for bits in _BITS]
-    axes.plot(_BITS, [2.0 ** (-2 * bits) for bits in _BITS], color=_FAINT, lw=1.2, ls=":", label="Shannon's bound")
+    axes.plot(_BITS, [shannon(bits) for bits in _BITS], color=_FAINT, lw=1.2, ls=":", label="Shannon's bound")
     axes.plot(_BITS, list(AT_ENTROPY.values()), color=_FAINT, lw=1.2, ls="--", label="scalar bound, entropy coded")
     _line(axes, eden, _EDEN, "EDEN")
     _line(axes, fixed, _FIXED, "integers, fixed width")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 bench_app = typer.Typer(help="Measured: ours, a plain baseline, the peer, the limit.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: under a minute.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: a minute or two.")]
 
 
 def demo(

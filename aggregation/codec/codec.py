@@ -63,8 +63,9 @@ class VectorCodec(Protocol):
     `is_linear`: over one cohort, the sum of what is decoded is what the sum of the payloads decodes to.
     `is_contraction`: what is decoded is never further from what was encoded than nothing would be: error feedback needs
     that, for what is left over must not grow.
-    `is_stateful`: encoding leaves something behind that the next round needs. (No codec here does; what error feedback
-    remembers stands beside the codec, in `feedback.py`.)
+
+    All are stateless: encoding leaves nothing behind that the next round needs. What error feedback remembers stands
+    beside the codec, in `feedback.py`.
     """
 
     @property
@@ -73,8 +74,6 @@ class VectorCodec(Protocol):
     def is_linear(self) -> bool: ...
     @property
     def is_contraction(self) -> bool: ...
-    @property
-    def is_stateful(self) -> bool: ...
 
     def payload_bytes(self, layout: Layout) -> range:
         """The lengths that a payload of such a model may have."""

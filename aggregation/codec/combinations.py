@@ -43,7 +43,10 @@ _WHY: Mapping[Codec, str] = MappingProxyType(
         Codec.MASK: "with bfloat16 each client rounds for itself, and sums of that are no bfloat16",
     }
 )
-_INSTEAD: Mapping[Codec, str] = MappingProxyType({Codec.MASK: "the mask with float32"})
+# The float32 of a linear codec adds up in an all-reduce as it is; a secure round masks integers alone.
+_INSTEAD: Mapping[tuple[Codec, Adding], str] = MappingProxyType(
+    {(Codec.MASK, Adding.ALL_REDUCE): "the mask with float32"}
+)
 
 
 def require_summable(plan: CodecPlan, adding: Adding) -> None:
@@ -55,5 +58,5 @@ def require_summable(plan: CodecPlan, adding: Adding) -> None:
     if codec in CODECS and vector_codec(codec, plan.parameters).is_linear:
         return
     why = _WHY.get(codec, "sums of what clients send with it cannot be decoded")
-    instead = _INSTEAD.get(codec, _INTEGERS[adding])
+    instead = _INSTEAD.get((codec, adding), _INTEGERS[adding])
     raise ValueError(f"{codec.name.lower()} does not work with {adding}: {why}; use {instead}")

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.aggregation.codec.codec import Context, chunks, one_length, require_encodable
-from umbel.aggregation.codec.packing import pack, packed_bytes, unpack
+from umbel.aggregation.codec.packing import pack, packed_bytes, unpack_all
 from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
 from umbel.aggregation.layout import Layout
@@ -58,7 +58,6 @@ class Eden:
     is_unbiased: bool = field(default=True, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=False, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= BITS_MAX:
@@ -86,7 +85,7 @@ class Eden:
         rotated, points = torch.empty(blocks.n_blocks, blocks.size), self._points(scales.device)
         for place in chunks(blocks.n_padded):
             n, rows = place.stop - place.start, slice(place.start // blocks.size, place.stop // blocks.size)
-            levels = unpack(payload.take(packed_bytes(n, self.bits)), n, self.bits, is_signed=False)
+            levels = unpack_all(payload.take(packed_bytes(n, self.bits)), n, self.bits)
             torch.mul(points[levels].view(-1, blocks.size), scales[rows], out=rotated[rows])
         payload.end()
         values = require_finite(unrotate(rotated.view(-1), blocks, context.own_key("eden")))

@@ -1,8 +1,14 @@
 """Where a vector has values that no codec may round: see `TensorSpec.is_coded`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from umbel.aggregation.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ExactPlaces:
@@ -22,3 +28,25 @@ class ExactPlaces:
             if start < stop:
                 yield n_before + start - offset, slice(start - first, stop - first)
             n_before += length
+
+    def taken_out(self, values: Tensor, first: int) -> bytes:
+        """The exact ones of `values`, which are float32 and begin with coordinate `first`, as little-endian float32;
+        zeros stay in their places.
+        """
+        taken = bytearray()
+        for _, here in self.within(first, values.numel()):
+            taken += values[here].numpy().astype("<f4", copy=False).tobytes()
+            values[here] = 0.0
+        return bytes(taken)
+
+    def put_back(self, values: Tensor, first: int, exact: Tensor) -> Tensor:
+        """`values`, which begin with coordinate `first`, with the exact ones in their places: a copy of the type of
+        `exact` (all that the layout has, in order), or `values` itself if there are none here.
+        """
+        places = tuple(self.within(first, values.numel()))
+        if not places:
+            return values
+        whole = values.to(exact.dtype, copy=True)
+        for at, here in places:
+            whole[here] = exact[at : at + here.stop - here.start]
+        return whole

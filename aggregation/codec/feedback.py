@@ -15,10 +15,10 @@ correction), so that a coordinate that waits long has moved as far as momentum w
 
 and begins with more coordinates than it ends with (`warm_up_share`).
 
-State belongs to a version of the model. It is used with the change of the next version alone, and dropped if the client
-has missed one: by then it leads away from where the others have gone. The functions here change nothing: whoever calls
-them keeps the state from before until the round is committed, for what an abandoned round was sent is not in the model,
-and the attempt after it must begin where that one did.
+No codec is stateful; this is. State belongs to a version of the model. It is used with the change of the next version
+alone, and dropped if the client has missed one: by then it leads away from where the others have gone. The functions
+here change nothing: whoever calls them keeps the state from before until the round is committed, for what an abandoned
+round was sent is not in the model, and the attempt after it must begin where that one did.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def decompress_whole(data: Buffer, lengths: range) -> bytes:
     """
     said = _parameters(data)
     if said.content_size not in lengths:
-        raise LyingLength(f"the compressed update claims {_claim(said)}; it may hold {lengths}")
+        raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {_allowed(lengths)}")
     _refuse_extremes(said)
     try:
         raw = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
@@ -140,6 +140,12 @@ def _parameters(head: Buffer) -> zstandard.FrameParameters:
 
 def _claim(said: zstandard.FrameParameters) -> str:
     return "no length" if said.content_size == zstandard.CONTENTSIZE_UNKNOWN else f"{said.content_size} bytes"
+
+
+def _allowed(lengths: range) -> str:
+    if len(lengths) == 1:
+        return f"{lengths[0]} bytes"
+    return f"{lengths[0]} to {lengths[-1]} bytes{f', in steps of {lengths.step}' if lengths.step > 1 else ''}"
 
 
 def _refuse_extremes(said: zstandard.FrameParameters) -> None:

@@ -144,10 +144,9 @@ class IntegerCodec:
         most = (LEVEL_MAX - 1) / self._plan.inverse_step
         for first, values in in_segments(change(), entropy.SEGMENT):
             check_values(values, self._grid, first)
-            for _, here in self._exact.within(first, values.numel()):
-                if exact is not None:
-                    exact += values[here].numpy().astype("<f4", copy=False).tobytes()
-                values[here] = 0.0
+            taken = self._exact.taken_out(values, first)
+            if exact is not None:
+                exact += taken
             yield first, values.clamp_(-most, most)
 
     def within(self) -> Projections:
@@ -160,12 +159,12 @@ class IntegerCodec:
         exact, first = to_integers(self._exact_values(payload), self._grid), 0
         for segment in self._checked(head, payload):
             levels = segment.levels()
-            yield self._with_exact(levels, first, exact)
+            yield self._exact.put_back(levels, first, exact)
             first += levels.numel()
         rms = head.norm * self._plan.inverse_step / math.sqrt(max(self._n_values, 1))
         yield torch.tensor([round(min(rms, LEVEL_MAX) * self._rms_unit)], dtype=torch.int64)
 
-    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+    def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         """Rounded down: a level is off by less than one."""
         head, payload = self._opened(header, pieces, rank)
         exact = float(self._exact_values(payload).abs().amax()) if self._exact.n_values else 0.0
@@ -186,14 +185,6 @@ class IntegerCodec:
             energy += segment.folded.sum_of_squares
             yield segment
         self._check_norm(head.norm, energy)
-
-    def _with_exact(self, levels: Tensor, first: int, exact: Tensor) -> Tensor:
-        """The levels from coordinate `first` on, with the integers of exact values in their places."""
-        for at, here in self._exact.within(first, levels.numel()):
-            if levels.dtype != torch.int64:
-                levels = levels.to(torch.int64)
-            levels[here] = exact[at : at + here.stop - here.start]
-        return levels
 
     def new_sum(self) -> IntegerSum:
         return IntegerSum(self._n_values + 1, self._grid.total_weight_max)
@@ -217,9 +208,12 @@ class IntegerCodec:
             raise WrongCodec(f"the plan asks for {self._plan.inverse_step!r} levels a unit, not {head.inverse_step!r}")
         if head.rank != rank:
             raise WrongCodec(f"this client's rank is {rank}, the update says {head.rank}")
-        most = math.inf if self._plan.clip_norm is None else self._plan.clip_norm * _WITHIN
-        if not 0 <= head.norm <= most or head.norm == math.inf:
-            raise UpdateOutOfRange(f"the update says that its norm is {head.norm}; the run's clip_norm is {most:g}")
+        if not 0 <= head.norm < math.inf:
+            raise UpdateOutOfRange(f"the update says that its norm is {head.norm}, which none can be")
+        if self._plan.clip_norm is not None and head.norm > self._plan.clip_norm * _WITHIN:
+            raise UpdateOutOfRange(
+                f"the update says that its norm is {head.norm:g}; the run's clip_norm is {self._plan.clip_norm:g}"
+            )
         return head, Payload(exactly(pieces, said.payload_bytes - LEVELS_HEAD_BYTES))
 
     def _check_norm(self, norm: float, energy: int) -> None:

@@ -30,7 +30,6 @@ class Planes:
     precision: Precision = Precision.FLOAT32
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=True, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     @property
     def is_unbiased(self) -> bool:

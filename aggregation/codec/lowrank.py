@@ -49,7 +49,6 @@ class LowRank:
     rank: int = 4
     mode: Mode = Mode.STRUCTURED
     is_linear: bool = field(default=True, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= RANK_MAX:

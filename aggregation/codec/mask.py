@@ -18,7 +18,7 @@ client trains within the mask, or with error feedback.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.codec import Context, Mode, Projections, require_encodable
@@ -40,7 +40,6 @@ class RandomMask:
     every: int = 10
     mode: Mode = Mode.SKETCHED
     precision: Precision = Precision.FLOAT32
-    is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.every <= EVERY_MAX:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ def unpack(data: Tensor, n_values: int, bits: int, *, is_signed: bool = True) ->
     elif bits < 32:
         values &= (1 << bits) - 1
     return values.view(-1)[:n_values]
+
+
+def unpack_all(data: Tensor, n_values: int, bits: int) -> Tensor:
+    """Unsigned values of fewer than 32 bits, as `unpack` has them, from strangers.
+
+    Raises `MalformedUpdate` unless zeros fill up the last group: there is one way to write the same values.
+    """
+    whole = unpack(data, -(-n_values // GROUP) * GROUP, bits, is_signed=False)
+    if bool(whole[n_values:].any()):
+        raise MalformedUpdate("packed values follow the last coordinate")
+    return whole[:n_values]
 
 
 @lru_cache(maxsize=64)

@@ -40,7 +40,6 @@ class Qsgd:
     is_unbiased: bool = field(default=True, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=False, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= LEVELS_MAX:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.buckets import by_value, in_buckets, lengths, n_buckets
 from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, one_length, require_encodable
-from umbel.aggregation.codec.packing import pack, packed_bytes, unpack
+from umbel.aggregation.codec.packing import pack, packed_bytes, unpack_all
 from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, scales_written
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.torch_later import torch
@@ -34,7 +34,6 @@ class Sign:
     is_unbiased: bool = field(default=False, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=True, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def payload_bytes(self, layout: Layout) -> range:
         n_values = layout.n_values
@@ -52,7 +51,7 @@ class Sign:
         payload = Payload(pieces)
         for n in chunk_lengths(context.n_values):
             upper, lower = payload.take_scales(2 * n_buckets(n)).chunk(2)
-            is_minus = unpack(payload.take(packed_bytes(n, 1)), n, 1, is_signed=False).to(torch.bool)
+            is_minus = unpack_all(payload.take(packed_bytes(n, 1)), n, 1).to(torch.bool)
             yield torch.where(is_minus, -by_value(lower, n), by_value(upper, n))
         payload.end()
 

@@ -39,7 +39,6 @@ class Ternary:
     clip_sigmas: float | None = None
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=False, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.clip_sigmas is not None and not 1 <= self.clip_sigmas <= BUCKET_VALUES:

@@ -62,7 +62,6 @@ class TopK:
     is_unbiased: bool = field(default=False, init=False)
     is_linear: bool = field(default=False, init=False)
     is_contraction: bool = field(default=True, init=False)
-    is_stateful: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not SHARE_MIN <= self.share <= 1:

@@ -99,10 +99,7 @@ class VectorUpdateCodec:
         values, exact, first = torch.empty(self._layout.n_values), bytearray(), 0
         for piece in change:
             check_values(piece, self._grid, first)
-            whole = values[first : first + piece.numel()].copy_(piece)
-            for _, here in self._exact.within(first, piece.numel()):
-                exact += whole[here].numpy().astype("<f4", copy=False).tobytes()
-                whole[here] = 0.0
+            exact += self._exact.taken_out(values[first : first + piece.numel()].copy_(piece), first)
             first += piece.numel()
         return bytes(exact), values
 
@@ -124,7 +121,7 @@ class VectorUpdateCodec:
     def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
         return (to_integers(values, self._grid) for values in self._values(header, pieces, rank))
 
-    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+    def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         return max((float(part.abs().amax()) for part in self._values(header, pieces, rank) if part.numel()), default=0)
 
     def new_sum(self) -> IntegerSum:
@@ -146,18 +143,10 @@ class VectorUpdateCodec:
         first = 0
         for values in self._codec.decode(payload.rest(), self._context(rank)):
             check_values(values, self._grid, first)
-            yield self._with_exact(values, first, exact)
+            yield self._exact.put_back(values, first, exact)
             first += values.numel()
         if first != self._layout.n_values:
             raise LyingLength(f"the update holds {first} values, the layout {self._layout.n_values}")
-
-    def _with_exact(self, values: Tensor, first: int, exact: Tensor) -> Tensor:
-        places = tuple(self._exact.within(first, values.numel()))
-        if places:
-            values = values.clone()
-        for at, here in places:
-            values[here] = exact[at : at + here.stop - here.start]
-        return values
 
     def _context(self, rank: int) -> Context:
         return Context(self._layout, self._plan.key, rank)

@@ -80,7 +80,7 @@ class MaskedReader:
             yield source.take(WORD_BYTES * n_words).view(torch.int64)
         source.end()
 
-    def peak(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+    def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
         """Nothing is known of a single change; the length is checked."""
         for _ in self.integers(header, pieces, rank):
             pass

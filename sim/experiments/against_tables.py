@@ -8,6 +8,7 @@ from rich.text import Text
 
 from umbel.sim.experiments.against_trace import AgainstTrace, FigureError
 from umbel.sim.experiments.courses import Course
+from umbel.sim.experiments.shown import figure
 
 
 def tables(one: AgainstTrace) -> Iterator[RenderableType]:
@@ -51,11 +52,11 @@ def _errors(errors: Sequence[FigureError]) -> Table:
         unit, factor = ("MB", 1e-6) if error.unit == "bytes" else (error.unit, 1.0)
         simulated, is_share = error.simulated, error.unit == "share"
         low, high = simulated.low, simulated.high
-        band = "" if low is None or high is None else f" ± {_figure((high - low) / 2 * factor, is_share=is_share)}"
+        band = "" if low is None or high is None else f" ± {figure((high - low) / 2 * factor, is_share=is_share)}"
         table.add_row(
             error.what if is_share else f"{error.what}, {unit}",
-            _figure(error.recorded * factor, is_share=is_share),
-            f"{_figure(simulated.mean * factor, is_share=is_share)}{band}",
+            figure(error.recorded * factor, is_share=is_share),
+            f"{figure(simulated.mean * factor, is_share=is_share)}{band}",
             "-" if error.relative is None else f"{error.relative:+.1%}",
         )
     return table
@@ -71,10 +72,10 @@ def _courses(against: AgainstTrace) -> Table:
             continue
         table.add_row(
             label,
-            _figure(one.asked),
-            _figure(one.reports),
-            _figure(one.committed, is_share=True),
-            _figure(one.open_s),
+            figure(one.asked),
+            figure(one.reports),
+            figure(one.committed, is_share=True),
+            figure(one.open_s),
             *(
                 _or_dash(value, unit)
                 for value, unit in ((one.open_h, 1.0), (one.bytes_up, 1e-6), (one.bytes_down, 1e-6))
@@ -85,14 +86,7 @@ def _courses(against: AgainstTrace) -> Table:
 
 def _or_dash(value: float | None, unit: float) -> str:
     """A dash where no round was committed."""
-    return "-" if value is None else _figure(value * unit)
-
-
-def _figure(value: float, *, is_share: bool = False) -> str:
-    """Three digits, or all of a whole number."""
-    if is_share:
-        return f"{value:.1%}"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "-" if value is None else figure(value * unit)
 
 
 def _table(*columns: str) -> Table:

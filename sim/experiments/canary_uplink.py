@@ -14,13 +14,13 @@ from umbel.aggregation.verdicts import Trial
 
 
 class CanaryUplink:
-    """Of one attempt. `sizes`, `refused`: as of an `Uplink`. `peaks`: the largest change of one value in each."""
+    """Of one attempt. `sizes`, `refused`: as of an `Uplink`. `largest`: the largest change of one value in each."""
 
     def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int]) -> None:
         self.codec = codec_for(plan.codec, plan.grid, layout)
         self.sizes = dict[ClientId, int]()
         self.refused = dict[ClientId, str]()
-        self.peaks = dict[ClientId, float]()
+        self.largest = dict[ClientId, float]()
         self._ranks = ranks
 
     @property
@@ -39,12 +39,12 @@ class CanaryUplink:
     def _add_one(self, client: ClientId, row: Tensor) -> None:
         rank, head = self._ranks[client], self.codec.header_bytes
         update = b"".join(self.codec.encode(lambda: iter([row]), rank))
-        self.peaks[client] = self.codec.peak(update[:head], [update[head:]], rank)
+        self.largest[client] = self.codec.largest_change(update[:head], [update[head:]], rank)
         self.sizes[client] = len(update)
 
     def trial(self, works: Mapping[ClientId, WorkDone]) -> Trial:
         """What the accepted have sent, for the verdicts. `works`: theirs, with the probes."""
-        return Trial({client: Sent(work, self.sizes[client], self.peaks[client]) for client, work in works.items()})
+        return Trial({client: Sent(work, self.sizes[client], self.largest[client]) for client, work in works.items()})
 
 
 def probe_of(steps_full: int, step_s: float, down_bytes_per_s: float, losses: tuple[float, float, float]) -> Probe:

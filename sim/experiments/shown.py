@@ -55,13 +55,20 @@ def with_band(estimate: Estimate | None, form: str) -> str:
     return f"{form.format(estimate.mean)} ± {form.format((estimate.high - estimate.low) / 2)}"
 
 
-def mean_of(estimate: Estimate | None, form: str, factor: float = 1.0) -> str:
+def figure(value: float, *, is_share: bool = False) -> str:
+    """Three digits, or all of a whole number."""
+    if is_share:
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def mean_of(estimate: Estimate | None, form: str) -> str:
     """A dash where there is none, as where no seed has reached the target."""
-    return "-" if estimate is None else form.format(estimate.mean * factor)
+    return "-" if estimate is None else form.format(estimate.mean)
 
 
 def _megabytes(estimate: Estimate | None) -> str:
-    return mean_of(estimate, "{:,.1f}", 1e-6)
+    return "-" if estimate is None else figure(estimate.mean / 1e6)
 
 
 def _span(hours: Estimate | None, unit: Unit) -> str:

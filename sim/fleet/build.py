@@ -36,7 +36,10 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
     stragglers = None if slow is None else Stragglers(seed, slow.share, *slow.work)
     if section.recorded is not None:
         trace = _read("recorded", folder / section.recorded, read_trace)
-        fleet = recorded_fleet(trace, seed, faults, section.waiting)
+        try:
+            fleet = recorded_fleet(trace, seed, faults, section.waiting)
+        except ValueError as error:
+            raise ValueError(f"{folder / section.recorded}: {error}") from error
         return replace(fleet, stragglers=stragglers, partial_work=section.partial_work)
     zones = Zones(seed, section.zones)
     speed, network = section.speed or SpeedSection(), section.network or NetworkSection()

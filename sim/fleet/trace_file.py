@@ -18,8 +18,20 @@ class NotTrace(ValueError):
 def read_trace(path: Path) -> Trace:
     """The trace of a file. Raises `NotTrace`, and `OSError` if it cannot be read."""
     try:
-        return _TRACE.validate_json(read_bytes(path, BYTES_MAX), strict=True)
+        trace = _TRACE.validate_json(read_bytes(path, BYTES_MAX), strict=True)
+        _require_all_mentioned(trace)
     except ValidationError as error:
         raise NotTrace(f"{path} is not a trace: {first_finding(error)}") from error
     except ValueError as error:
         raise NotTrace(f"{path} is not a trace: {error}") from error
+    return trace
+
+
+def _require_all_mentioned(trace: Trace) -> None:
+    """A fleet takes memory for each client, so a file must have a word of each. Raises `ValueError`."""
+    n_mentioned = len(set[int]().union(*(attempt.mentioned for attempt in trace.attempts)))
+    if n_mentioned < trace.clients:
+        raise ValueError(
+            f"clients is {trace.clients}, and {n_mentioned} of them are mentioned; a trace numbers those that it "
+            "mentions, so there are as many"
+        )

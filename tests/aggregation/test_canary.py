@@ -45,8 +45,8 @@ def done(probe: Probe | None, up: float | None = None) -> WorkDone:
     return WorkDone(10, 1, 1, "ab" * 32, upload_bytes_per_s=up, probe=probe)
 
 
-def verdict(probe: Probe, peak: float = 0.01, terms: Terms = TERMS, up: float | None = None) -> Verdict:
-    (found,) = judge(terms, {NORTH: Sent(done(probe, up), 96_000_000, peak)}, {})
+def verdict(probe: Probe, largest: float = 0.01, terms: Terms = TERMS, up: float | None = None) -> Verdict:
+    (found,) = judge(terms, {NORTH: Sent(done(probe, up), 96_000_000, largest)}, {})
     return found
 
 
@@ -69,7 +69,7 @@ def test_a_client_that_measured_nothing_but_its_steps_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probe", "peak", "cause"),
+    ("probe", "largest", "cause"),
     [
         (
             Probe(60, 12.1, download_bytes_per_s=1.25e6),
@@ -104,14 +104,14 @@ def test_a_client_that_measured_nothing_but_its_steps_passes() -> None:
         ),
     ],
 )
-def test_each_cause_says_what_to_do(probe: Probe, peak: float, cause: str) -> None:
-    found = verdict(probe, peak)
+def test_each_cause_says_what_to_do(probe: Probe, largest: float, cause: str) -> None:
+    found = verdict(probe, largest)
     assert found.causes == (cause,)
     assert not found.passes
 
 
 def test_a_client_may_fail_for_several_reasons_and_hears_them_all() -> None:
-    assert len(verdict(Probe(10**9, 1.0, is_loss_finite=False), peak=64.0).causes) == 3
+    assert len(verdict(Probe(10**9, 1.0, is_loss_finite=False), largest=64.0).causes) == 3
 
 
 def test_who_did_not_report_fails_with_its_own_words() -> None:
@@ -152,9 +152,9 @@ ANY_PROBE = st.builds(
 
 @given(ANY_PROBE, st.floats(0, 2.0**64), RATES)
 def test_every_probe_that_may_come_is_judged_with_a_cause_or_passes(
-    probe: Probe, peak: float, up: float | None
+    probe: Probe, largest: float, up: float | None
 ) -> None:
-    found = verdict(probe, peak, up=up)
+    found = verdict(probe, largest, up=up)
     assert found.passes == (found.causes == ())
     assert all(found.causes)
     assert found.measured

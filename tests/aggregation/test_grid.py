@@ -15,9 +15,9 @@ from torch import Tensor
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import (
-    CHUNK_VALUES,
     MAX_ABS_LEAST,
     MAX_ABS_MOST,
+    PIECE_VALUES,
     TOTAL_WEIGHT_MAX,
     Grid,
     GridAccumulator,
@@ -143,7 +143,7 @@ def test_any_chunking_gives_the_same_bits(updates: list[Update], cuts: list[int]
 
 
 def test_chunks_of_a_long_vector_meet_without_a_seam() -> None:
-    vector = torch.linspace(-1, 1, 2 * CHUNK_VALUES + 1)
+    vector = torch.linspace(-1, 1, 2 * PIECE_VALUES + 1)
     total = GridAccumulator(vector.numel(), GRID)
     total.fold_vector(vector, 3)
     assert torch.equal(total.sums, 3 * to_integers(vector, GRID))

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.grid import CHUNK_VALUES
+from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.pieces import InMemory, Piece, pieces, segments
 
@@ -28,9 +28,9 @@ def test_segments_hold_every_value_once_in_the_order_of_the_vector(sizes: list[i
 
 
 def test_pieces_are_short_and_hold_every_value_once() -> None:
-    layout = layout_of([3, 2 * CHUNK_VALUES + 5, 0, CHUNK_VALUES])
+    layout = layout_of([3, 2 * PIECE_VALUES + 5, 0, PIECE_VALUES])
     found = list(pieces(layout))
-    assert max(piece.n_values for piece in found) == CHUNK_VALUES
+    assert max(piece.n_values for piece in found) == PIECE_VALUES
     assert places(found) == list(range(layout.n_values))
 
 

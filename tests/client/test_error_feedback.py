@@ -1,5 +1,6 @@
 """What an update leaves out is on disk for the next one: through kills, and only where it counted."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,6 +183,43 @@ def test_a_state_that_is_damaged_is_dropped_with_a_line(tmp_path: Path, caplog: 
     for found, expected in zip(double.updates, (first, first, second, third), strict=True):
         torch.testing.assert_close(found, expected)
     assert "what error feedback had left over cannot be read, and is dropped" in caplog.text
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x08\0\0\0\0\0\0\0{}"])
+def test_what_waits_beside_an_update_and_is_damaged_is_dropped_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rest: bytes
+) -> None:
+    """As by a disk that lost its power: the update counts, its report is answered, and the client goes on."""
+    double = double_of()
+
+    def damaging(handler: Handler) -> Handler:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) == "PUT report" and double.round == 2:
+                for path in tmp_path.glob("*/pending/feedback.safetensors"):
+                    path.write_bytes(rest)
+            return handler(request)
+
+        return handle
+
+    assert take_part(tmp_path, double, damaging).accepted == N_ROUNDS
+    first, second, _, _ = expected_updates()
+    for found, expected in zip(double.updates, (first, second, first, second), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert "what error feedback had left over cannot be read, and is dropped" in caplog.text
+    assert list(tmp_path.glob("*/pending/*")) == []
+
+
+def test_it_is_on_disk_before_the_report_that_stands_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = list[str](), os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    take_part(tmp_path, double_of())
+    ours = [name for name in synced if name in ("feedback.tmp", "report.json.tmp")]
+    assert ours == ["feedback.tmp", "report.json.tmp"] * N_ROUNDS
 
 
 def test_without_feedback_nothing_is_kept(tmp_path: Path) -> None:

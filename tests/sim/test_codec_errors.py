@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from umbel.aggregation.codec.eden import Eden
-from umbel.sim.bench_codec import AT_ENTROPY, EDEN, FIXED_WIDTH, PROMISED
+from umbel.sim.bench_codec import AT_ENTROPY, EDEN, FIXED_WIDTH, PROMISED, gaussian_rows, shannon
 from umbel.sim.codec_errors import (
     N_CLIENTS,
     entropy_coded,
@@ -31,8 +31,15 @@ def test_errors_of_gaussian_values_are_those_of_theory(bits: int) -> None:
 
 def test_theory_lies_between_the_bounds() -> None:
     for bits in AT_ENTROPY:
-        assert 2.0 ** (-2 * bits) < AT_ENTROPY[bits] < FIXED_WIDTH[bits]
+        assert shannon(bits) < AT_ENTROPY[bits] < FIXED_WIDTH[bits]
         assert 2.0 ** (-2 * bits) < EDEN[bits] < FIXED_WIDTH[bits]
+
+
+def test_beside_ours_stand_theory_shannons_bound_and_edens_published_error() -> None:
+    rows = gaussian_rows(gaussian(1 << 16))  # of fewer, the entropy of 8 bits is taken for less than it is
+    for against, n_rows in (("theory", 16), ("Shannon's bound", 8), ("published", 8)):
+        assert sum(row.against == against for row in rows) == n_rows, against
+    assert all(row.ours > row.theirs for row in rows if row.against == "Shannon's bound")
 
 
 @pytest.mark.slow

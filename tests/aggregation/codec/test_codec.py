@@ -1,5 +1,7 @@
 """What holds for every codec: lengths, chunks, unbiasedness where it is claimed, and refusals of strangers' bytes."""
 
+import re
+import sys
 from contextlib import suppress
 from itertools import pairwise
 
@@ -22,8 +24,10 @@ from tests.aggregation.codec.cases import (
 from umbel.aggregation.codec.codec import CHUNK_VALUES, VectorCodec
 from umbel.aggregation.codec.eden import Eden
 from umbel.aggregation.codec.lossless import Planes
+from umbel.aggregation.codec.packing import GROUP, packed_bytes
 from umbel.aggregation.codec.registry import CODECS
-from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.codec.sign import Sign
+from umbel.aggregation.errors import MalformedUpdate, UpdateRefused
 
 ANY = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
 SIZES = st.one_of(st.integers(0, 40), st.integers(41, 6000))
@@ -117,6 +121,22 @@ def test_a_flipped_bit_is_read_or_refused_wherever_it_is(codec: VectorCodec) -> 
             read_or_refused(codec, bytes(flipped), 51)
 
 
+@pytest.mark.parametrize("codec", [Sign(), Eden(1), Eden(3)])
+def test_packed_values_are_written_in_one_way(codec: VectorCodec) -> None:
+    """A bit that stands for no value is refused, and any other means something else."""
+    payload = payload_of(codec, gaussian(51), context_of(51))
+    before, n_refused = decoded(codec, [payload], context_of(51)), 0
+    for bit in range(8 * (len(payload) - packed_bytes(64, getattr(codec, "bits", 1))), 8 * len(payload)):
+        flipped = bytearray(payload)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            assert not torch.equal(decoded(codec, [bytes(flipped)], context_of(51)), before)
+        except MalformedUpdate:
+            n_refused += 1
+    n_packed = 51 if isinstance(codec, Sign) else 64  # blocks of 16 hold 51 values
+    assert n_refused == (GROUP - n_packed) * getattr(codec, "bits", 1)
+
+
 @given(ANY, st.integers(0, 100), st.binary(max_size=400))
 @settings(max_examples=300)
 def test_any_bytes_are_read_or_refused(codec: VectorCodec, n_values: int, data: bytes) -> None:
@@ -184,6 +204,15 @@ def test_the_sum_of_payloads_is_the_payload_of_the_sum(name: str) -> None:
     assert isinstance(total, torch.Tensor)
     found = decoded(codec, [total.numpy().tobytes()], context_of(5000, 3))
     torch.testing.assert_close(found, sum(passed(codec, change, context_of(5000, 3)) for change in changes))
+
+
+@pytest.mark.parametrize("make", CODECS.values())
+def test_a_codec_says_of_itself_what_it_is_and_costs(make: type[VectorCodec]) -> None:
+    says = str(sys.modules[make.__module__].__doc__)
+    assert ("**Linear**" in says, "**Not linear**" in says) == (make().is_linear, not make().is_linear)
+    assert re.search(r"\*\*(un)?biased\*\*", says, re.IGNORECASE)
+    assert "Stateless." in says
+    assert "**Cost**" in says
 
 
 def test_every_registered_codec_is_tried_here_and_can_be_made_by_its_name() -> None:

@@ -25,7 +25,7 @@ REASONS = {
     Codec.TERNARY: "scales of its own",
     Codec.QSGD: "norms of its own",
     Codec.TOPK: "coordinates of its own choosing",
-    Codec.MASK: "with bfloat16 .* use the mask with float32",
+    Codec.MASK: "with bfloat16 each client rounds for itself",
     Codec.PLANES: "compressed bytes do not add up",
 }
 
@@ -53,6 +53,15 @@ def test_instead_of_others_there_are_the_rotated_integers() -> None:
         require_summable(CodecPlan(Codec.TOPK), Adding.SECURE)
     with pytest.raises(ValueError, match=r"use the integer codec rotated, in bytes or lanes$"):
         require_summable(CodecPlan(Codec.TOPK), Adding.ALL_REDUCE)
+
+
+def test_a_mask_of_bfloat16_is_sent_to_what_goes_in_its_place() -> None:
+    """Masked rounds add up integers alone, so they would refuse the mask with float32, too."""
+    halves = CodecPlan(Codec.MASK, parameters={"precision": "bfloat16"})
+    with pytest.raises(ValueError, match=r"use the mask with float32$"):
+        require_summable(halves, Adding.ALL_REDUCE)
+    with pytest.raises(ValueError, match=r"use the integer codec rotated, modulo 2\^m$"):
+        require_summable(halves, Adding.SECURE)
 
 
 @pytest.mark.parametrize("plan", SUMMABLE, ids=lambda plan: f"{plan.codec.name} {dict(plan.parameters)}")

@@ -1,15 +1,17 @@
 """Frames from strangers: bombs, lies and appendages have typed refusals, and cost little memory."""
 
+import struct
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import TypeAlias
 
 import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.frame import compress, decompress, framed_bytes_max
+from umbel.aggregation.codec.frame import compress, decompress, decompress_whole, framed_bytes_max
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused
 
 MIB = 1 << 20
@@ -17,6 +19,14 @@ MIB = 1 << 20
 
 def read(pieces: Iterable[bytes], n_raw: int) -> bytes:
     return b"".join(decompress(pieces, n_raw))
+
+
+def read_whole(pieces: Iterable[bytes], n_raw: int) -> bytes:
+    return decompress_whole(b"".join(pieces), range(n_raw, n_raw + 1))
+
+
+BOTH = pytest.mark.parametrize("read", [read, read_whole])
+Reader: TypeAlias = Callable[[Iterable[bytes], int], bytes]
 
 
 def framed(data: bytes, *, window_log: int = 19, **settings: int) -> bytes:
@@ -32,7 +42,8 @@ def test_what_was_compressed_comes_back(pieces: list[bytes], n_piece: int, level
     assert read((made[i : i + n_piece] for i in range(0, len(made), n_piece)), len(data)) == data
 
 
-def test_a_bomb_that_tells_the_truth_is_refused_by_its_header() -> None:
+@BOTH
+def test_a_bomb_that_tells_the_truth_is_refused_by_its_header(read: Reader) -> None:
     bomb = framed(bytes(512 * MIB))
     assert len(bomb) < 20_000
     tracemalloc.start()
@@ -42,7 +53,8 @@ def test_a_bomb_that_tells_the_truth_is_refused_by_its_header() -> None:
     tracemalloc.stop()
 
 
-def test_a_bomb_that_lies_is_refused_after_a_little() -> None:
+@BOTH
+def test_a_bomb_that_lies_is_refused_after_a_little(read: Reader) -> None:
     """The blocks of 512 MiB under the header of a frame of 1 MiB: both say so in four bytes at the same place."""
     bomb, honest = framed(bytes(512 * MIB)), framed(bytes(MIB))
     assert zstandard.get_frame_parameters(honest).content_size == MIB
@@ -54,7 +66,8 @@ def test_a_bomb_that_lies_is_refused_after_a_little() -> None:
     tracemalloc.stop()
 
 
-def test_a_frame_that_does_not_say_its_length_is_refused() -> None:
+@BOTH
+def test_a_frame_that_does_not_say_its_length_is_refused(read: Reader) -> None:
     with pytest.raises(LyingLength, match="claims no length"):
         read([framed(b"x" * 100, write_content_size=0)], 100)
 
@@ -67,20 +80,40 @@ def test_nothing_may_follow(after: bytes, is_apart: bool) -> None:
         read([good, after] if is_apart else [good + after], 100)
 
 
-def test_a_frame_that_breaks_off_is_refused() -> None:
+@BOTH
+def test_a_skippable_frame_holds_nothing_whatever_it_says(read: Reader) -> None:
+    """Zstandard's own words on one are its length, as if it held so many bytes."""
+    skippable = struct.pack("<II", 0x184D2A50, 100) + bytes(100)
+    assert zstandard.get_frame_parameters(skippable).content_size == 100
+    for frame in (skippable, skippable + framed(b"x" * 100), framed(b"x" * 100) + skippable):
+        with pytest.raises(UpdateRefused):
+            read([frame], 100)
+
+
+def test_one_of_several_lengths_may_be_claimed_and_all_are_named() -> None:
+    assert decompress_whole(framed(b"x" * 12), range(10, 21, 2)) == b"x" * 12
+    for n_raw in (9, 13, 22):
+        with pytest.raises(LyingLength, match=f"claims {n_raw} bytes; it must claim 10 to 20 bytes, in steps of 2$"):
+            decompress_whole(framed(b"x" * n_raw), range(10, 21, 2))
+
+
+@BOTH
+def test_a_frame_that_breaks_off_is_refused(read: Reader) -> None:
     good = framed(bytes(range(256)) * 10)
     for end in range(len(good)):
         with pytest.raises((MalformedUpdate, LyingLength)):
             read([good[:end]], 2560)
 
 
-def test_a_large_window_is_refused() -> None:
+@BOTH
+def test_a_large_window_is_refused(read: Reader) -> None:
     data = bytes(range(256)) * (4 * MIB // 256)
     with pytest.raises(MalformedUpdate, match="a window of 4194304 bytes"):
         read([framed(data, window_log=22)], len(data))
 
 
-def test_a_dictionary_is_refused() -> None:
+@BOTH
+def test_a_dictionary_is_refused(read: Reader) -> None:
     words = zstandard.ZstdCompressionDict(b"the words of a dictionary" * 20, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     trained = zstandard.train_dictionary(1024, [bytes([i, j]) * 20 for i in range(40) for j in range(40)])
     assert words.dict_id() == 0, "a raw one leaves no trace: what it makes cannot be read, and that is all"

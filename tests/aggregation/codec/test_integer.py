@@ -182,6 +182,12 @@ def test_each_wrong_thing_has_its_own_error(update: bytes, refusal: type[UpdateR
     assert str(caught.value)
 
 
+@pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
+def test_a_norm_that_none_can_be_is_called_that_where_nothing_is_clipped(norm: float) -> None:
+    with pytest.raises(UpdateOutOfRange, match=f"says that its norm is {norm}, which none can be$"):
+        read(with_bytes(HEAD + 4, struct.pack("<f", norm)), 4)
+
+
 def test_levels_beyond_the_runs_bound_are_refused() -> None:
     wide = IntegerCodec(PLAN, Grid.finest(max_abs=2000.0, total_weight_max=10), LAYOUT)
     values = gaussian(1)
@@ -254,12 +260,12 @@ def test_exact_values_beyond_the_bound_are_refused() -> None:
         read(good[:90], codec=codec)
 
 
-def test_the_peak_is_the_largest_change_and_a_step_less_at_most() -> None:
+def test_the_largest_change_is_told_to_a_step_or_two_and_never_as_more() -> None:
     values = gaussian(1)
     values[3] = -17.0
     update = written(values)
-    peak = CODEC.peak(update[:88], [update[88:]], 0)
-    assert 17.0 - 2 / 8 <= peak <= 17.0
+    largest = CODEC.largest_change(update[:88], [update[88:]], 0)
+    assert 17.0 - 2 / 8 <= largest <= 17.0
 
 
 def test_one_client_can_make_the_next_step_four_times_as_large_and_no_more() -> None:

@@ -123,9 +123,12 @@ def test_an_experiment_without_a_trace_stands_beside_none() -> None:
 def test_a_trace_of_which_no_fleet_can_be_made_is_told_before_anything_is_simulated(
     trace: Trace, tmp_path: Path
 ) -> None:
-    wild = replace(trace, attempts=tuple(replace(one, over_selection=0.5) for one in trace.attempts))
-    with pytest.raises(ValueError, match=r"trace\.json: over_selection must lie"):
-        simulate(over(wild, tmp_path), tmp_path / "out")
+    silent = tuple(
+        replace(attempt, clients=tuple(replace(one, report_s=None, train_s=None) for one in attempt.clients))
+        for attempt in trace.attempts
+    )
+    with pytest.raises(ValueError, match=r"trace\.json: nobody has reported in this trace"):
+        simulate(over(replace(trace, attempts=silent), tmp_path), tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
 
 
