@@ -21,7 +21,7 @@ from umbel.sim.experiments.trials import TrialResult
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.compare import compare
 from umbel.sim.fleet.fleet import Fleet
-from umbel.sim.fleet.trace_file import read_trace
+from umbel.sim.fleet.trace_file import recorded_trace
 
 SEEDS_MAX = 3  # of the experiment's, for which the fleet is asked again
 POINTS_MAX = 12  # of the experiment's, whose rounds the fleet is asked for the recorded work in
@@ -93,7 +93,7 @@ class Calibration:
 def calibrate(trials: Sequence[Trial], folder: Path) -> tuple[Calibration, ...]:
     """One for each trace that these runs name, in their order. `folder`: to which its path is relative.
 
-    Raises `ValueError` or `OSError`, with a sentence, for a file that is no trace or of which no fleet can be made.
+    Raises `ValueError`, with a sentence, for a file that is no trace or of which no fleet can be made.
     """
     return tuple(_calibrate(file, group, folder) for file, group in _by_file(trials).items())
 
@@ -107,7 +107,7 @@ def _by_file(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def _calibrate(file: str, trials: Sequence[Trial], folder: Path) -> Calibration:
-    trace = read_trace(folder / file)
+    trace = recorded_trace(file, folder)
     known = askable(trace)
     if known is None:
         return Calibration(file, trace, {}, ())

@@ -1,9 +1,7 @@
 """A fleet from the section `[fleet]` of an experiment's file."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -14,28 +12,26 @@ from umbel.sim.fleet.fleet import Fleet, Network, Speed
 from umbel.sim.fleet.phones import phone_traits, read_phones
 from umbel.sim.fleet.presence import HOUR_S, Always, Charging, Hours, Presence, Zones
 from umbel.sim.fleet.presence_file import read_presence
+from umbel.sim.fleet.reading import named_by
 from umbel.sim.fleet.recorded import recorded_fleet
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, NetworkSection, SpeedSection
 from umbel.sim.fleet.stragglers import Stragglers
-from umbel.sim.fleet.trace_file import read_trace
+from umbel.sim.fleet.trace_file import recorded_trace
 from umbel.sim.fleet.traits import Trait, log_normal
-
-Read = TypeVar("Read")
 
 
 def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | None = None) -> Fleet:
     """The fleet that a section describes. `seed`: of the experiment.
 
     `folder`: to which the paths of a recorded run and of a file of presence are relative; `data`: likewise that of
-    measured phones. Raises `OSError` or `ValueError`, in a sentence, for a file that cannot be read or is not what it
-    should be.
+    measured phones. Raises `ValueError`, in a sentence, for a file that cannot be read or is not what it should be.
     """
     seed = derive_seed(seed, "fleet")
     faults = Faults(seed, section.corrupt, section.malicious)
     slow = section.stragglers
     stragglers = None if slow is None else Stragglers(seed, slow.share, *slow.work)
     if section.recorded is not None:
-        trace = _read("recorded", folder / section.recorded, read_trace)
+        trace = recorded_trace(section.recorded, folder)
         try:
             fleet = recorded_fleet(trace, seed, faults, section.waiting)
         except ValueError as error:
@@ -56,13 +52,6 @@ def build_fleet(section: FleetSection, seed: int, folder: Path, data: Path | Non
     )
 
 
-def _read(key: str, path: Path, read: Callable[[Path], Read]) -> Read:
-    try:
-        return read(path)
-    except FileNotFoundError as error:
-        raise ValueError(f"fleet.{key} names {path}, which does not exist") from error
-
-
 def _speed(section: SpeedSection, seed: int) -> Speed:
     known = (np.log([section.median_s]), np.array([section.between]), np.array([section.jitter]))
     trait = Trait("speed", seed, *known, tail=section.tail)
@@ -75,7 +64,9 @@ def _network(section: NetworkSection, seed: int, data: Path | None) -> Network:
         return Network(down, log_normal("up", seed, section.up, section.between, section.within), section.latency_s)
     if data is None:
         raise ValueError(f"fleet.network.phones names {section.phones}, in the folder of data: say which with --data")
-    return Network(*phone_traits(_read("network.phones", data / section.phones, read_phones), seed), section.latency_s)
+    with named_by("fleet.network.phones", data / section.phones):
+        phones = read_phones(data / section.phones)
+    return Network(*phone_traits(phones, seed), section.latency_s)
 
 
 def _presence(section: FleetSection, seed: int, zones: Zones, folder: Path) -> Presence:
@@ -84,7 +75,8 @@ def _presence(section: FleetSection, seed: int, zones: Zones, folder: Path) -> P
     if (charging := section.charging) is not None:
         return Charging(seed, zones, charging.plugged_at, charging.hours, charging.spread_h)
     if (presence := section.presence) is not None:
-        return _read("presence.file", folder / presence.file, lambda path: read_presence(path, presence.cycle_s))
+        with named_by("fleet.presence.file", folder / presence.file):
+            return read_presence(folder / presence.file, presence.cycle_s)
     return Always()
 
 

@@ -1,5 +1,7 @@
-"""Files from elsewhere, read with a limit."""
+"""Files from elsewhere, read with a limit, and named by the key that names them."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,6 +14,15 @@ def read_bytes(path: Path, n_max: int) -> bytes:
     if len(data) > n_max:
         raise ValueError(f"it is longer than the {n_max} bytes that are allowed")
     return data
+
+
+@contextmanager
+def named_by(key: str, path: Path) -> Generator[None]:
+    """Raise `ValueError` with the key of the experiment's file, and the path, where this cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{key} names {path}, which cannot be read: {error.strerror or error}") from error
 
 
 def first_finding(error: ValidationError) -> str:

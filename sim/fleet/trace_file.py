@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.trace import Trace
-from umbel.sim.fleet.reading import first_finding, read_bytes
+from umbel.sim.fleet.reading import first_finding, named_by, read_bytes
 
 BYTES_MAX = 1 << 30
 _TRACE = TypeAdapter(Trace)
@@ -13,6 +13,15 @@ _TRACE = TypeAdapter(Trace)
 
 class NotTrace(ValueError):
     """A file is not what a trace is; it says which file, and what is wrong."""
+
+
+def recorded_trace(name: str, folder: Path) -> Trace:
+    """The trace that `recorded` in an experiment's `[fleet]` names. `folder`: to which its path is relative.
+
+    Raises `ValueError`, in a sentence, for one that cannot be read or is not what it should be.
+    """
+    with named_by("fleet.recorded", folder / name):
+        return read_trace(folder / name)
 
 
 def read_trace(path: Path) -> Trace:

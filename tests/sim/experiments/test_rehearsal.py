@@ -92,7 +92,7 @@ def test_files_of_later_points_are_read_at_once(tmp_path: Path) -> None:
     (tmp_path / "there.csv").write_text("device,from_s,until_s\n1,0,1000\n")
     described["fleet"] = {}
     experiment = experiment_of(described, folder=tmp_path)
-    with pytest.raises(ValueError, match=r"fleet\.presence\.file names .*missing\.csv, which does not exist"):
+    with pytest.raises(ValueError, match=r"fleet\.presence\.file names .*missing\.csv, which cannot be read"):
         simulate(experiment, watcher=Unheard())
 
 

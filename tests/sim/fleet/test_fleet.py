@@ -135,3 +135,18 @@ def test_files_are_found_where_the_experiment_or_the_data_lie(tmp_path: Path) ->
     assert [fleet.presence.is_there(np.array([0]), now)[0] for now in (5.0, 15.0)] == [True, False]
     with pytest.raises(ValueError, match="say which with --data"):
         build_fleet(section, 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "name"),
+    [
+        (FleetSection(presence=PresenceSection("there.csv")), "fleet.presence.file", "there.csv"),
+        (FleetSection(recorded="trace.json"), "fleet.recorded", "trace.json"),
+        (FleetSection(network=NetworkSection(phones="phones.json")), "fleet.network.phones", "data/phones.json"),
+    ],
+)
+def test_a_file_that_is_missing_is_told_with_its_key(
+    tmp_path: Path, section: FleetSection, key: str, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{key} names {tmp_path / name}, which cannot be read: No such file"):
+        build_fleet(section, 1, tmp_path, tmp_path / "data")
