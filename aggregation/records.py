@@ -34,9 +34,10 @@ class Fate(StrEnum):
 class ClientRecord:
     """One client in one round. `report_s`: seconds from the round's opening to its report, None without one.
 
-    `silent_s`: seconds since the coordinator last heard of it. Bytes are those of model and update bodies.
-    `sample_count`: of its report, else what it announced. `tier`: its label of that name, or empty. `train_s`,
-    `upload_bytes_per_s`: how long it says that it has trained, and how fast its update went; None where it does not.
+    `silent_s`: seconds since the coordinator last heard of it. Bytes are those of model and update bodies, and of a
+    secure round's messages. `sample_count`: of its report, else what it announced. `tier`: its label of that name, or
+    empty. `train_s`, `upload_bytes_per_s`: how long it says that it has trained, and how fast its update went; None
+    where it does not.
     """
 
     client: str

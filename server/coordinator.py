@@ -236,7 +236,7 @@ class Coordinator:
             return
         if revision not in (None, driver.live.revision):
             await driver.catch_up()
-        await driver.flush_downloads()
+        await driver.flush_traffic()
         if driver.is_over:
             await self._let_go_if_idle(driver)
         else:

@@ -9,7 +9,6 @@ state where it was stored and goes on from there. Every replica has a driver for
 import asyncio
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -59,6 +58,7 @@ from umbel.server.run_now import RunNow
 from umbel.server.secure_rounds import SecureRounds
 from umbel.server.services import Services
 from umbel.server.stored import Ended, LiveRun, StoredRecord, StoredRun
+from umbel.server.traffic import Traffic
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class RunDriver:
         self._mail: list[Letter] = []
         self._stepping = asyncio.Lock()
         self._stepper: asyncio.Task[None] | None = None
-        self._downloads: Counter[AssignmentId] = Counter()
+        self._traffic = Traffic()
         self._flushing = asyncio.Lock()
         self._n_gathered = 0
         self._outage: Outage | None = None  # not told to the run yet
@@ -181,7 +181,7 @@ class RunDriver:
         await self._closer.forget()
         await self._closer.settle()
         with suppress(DatabaseAway):  # the counts of a second, at most
-            await self.flush_downloads()
+            await self.flush_traffic()
 
     def wake(self) -> None:
         """Something has happened that no event tells: look again."""
@@ -221,13 +221,24 @@ class RunDriver:
     def note_download(self, client: ClientId, n_bytes: int) -> None:
         """Count bytes that a client of the cohort has fetched; they are stored before long."""
         if isinstance(self.state, Training) and client in self.state.cohort:
-            self._downloads[self.assignment_id(client)] += n_bytes
+            self._traffic.down[self.assignment_id(client)] += n_bytes
 
-    async def flush_downloads(self) -> None:
-        """Store what has been counted; on return it is, also what somebody else had begun to store."""
+    def note_message(self, assignment: AssignmentId, *, up: int = 0, down: int = 0) -> None:
+        """Count bytes of a secure round's messages that no transaction counts, likewise."""
+        self._traffic.up[assignment] += up
+        self._traffic.down[assignment] += down
+
+    async def flush_traffic(self) -> None:
+        """Store what has been counted; on return it is, also what somebody else had begun to store.
+
+        It goes on without whoever is cancelled meanwhile: rolled back, it would be lost. `close` waits for it.
+        """
+        await asyncio.shield(self._store_traffic())
+
+    async def _store_traffic(self) -> None:
         async with self._flushing:
-            downloads, self._downloads = self._downloads, Counter()
-            await self.services.rounds.add_downloads(self.name, downloads)
+            traffic, self._traffic = self._traffic, Traffic()
+            await self.services.rounds.add_traffic(self.name, traffic)
 
     # --- the page -----------------------------------------------------------------------------------------------------
 
@@ -262,6 +273,7 @@ class RunDriver:
                 await self._gather(self.state, began)
             case Training() | Closing() if self._is_due(began) and await self._may_end(self.live):
                 live = self.live
+                await self.flush_traffic()  # it may give the attempt up
                 await self.submit(Letter(Tick(began, self.secure.revealed(live)), round_id=live.round_id))
             case Closing():
                 await self._close_round()
@@ -411,13 +423,16 @@ class RunDriver:
     async def _close_round(self) -> None:
         """Make of the closed round what its kind asks for, unless another replica is at it."""
         live, now = self.live, self.services.clock.now
+        if not self.services.replicas.is_alone:
+            await self.flush_traffic()  # another may end the round as soon as it has this one's share
         try:
             made = await self._closer.close(live)
         except NothingMade as failed:
+            await self.flush_traffic()
             await self.submit(Letter(Spoiled(now(), str(failed), failed.blamed), round_id=live.round_id))
             return
         if made is not None and self.live.round_id == live.round_id:
-            await self.flush_downloads()
+            await self.flush_traffic()
             deposition = await self.chronicle.deposition(live)
             applied = Applied(now(), model_after(live.run, made))
             await self.submit(Letter(applied, made=made, deposition=deposition, round_id=live.round_id))

@@ -31,6 +31,7 @@ from umbel.aggregation.round import (
     Training,
 )
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
+from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.audit_facts import Deposition, Evidence, depose
 from umbel.server.chronicle import Chronicle
@@ -38,6 +39,7 @@ from umbel.server.orders import Order, Rollback, Situation, obey
 from umbel.server.problems import Refused, shutting_down
 from umbel.server.reports import check_report, check_turn
 from umbel.server.stored import Answered, Change, LiveRun, StoredAssignment, StoredRun, StoredUpload
+from umbel.server.traffic import Traffic
 
 
 class PastAttempt(Exception):
@@ -50,8 +52,8 @@ class Letter:
 
     `order`: an operator's, from which the event follows. `made`: what has been made of the closed round, with
     `Applied`, and `deposition`: what is told of its clients. `round_id`: the attempt that it speaks of, where its event
-    would mean something else to the next. `signed`: a report as its client signed it. `body`: of a message that is
-    stored as it came.
+    would mean something else to the next. `signed`: a report as its client signed it. `body`: of a message of a
+    secure round, as it came.
     """
 
     event: Event | None = None
@@ -102,6 +104,7 @@ class Batch:
         state, self._status = live.state, None
         answered: list[Answered] = []
         sealed: list[tuple[AssignmentId, bytes]] = []
+        traffic = Traffic()
         for letter in self._letters:
             self._n_decided += 1
             before = state
@@ -113,7 +116,10 @@ class Batch:
             self.commands += commands
             answered += _answered(live, before, commands, letter)
             if isinstance(letter.event, Spoke) and letter.body is not None and hears(before, letter.event):
-                sealed.append((live.assignment_id(letter.event.client), letter.body))
+                assignment = live.assignment_id(letter.event.client)
+                traffic.up[assignment] += len(letter.body)
+                if letter.event.turn is Phase.SHARE_KEYS:
+                    sealed.append((assignment, letter.body))
             if isinstance(state, Abandoned | Committed) and type(state) is not type(before):
                 self.is_abandoned = isinstance(state, Abandoned)
                 break
@@ -121,7 +127,7 @@ class Batch:
             self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
         if isinstance(state, Training) and isinstance(live.state, Recruiting):
             self.opened, self.why = len(state.cohort), state.why
-        return Change(state, tuple(answered), self._status, self._who_declined(live, state), tuple(sealed))
+        return Change(state, tuple(answered), self._status, self._who_declined(live, state), tuple(sealed), traffic)
 
     def _decide_one(
         self, live: LiveRun, state: RoundState, letter: Letter, history: Sequence[KeptVersion]

@@ -52,6 +52,7 @@ from umbel.server.stored import (
     StoredUpload,
 )
 from umbel.server.tables import table_of
+from umbel.server.traffic import Traffic
 from umbel.server.upload_store import uploads_of
 from umbel.server.version_store import (
     add_first_version,
@@ -233,6 +234,7 @@ class RoundStore:
             await update_assignments(
                 tx, {live.assignment_id(client): {"declined": missing[client]} for client in change.declined}
             )
+        await _count(tx, change.traffic)
         if change.sealed:
             rows = [{"assignment": assignment, "body": body} for assignment, body in change.sealed]
             await tx.execute(insert(_SEALED), rows)
@@ -410,14 +412,21 @@ class RoundStore:
             uploads = await uploads_of(tx, [assignment])
         return replace(assignment_of(row), upload=uploads.get(assignment))
 
-    async def add_downloads(self, name: RunId, n_bytes: Mapping[AssignmentId, int]) -> None:
-        """Add to the bytes fetched for each assignment of a run, under its lock: it touches many rows."""
-        rows = [{"id_": assignment, "down": fetched} for assignment, fetched in n_bytes.items()]
-        if not rows:
+    async def add_traffic(self, name: RunId, traffic: Traffic) -> None:
+        """Add to the bytes of each assignment of a run, under its lock: it touches many rows."""
+        if not traffic.assignments:
             return
-        fetched = _ASSIGNMENT.c.bytes_down + bindparam("down")
-        async with self._db.writing("add_downloads") as tx:
+        async with self._db.writing("add_traffic") as tx:
             await tx.execute(select(_RUN.c.name).where(_RUN.c.name == name).with_for_update())
-            await tx.execute(
-                update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(bytes_down=fetched), rows
-            )
+            await _count(tx, traffic)
+
+
+async def _count(tx: AsyncConnection, traffic: Traffic) -> None:
+    """Add to the bytes of assignments. Uploads add to them too, outside the run's lock: only ever add."""
+    rows = [{"id_": one, "up": traffic.up[one], "down": traffic.down[one]} for one in traffic.assignments]
+    if rows:
+        sums = {
+            "bytes_up": _ASSIGNMENT.c.bytes_up + bindparam("up"),
+            "bytes_down": _ASSIGNMENT.c.bytes_down + bindparam("down"),
+        }
+        await tx.execute(update(_ASSIGNMENT).where(_ASSIGNMENT.c.id == bindparam("id_")).values(sums), rows)

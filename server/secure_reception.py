@@ -33,9 +33,8 @@ class SecureReception:
         driver = place.driver
         word = await driver.secure.check(driver.live, client, phase, body)
         event = Spoke(driver.services.clock.now(), client, phase, word)
-        kept = body if phase is Phase.SHARE_KEYS else None
         try:
-            await driver.submit(Letter(event, assignment, body=kept))
+            await driver.submit(Letter(event, assignment, body=body))
         except PastAttempt as error:
             raise _closed() from error
         driver.wake()
@@ -49,7 +48,9 @@ class SecureReception:
             _require_part(place)
             return await place.driver.secure.tell(place.driver.live, client, phase)
 
-        return await self._held(place, waits, told)
+        if (found := await self._held(place, waits, told)) is not None:
+            place.driver.note_message(assignment, down=len(found))
+        return found
 
     async def keep_up(self, place: "Place", phase: Phase) -> None:
         """A client may have heard of its turn at another replica, of which this one has not seen yet."""
@@ -63,12 +64,14 @@ class SecureReception:
         if _is_over(place):
             return True
         try:
-            await driver.secure.reveal(driver.live, place.client, body)
+            is_new = await driver.secure.reveal(driver.live, place.client, body)
         except Refused:
             await driver.catch_up()
             if _is_over(place):  # another replica has unmasked the sum a moment ago
                 return True
             raise
+        if is_new:  # noted at once: in the next moment the sum may be unmasked, and the record made
+            driver.note_message(place.assignment, up=len(body))
         driver.wake()
 
         async def is_over() -> bool | None:

@@ -108,17 +108,18 @@ class SecureRounds:
         except SecAggError as error:
             raise Refused("report-refused", str(error)) from error
 
-    async def reveal(self, live: LiveRun, client: ClientId, body: bytes) -> None:
-        """Take in the shares that a client reveals. Raises `Refused`, naming the liar where that can be told.
+    async def reveal(self, live: LiveRun, client: ClientId, body: bytes) -> bool:
+        """Take in the shares that a client reveals: whether they had not come before.
 
         Before it is their turn they are not taken: only who has seen that all have signed the same sum reveals any.
+        Raises `Refused`, naming the liar where that can be told.
         """
         if _exchange_in(live.state).phase is not Phase.UNMASKING:
             raise Refused("assignment-closed", "no shares are to be revealed yet; see what the round is at")
         known = await self._of(live)
         index = known.context.index_of(client)
         try:
-            await self._take(live, index, body)
+            is_new = await self._take(live, index, body)
         except ChangedMessage as error:
             raise Refused("changed-message", str(error)) from error
         except SecAggError as error:
@@ -126,6 +127,7 @@ class SecureRounds:
             raise Refused("malformed-request", f"these shares are refused: {error}") from error
         if (relay := self._relay(known, live)) is not None:
             relay.hear(index, body)
+        return is_new
 
     # --- what they are told -------------------------------------------------------------------------------------------
 
@@ -207,10 +209,12 @@ class SecureRounds:
             {names[i]: f"it revealed no share of {listed(of)}" for i, of in lacking.withheld.items()},
         )
 
-    async def _take(self, live: LiveRun, index: int, body: bytes) -> None:
-        """Raises `SecAggError` for shares that are not those that were dealt."""
+    async def _take(self, live: LiveRun, index: int, body: bytes) -> bool:
+        """Whether they had not come before. Raises `SecAggError` for shares that are not those that were dealt."""
         unmasker, context = await self._unmasker(live), (await self._of(live)).context
+        is_new = index not in unmasker.answered
         unmasker.take(Unmasking.decode(body, index, len(context.cohort)))
+        return is_new
 
     async def _unmasker(self, live: LiveRun) -> Unmasker:
         known, exchange = await self._of(live), _exchange_in(live.state)

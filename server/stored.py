@@ -1,7 +1,7 @@
 """What a coordinator remembers of runs, rounds and uploads, as the stores take and give it. No database here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from umbel.aggregation.audit import SignedReport
@@ -12,6 +12,7 @@ from umbel.aggregation.run_end import RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.types import AssignmentId, ClientId, ModelChange, ModelRef, RoundPlan, RunId, assignment_id
+from umbel.server.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class Change:
     """What an event makes of a run: to be stored at once. `status`: the run's, where it changes.
 
     `declined`: who has declined in the step that closed the round, where the new state does not tell. `sealed`: the
-    ShareKeys messages of a secure round that count.
+    ShareKeys messages of a secure round that count. `traffic`: of messages of a secure round that count.
     """
 
     state: RoundState
@@ -179,6 +180,7 @@ class Change:
     status: tuple[RunStatus, str] | None = None
     declined: tuple[ClientId, ...] = ()
     sealed: tuple[tuple[AssignmentId, bytes], ...] = ()
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True, slots=True)

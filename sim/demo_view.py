@@ -139,8 +139,8 @@ def _totals(board: Board) -> Panel:
     grid.add_row("  of it partial", Text(str(counts.partial), style="yellow"))
     grid.add_row("stopped or lost", Text(str(counts.dropped), style="red"))
     grid.add_row("abandoned", str(counts.abandoned))
-    grid.add_row("models down", si_bytes(counts.bytes_down))
-    grid.add_row("updates up", si_bytes(counts.bytes_up))
+    grid.add_row("bytes down", si_bytes(counts.bytes_down))
+    grid.add_row("bytes up", si_bytes(counts.bytes_up))
     return Panel(grid, title="all rounds", title_align="left", border_style="dim")
 
 

@@ -83,8 +83,8 @@ class Device:
     """One client: what it is told moves it on.
 
     `declines`: why it sends nothing when its update would be sent; empty if it sends it. `sends_at`, `reports_at`: when
-    its update began to go up, and when its report comes, if nobody stops it; inf where that is never. `update_bytes`:
-    of what went up then.
+    its update began to go up, and when its report comes, if nobody stops it; inf where that is never. `input_bytes`:
+    of what went up then, the signature among them, which a client of the SDK sends in its report.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Device:
     ) -> None:
         self.refusal = ""
         self.sends_at = self.reports_at = math.inf
-        self.update_bytes = 0
+        self.input_bytes = 0
         self._stage, self._name, self._luck, self._voice, self._send = stage, name, luck, voice, send
         self._declines = declines
         self._is_released = False
@@ -146,8 +146,8 @@ class Device:
         message = Message(self._name, phase, update, signature)
         if self._declines:
             message = Message(self._name, phase, b"", declined=self._declines)
-        self.sends_at, self.update_bytes = self._stage.now, len(message.body)
-        self._stage.up[self._name] += len(message.body) + len(message.signature)
+        self.sends_at, self.input_bytes = self._stage.now, len(message.body) + len(message.signature)
+        self._stage.up[self._name] += self.input_bytes
         comes_at = self.sends_at + 2 * luck.latency_s + len(update) / luck.up_bytes_per_s
         if self._deliver(message, comes_at):
             self.reports_at = comes_at

@@ -35,8 +35,8 @@ _AFTER_REPORT = (Lost.CONSISTENCY_CHECK, Lost.UNMASKING)
 @dataclass(frozen=True, slots=True)
 class SecurePlayed:
     """How it went. `ended`: `Closing` if its sum can be unmasked; `at`: when that was, or the end. `cohort`: with fates
-    as they turned out; `up`, `down`: bytes of each client's messages, beside model and update; `sums`: of levels and
-    words, where masks were taken off them.
+    as they turned out; `up`, `down`: bytes of each client's messages, beside model, update and report; `sums`: of
+    levels and words, where masks were taken off them.
     """
 
     ended: Closing | Abandoned
@@ -95,7 +95,7 @@ class SecureWindow:
             done.state,
             stage.now,
             replace(self.cohort, fates=self._as_it_went(done.devices)),
-            {name: stage.up[name] - device.update_bytes for name, device in done.devices.items()},
+            {name: stage.up[name] - device.input_bytes for name, device in done.devices.items()},
             {name: stage.down[name] for name in done.devices},
             None if masks is None else masks.sums,
         )

@@ -14,6 +14,7 @@ from torch import nn
 from tests.consortium import first_list, signed
 from tests.contracts.test_client_and_coordinator import DEADLINE_S
 from tests.contracts.test_life_of_a_run import House
+from tests.meter import Meter
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.member_files import members_bytes
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
@@ -26,7 +27,7 @@ NAMES: tuple[str, ...] = ("east", "north", "south", "west")
 SAMPLES: dict[str, int] = {"east": 2, "north": 3, "south": 5, "west": 7, "eve": 9}
 RUN = """
 name = "masked"
-rounds = {{ count = {count}, target = 4, minimum = 3, over_selection = 1.0, window_s = {window_s} }}
+rounds = {{ count = {count}, target = {target}, minimum = 3, over_selection = 1.0, window_s = {window_s} }}
 aggregation = {{ sample_count_max = 1000 }}
 codec = {{ name = "integer", step = 0.01, first_norm = 3.0 }}
 secure_aggregation = {{ members_sha256 = "{members_sha256}", expected_sample_count = 4 }}
@@ -47,15 +48,16 @@ class Ward(Client):
 
 
 class Line(httpx.BaseTransport):
-    """A way to the coordinator that sees all that goes up."""
+    """A way to the coordinator that sees all that goes up. `meter`: counts both ways, as records do."""
 
     def __init__(self) -> None:
         self._inner = httpx.HTTPTransport()
         self.up: list[bytes] = []
+        self.meter = Meter()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.up.append(request.read())
-        return self._inner.handle_request(request)
+        return self.meter.through(request, self._inner.handle_request(request))
 
     def close(self) -> None:
         self._inner.close()
@@ -74,7 +76,7 @@ class Sites:
     `self.create`: what the operator types, which names the list by its hash alone.
     """
 
-    def __init__(self, house: House, directory: Path, count: int = 2, window_s: float = 20.0) -> None:
+    def __init__(self, house: House, directory: Path, count: int = 2, window_s: float = 20.0, target: int = 4) -> None:
         self.house, self.directory = house, directory
         self.ends: dict[str, RunEnd] = {}
         self.lines: dict[str, Line] = {}
@@ -82,7 +84,8 @@ class Sites:
         keys = {name: Store(directory / name, house.url).identity(name).public_key for name in NAMES}
         self.members = signed(replace(first_list(), members=keys), "anna", "bert")
         (directory / "pilot.json").write_bytes(members_bytes(self.members))
-        text = RUN.format(count=count, window_s=window_s, members_sha256=self.members.list.sha256)
+        members_sha256 = self.members.list.sha256
+        text = RUN.format(count=count, target=target, window_s=window_s, members_sha256=members_sha256)
         start = {name: torch.zeros_like(value) for name, value in nn.Linear(30, 10).state_dict().items()}
         run_file, model = directory / "masked.toml", directory / "init.safetensors"
         run_file.write_text(text)
@@ -149,6 +152,22 @@ def test_four_sites_make_two_secure_rounds(house: House, tmp_path: Path) -> None
         assert b'"sample_count":0' in said
         assert f'"sample_count":{SAMPLES[name]}'.encode() not in said
         assert b"loss" not in said
+
+
+def test_a_record_has_the_bytes_that_its_clients_have_seen_go_by(house: House, tmp_path: Path) -> None:
+    """Of three sites the shares of all are needed: none of them come when the sum is unmasked already."""
+    sites = Sites(house, tmp_path, count=1, target=3)
+    house.told(*sites.create)
+    for thread in sites.start(*NAMES[1:]):
+        thread.join(DEADLINE_S)
+
+    [record] = house.told("show", "masked")["ended"]
+    assert record["committed"], record["reason"]
+    meters = {name: line.meter for name, line in sites.lines.items()}
+    counted = {one["client"]: (one["bytes_up"], one["bytes_down"]) for one in record["clients"]}
+    assert counted == {name: (meter.up, meter.down) for name, meter in meters.items()}
+    assert all(min(meter.messages_up, meter.messages_down) > 0 for meter in meters.values())
+    assert (record["bytes_up"], record["bytes_down"]) == tuple(map(sum, zip(*counted.values(), strict=True)))
 
 
 def test_a_coordinator_that_is_killed_asks_again_and_is_told_the_same(house: House, tmp_path: Path) -> None:

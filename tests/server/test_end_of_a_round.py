@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from tests.server_device import House, Json, house, run_file, small_state, update_of
 from umbel.aggregation.layout import Layout
 from umbel.server import letters, run_rows
+from umbel.server.traffic import Traffic
 
 LAYOUT = Layout.of_state(small_state())
 
@@ -64,20 +64,49 @@ def test_bytes_that_are_being_stored_while_a_round_closes_are_told_of_it(tmp_pat
             [device] = await it.devices(1)
             assignment = await device.work(LAYOUT)
             rounds, driver = it.state.services.rounds, it.state.coordinator.drivers["demo"]
-            store = rounds.add_downloads
+            store = rounds.add_traffic
 
-            async def store_slowly(run: str, counted: Mapping[str, int]) -> None:
-                await asyncio.sleep(0.5 if counted else 0.0)
+            async def store_slowly(run: str, counted: Traffic) -> None:
+                await asyncio.sleep(0.5 if counted.assignments else 0.0)
                 await store(run, counted)
 
-            rounds.add_downloads = store_slowly
+            rounds.add_traffic = store_slowly
             model = await device.send("GET", f"/v1/models/{assignment['model']['sha256']}")
-            storing = asyncio.create_task(driver.flush_downloads())
+            storing = asyncio.create_task(driver.flush_traffic())
             update = update_of(LAYOUT, torch.ones(LAYOUT.n_values))
             await device.upload(assignment["id"], update)
             await device.report(assignment["id"], update)
             [record] = await it.ended(1)
             await storing
+            assert record["bytes_down"] == len(model.content)
+
+    asyncio.run(scenario())
+
+
+def test_bytes_that_are_being_stored_while_a_coordinator_goes_away_are_told_by_the_next(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(run_file(target=1), small_state())
+            [device] = await it.devices(1)
+            assignment = await device.work(LAYOUT)
+            rounds, driver = it.state.services.rounds, it.state.coordinator.drivers["demo"]
+            store = rounds.add_traffic
+
+            async def store_slowly(run: str, counted: Traffic) -> None:
+                await asyncio.sleep(0.5)
+                await store(run, counted)
+
+            rounds.add_traffic = store_slowly
+            model = await device.send("GET", f"/v1/models/{assignment['model']['sha256']}")
+            storing = asyncio.create_task(driver.flush_traffic())
+            await asyncio.sleep(0.1)
+            storing.cancel()
+        async with house(tmp_path) as it:
+            device.http = it.http
+            update = update_of(LAYOUT, torch.ones(LAYOUT.n_values))
+            await device.upload(assignment["id"], update)
+            await device.report(assignment["id"], update)
+            [record] = await it.ended(1)
             assert record["bytes_down"] == len(model.content)
 
     asyncio.run(scenario())

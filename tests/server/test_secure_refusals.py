@@ -80,16 +80,17 @@ async def handed_in(it: House) -> None:
         await asyncio.sleep(0.01)
 
 
-def unchanged(it: House) -> Callable[[], None]:
-    """To be called when nothing may have changed since."""
+async def unchanged(it: House) -> Callable[[], Awaitable[None]]:
+    """To be awaited when nothing may have changed since, nor have been counted."""
 
-    def there() -> dict[str, object]:
+    async def there() -> dict[str, object]:
+        await it.state.coordinator.drivers["demo"].flush_traffic()
         return {name: found for name, found in rows(it.settings).items() if name != "leases"}  # no request's doing
 
-    before = there()
+    before = await there()
 
-    def check() -> None:
-        assert there() == before
+    async def check() -> None:
+        assert await there() == before
 
     return check
 
@@ -119,10 +120,10 @@ def test_the_same_again_is_answered_and_something_else_refused(phase: Phase, tmp
             other = rival(scene, said)
             assert other != said
             assert (await scene.put(said)).status_code == 204
-            check = unchanged(it)
+            check = await unchanged(it)
             assert (await scene.put(said)).status_code == 204
             assert problem(await scene.put(other)) == "changed-message"
-            check()
+            await check()
             for later in range(1, N):  # it is said that it was said, also when its turn is over
                 assert (
                     await scene.attempt.parties[later].put(phase, await scene.own(scene.attempt.parties[later]))
@@ -154,14 +155,14 @@ def test_a_report_again_has_the_same_answer_whatever_it_says_then(tmp_path: Path
             first = await scene.one.send_input(update)
             assert first.json()["outcome"] == "accepted"
             await settled(scene)
-            check = unchanged(it)
+            check = await unchanged(it)
             assert (await scene.one.report(update)).json() == first.json()
             assert (await scene.one.report(update, update_sha256="0" * 64)).json() == first.json()
             assert problem(await scene.one.device.upload(scene.one.offer.id, bytes(len(update)))) in (
                 "upload-complete",
                 "assignment-closed",
             )
-            check()
+            await check()
             for party, change in zip(scene.attempt.parties[1:], scene.attempt.changes[1:], strict=True):
                 await party.hear()
                 await party.send_input(party.masked(change))
@@ -186,12 +187,12 @@ def test_after_the_sum_is_closed_the_same_again_is_answered_too(phase: Phase, tm
             done = 204 if phase is Phase.CONSISTENCY_CHECK else 202
             assert (await scene.put(said)).status_code == done
             await settled(scene)
-            check = unchanged(it)
+            check = await unchanged(it)
             assert (await scene.put(said)).status_code == done
             wrong = bytearray(said)
             wrong[-1] ^= 1
             assert problem(await scene.put(bytes(wrong))) == "malformed-request"
-            check()
+            await check()
             if phase is Phase.UNMASKING:
                 for party in scene.attempt.parties[1:]:
                     assert (await party.put(phase, await scene.own(party))).status_code in (202, 204)
@@ -215,7 +216,7 @@ def test_what_is_no_message_of_this_client_is_refused_and_changes_nothing(phase:
             scene = await brought_to(it, phase)
             own, theirs = await scene.own(scene.one), await scene.own(scene.other)
             await settled(scene)
-            check = unchanged(it)
+            check = await unchanged(it)
             garbage = [b"", b"\0", os.urandom(64), os.urandom(132), os.urandom(4096), own[:-1], own + b"\0", theirs]
             garbage += [bytes(len(own)), bytes([*own[:-1], own[-1] ^ 1]), b"\xff" * len(own), b"\xff" * 8]
             for body in garbage:
@@ -232,7 +233,7 @@ def test_what_is_no_message_of_this_client_is_refused_and_changes_nothing(phase:
             nowhere = f"/v1/assignments/{scene.one.offer.id}/secure/handshake"
             assert problem(await scene.one.device.send("PUT", nowhere, own, octets)) == "not-found"
             assert problem(await scene.one.device.send("GET", nowhere)) == "not-found"
-            check()
+            await check()
             assert (await scene.put(own)).status_code in (202, 204)
 
     asyncio.run(scenario())
@@ -244,19 +245,21 @@ def test_messages_of_other_phases_are_not_taken(phase: Phase, tmp_path: Path) ->
         async with house(tmp_path) as it:
             scene = await brought_to(it, phase)
             await settled(scene)
-            check, phases = unchanged(it), list(Phase)
+            check, phases, fetched = await unchanged(it), list(Phase), 0
             for other in phases:
                 answer = await scene.put(os.urandom(64), other)
                 if other is not phase:
                     assert answer.status_code >= 400, (other, answer.status_code)
                     assert problem(answer) in ("assignment-closed", "malformed-request"), other
                     told = await scene.one.device.send("GET", f"/v1/assignments/{scene.one.offer.id}/secure/{other}")
+                    fetched += len(told.content) if told.status_code == 200 else 0
                     if phases.index(other) > phases.index(phase):
                         assert told.status_code == 204, "not yet"
             assert problem(await scene.put(b"", Phase.MASKED_INPUT)) == "malformed-request", "that is a report"
             told = await scene.one.device.send("GET", f"/v1/assignments/{scene.one.offer.id}/secure/advertise-keys")
             assert problem(told) == "not-found"
-            check()
+            scene.attempt.driver.note_message(scene.one.offer.id, down=-fetched)  # that alone was counted
+            await check()
 
     asyncio.run(scenario())
 
@@ -310,15 +313,15 @@ def test_a_masked_update_has_one_length_one_codec_and_a_report_of_its_own(tmp_pa
             one = scene.one
             await one.hear()
             update = one.masked(scene.attempt.changes[0])
-            check = unchanged(it)
+            check = await unchanged(it)
             for wrong in (update[:-1], update + b"\0", update[:-8], update[:64]):
                 assert problem(await one.device.upload(one.offer.id, wrong)) == "lying-length"
             other = header_for(LAYOUT, Codec.INTEGER, len(update) - 64).encode() + update[64:]
             assert problem(await one.device.upload(one.offer.id, other)) == "wrong-codec"
             assert problem(await one.report(update)) == "upload-incomplete"
-            check()
+            await check()
             assert (await one.device.upload(one.offer.id, update)).status_code == 201
-            check = unchanged(it)
+            check = await unchanged(it)
             clear = await one.device.report(one.offer.id, update, sample_count=7)
             assert problem(clear) == "report-refused"
             assert "secure" in clear.json()["detail"]
@@ -330,7 +333,7 @@ def test_a_masked_update_has_one_length_one_codec_and_a_report_of_its_own(tmp_pa
                 ({"metrics": {"loss": 0.1}}, "malformed-request"),
             ):
                 assert problem(await one.report(update, **changed)) == kind, changed
-            check()
+            await check()
             assert (await one.report(update)).json()["outcome"] == "accepted"
 
     asyncio.run(scenario())
@@ -342,7 +345,7 @@ def test_a_masked_report_is_refused_where_the_round_is_not_secure(tmp_path: Path
             await it.begin(run_file(target=2, minimum=2), STATE)
             devices = await it.devices(2)
             [work, _] = await asyncio.gather(*(one.work(LAYOUT) for one in devices))
-            check = unchanged(it)
+            check = await unchanged(it)
             url, report = f"/v1/assignments/{work['id']}", {"update_sha256": "0" * 64, "signature": "A" * 86 + "=="}
             answer = await devices[0].send("PUT", f"{url}/report", json.dumps(report).encode())
             assert problem(answer) == "report-refused"
@@ -356,7 +359,7 @@ def test_a_masked_report_is_refused_where_the_round_is_not_secure(tmp_path: Path
                     "assignment-closed",
                     "not-found",
                 )
-            check()
+            await check()
 
     asyncio.run(scenario())
 
@@ -366,13 +369,13 @@ def test_updates_are_not_taken_before_it_is_known_who_has_shared(phase: Phase, t
     async def scenario() -> None:
         async with house(tmp_path) as it:
             scene = await brought_to(it, phase)
-            check = unchanged(it)
+            check = await unchanged(it)
             report = {"update_sha256": "0" * 64, "signature": "A" * 86 + "=="}
             url = f"/v1/assignments/{scene.one.offer.id}/report"
             answer = await scene.one.device.send("PUT", url, json.dumps(report).encode())
             assert answer.json()["outcome"] == "surplus"
             assert "not time yet" in answer.json()["reason"]
-            check()
+            await check()
             for later in list(Phase)[list(Phase).index(phase) :]:
                 assert await scene.attempt.speak(later, range(N))
             assert (await it.ended(1))[0]["committed"]
@@ -394,7 +397,7 @@ def test_an_attempt_that_is_over_takes_nothing_more(is_stopped: bool, tmp_path: 
             else:
                 await scene.attempt.speak(Phase.UNMASKING, range(N))
             await it.ended(1)
-            check = unchanged(it)
+            check = await unchanged(it)
             for phase in Phase:
                 answer = await scene.put(os.urandom(64), phase)
                 if phase is Phase.UNMASKING:
@@ -403,7 +406,7 @@ def test_an_attempt_that_is_over_takes_nothing_more(is_stopped: bool, tmp_path: 
                     assert problem(answer) == "assignment-closed", phase
                 told = await scene.one.device.send("GET", f"/v1/assignments/{scene.one.offer.id}/secure/{phase}")
                 assert problem(told) == "assignment-closed", phase
-            check()
+            await check()
 
     asyncio.run(scenario())
 
@@ -419,10 +422,10 @@ def test_a_client_reveals_one_thing_only(tmp_path: Path) -> None:
             shares = Unmasking.decode(said, index, N).shares
             other = Unmasking(index, {dealer: share for dealer, share in shares.items() if dealer == index}).encode()
             assert (await scene.put(said)).status_code == 202
-            check = unchanged(it)
+            check = await unchanged(it)
             assert problem(await scene.put(other)) == "changed-message"
             assert (await scene.put(said)).status_code == 202
-            check()
+            await check()
             await scene.attempt.speak(Phase.UNMASKING, range(1, N))
             [record] = await it.ended(1)
             assert record["committed"], record["reason"]

@@ -118,7 +118,7 @@ def test_bytes_are_those_of_the_model_the_update_and_the_messages() -> None:
     assert ended.record.reported == n
     plan = experiment_of(described).trials[0].run.first_plan(layout.n_values)
     update = MaskedUplink(plan, layout, {}, keeps=False).update_bytes
-    up = 132 + share_keys_bytes(n - 1) + (update + 64) + 64 + (8 + 37 * n)
+    up = 132 + share_keys_bytes(n - 1) + update + 64 + (8 + 37 * n)
     down = ended.model.file.size_bytes + (36 + 132 * n) + (4 + 4 * n + 114 * (n - 1)) + (4 + 4 * n) + (4 + 68 * n)
     assert {one.bytes_up for one in ended.record.clients} == {up}
     assert {one.bytes_down for one in ended.record.clients} == {down}
