@@ -95,10 +95,11 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     from umbel.sim.bench_flower import FlowerFailed
     from umbel.sim.data.idx_files import NotIdx
     from umbel.sim.load import LoadFailed
+    from umbel.sim.peer_run import PeerFailed
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(
-        ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, TimeoutError, UpdateRefused, OSError
+        ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, PeerFailed, TimeoutError, UpdateRefused, OSError
     ):
         report = measure()
     if as_json:
@@ -198,12 +199,21 @@ def bench_codec(
 def bench_simulate(
     quick: QuickOption = False,
     only: Annotated[str | None, typer.Option(help="One part alone: A, B, C, Cs, M or start.")] = None,
+    peer_python: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Python that has flwr[simulation] or pfl: they train the same rounds, ten minutes or more."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Simulated rounds against a plain loop: small models, many clients, long tails, one large model, a million."""
+    """Simulated rounds against a plain loop: small models, many clients, long tails, one large model, a million.
+
+    With --peer-python also against Flower on Ray and pfl, whichever that interpreter has.
+    """
     from umbel.sim.bench_simulate import measure
 
-    _bench(lambda: measure(quick=quick, only=only), json)
+    _bench(lambda: measure(quick=quick, only=only, peer_python=peer_python), json)
 
 
 @bench_app.command("secagg")

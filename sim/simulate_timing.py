@@ -40,6 +40,15 @@ class Timed:
     model: ModelState
 
 
+@dataclass(frozen=True, slots=True)
+class PlainLoop:
+    """`seconds`: of a round. `cohorts`: as of `Timed`; `weights`: after each of these rounds, as of `TightLoop`."""
+
+    seconds: float
+    cohorts: tuple[Indices, ...]
+    weights: tuple[Tensor, ...]
+
+
 def simulated(workload: Workload, population: ShardedPopulation, engine: Engine, n_rounds: int) -> Timed:
     """The first round is left out: it makes the workers, and records the model."""
     state = ModelState.first(workload.recipe.make().state_dict())
@@ -64,7 +73,7 @@ def training_s(
     start, taken = start_vector(layout, state), list[float]()
     for number, cohort in enumerate(cohorts, start=1):
         began = time.perf_counter()
-        data, seeds = population.data_of(cohort), np.array(_seeds(workload, cohort, number), dtype=np.uint64)
+        data, seeds = population.data_of(cohort), np.array(seeds_of(workload, cohort, number), dtype=np.uint64)
         work = CohortWork(data, seeds, steps_asked(workload.plan, data.sizes, 1.0), workload.plan)
         total, weights = torch.zeros(layout.n_values), torch.from_numpy(data.sizes).float()
         for changes in engine.train(start, work):
@@ -74,19 +83,20 @@ def training_s(
     return statistics.median(taken[1:] or taken)
 
 
-def plain_loop_s(workload: Workload, population: ShardedPopulation, ours: Timed) -> float:
+def plain_loop(workload: Workload, population: ShardedPopulation, ours: Timed) -> PlainLoop:
     loop = TightLoop(workload.recipe.make(), workload.plan)
-    taken = list[float]()
+    taken, weights = list[float](), list[Tensor]()
     for number, cohort in enumerate(ours.cohorts, start=1):
         began = time.perf_counter()
-        loop.round(population.data_of(cohort), _seeds(workload, cohort, number))
+        loop.round(population.data_of(cohort), seeds_of(workload, cohort, number))
         taken.append(time.perf_counter() - began)
+        weights.append(loop.state)
     _require_agreement(workload, loop, ours)
-    return statistics.median(taken[1:])
+    return PlainLoop(statistics.median(taken[1:]), ours.cohorts, tuple(weights))
 
 
-def _seeds(workload: Workload, cohort: Indices, number: int) -> list[int]:
-    """As a coordinator gives them."""
+def seeds_of(workload: Workload, cohort: Indices, number: int) -> list[int]:
+    """Of the clients of round `number`, counted from 1: as a coordinator gives them."""
     plan = workload.run_file(number).round_plan(number, 1)
     return [int(seed) for seed in client_seeds(plan, [client_name(i) for i in cohort.tolist()])]
 
@@ -105,7 +115,7 @@ def require_same_training(workload: Workload, population: ShardedPopulation, eng
     In a deep network on random images a unit is now and then at the edge, and one bit takes it over: such a client's
     weights go another way from there on, by a tenth of all that they go. So it is the client in the middle that counts.
     """
-    model, data, seeds = workload.recipe.make(), population.data_of(cohort), _seeds(workload, cohort, 1)
+    model, data, seeds = workload.recipe.make(), population.data_of(cohort), seeds_of(workload, cohort, 1)
     layout = Layout.of_state(model.state_dict())
     start, loop = start_vector(layout, model.state_dict()), TightLoop(model, workload.plan)
     work = CohortWork(data, np.array(seeds, np.uint64), steps_asked(workload.plan, data.sizes, 1.0), workload.plan)
@@ -123,26 +133,28 @@ def _require_close(apart: float | Tensor) -> None:
     assert float(apart) < _AGREE, f"the plain loop makes another model: {float(apart):.1%} of the way apart"
 
 
-def two_processes_s(workload: Workload, population: ShardedPopulation, ours: Timed) -> float:
-    """The plain loop over two processes, forked once, half of the clients each."""
+def two_processes(workload: Workload, population: ShardedPopulation, ours: Timed) -> PlainLoop:
+    """The plain loop over two processes, forked once, half of the clients each; it asks the first cohort always."""
     global _half
     loop = TightLoop(workload.recipe.make(), workload.plan)
-    data = population.data_of(ours.cohorts[0])
+    cohorts = ours.cohorts[:1] * len(ours.cohorts)
+    data = population.data_of(cohorts[0])
     halves = np.arange(len(data))[::2], np.arange(len(data))[1::2]
 
     def half(which: int, number: int, state: Tensor) -> Tensor:
         torch.set_num_threads(1)
         loop.state = state
-        return loop.sum_of(data, _seeds(workload, ours.cohorts[0], number), halves[which])
+        return loop.sum_of(data, seeds_of(workload, cohorts[0], number), halves[which])
 
-    _half, taken = half, list[float]()
+    _half, taken, weights = half, list[float](), list[Tensor]()
     with get_context("fork").Pool(2) as pool:
-        for number in range(1, len(ours.cohorts) + 1):
+        for number in range(1, len(cohorts) + 1):
             began = time.perf_counter()
             sums = pool.starmap(_call_half, [(which, number, loop.state.numpy()) for which in range(2)])
             loop.move(torch.from_numpy(sums[0] + sums[1]), int(data.sizes.sum()))
             taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+            weights.append(loop.state)
+    return PlainLoop(statistics.median(taken[1:]), cohorts, tuple(weights))
 
 
 _half: Callable[[int, int, Tensor], Tensor]  # what the forked processes find

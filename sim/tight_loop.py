@@ -5,7 +5,7 @@ one thread of torch's own. It sees the same samples in the same batches as the s
 `aggregation/sample_order.py` draws, and takes the mean of the clients' weights by their samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -48,11 +48,16 @@ class TightLoop:
         with torch.no_grad():
             torch.nn.utils.vector_to_parameters(self.state.clone(), self._parameters)
         own = data.of(position)
-        sizes = split_sizes(len(own), self._plan.batch_size)
-        for epoch in range(self._plan.local_epochs or 1):
-            for rows in torch.from_numpy(sample_order(seed, epoch, len(own))).split(sizes):
-                self._optimizer.zero_grad()
-                functional.cross_entropy(self._model(own.inputs[rows]), own.targets[rows]).backward()
-                self._optimizer.step()
+        for rows in steps_of(seed, len(own), self._plan):
+            self._optimizer.zero_grad()
+            functional.cross_entropy(self._model(own.inputs[rows]), own.targets[rows]).backward()
+            self._optimizer.step()
         with torch.no_grad():
             return torch.cat([p.reshape(-1) for p in self._parameters])
+
+
+def steps_of(seed: int, n_samples: int, plan: TrainingPlan) -> Iterator[Tensor]:
+    """Which of its samples a client sees in each of its steps, of all epochs: int64, numbers of its own samples."""
+    sizes = split_sizes(n_samples, plan.batch_size)
+    for epoch in range(plan.local_epochs or 1):
+        yield from torch.from_numpy(sample_order(seed, epoch, n_samples)).split(sizes)
