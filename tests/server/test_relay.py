@@ -139,8 +139,10 @@ def test_what_is_revealed_anywhere_reaches_the_one_that_unmasks_and_is_never_sto
     put = RelayStore.put
 
     async def seen(self: RelayStore, round_id: int, key: bytes, sealed: Any) -> bool:
-        handed_over.extend(sealed.values())
-        return await put(self, round_id, key, sealed)
+        is_stored = await put(self, round_id, key, sealed)
+        if is_stored:  # else the key was another's by then, and nothing was written
+            handed_over.extend(sealed.values())
+        return is_stored
 
     async def scenario() -> None:
         async with replicas(tmp_path, postgresql, 3) as (houses, _):
