@@ -10,6 +10,7 @@ rounds that will be simulated again: it is cut off.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,9 +130,9 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
         with safe_open(path, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             metadata: Mapping[str, str] = opened.metadata() or {}
-        kept = _KEPT.validate_json(metadata["umbel"])
-        if kept.version != _VERSION:
+        if json.loads(metadata["umbel"])["version"] != _VERSION:
             raise CheckpointError(f"{path} is of another version of umbel; remove its folder to begin anew")
+        kept = _KEPT.validate_json(metadata["umbel"])
         if metadata["sha256"] != _digest(metadata["umbel"], tensors):
             raise ValueError("it is not as it was written")
         if unlike := changed(kept.inputs, inputs):
@@ -141,7 +142,7 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
                 "be of neither; put it back as it was, or choose another folder (--out)"
             )
         return _resumed(kept, tensors, file, first)
-    except (SafetensorError, ValidationError, KeyError, ValueError) as error:
+    except (SafetensorError, ValidationError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}); remove its folder to begin anew") from error
 
 

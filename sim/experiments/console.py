@@ -14,7 +14,7 @@ from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.checkpoint import CheckpointError
-from umbel.sim.experiments.file import read_experiment
+from umbel.sim.experiments.file import ATTEMPTS_MAX, read_experiment
 from umbel.sim.experiments.possible import SimulationError
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.shown import as_table, with_band
@@ -31,6 +31,10 @@ EXPECTED: tuple[type[Exception], ...] = (
     AccountantMissing,
 )
 
+_HOPE = (
+    "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are quicker and there. "
+    f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
+)
 _PIPED_WIDTH = 120  # in a file, no window makes it narrow
 
 
@@ -51,6 +55,8 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
     for run in results.trials:
         if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:
             console.print(f"\n{run.trial.name} is {run.status.value}: {run.reason}", markup=False)
+            if run.status is RunStatus.FAILED:
+                console.print(_HOPE, markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
     console.print(
         f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl", markup=False

@@ -24,7 +24,6 @@ from umbel.aggregation.endings import Known, Measured, abandoned, finished
 from umbel.aggregation.layout import HasMean
 from umbel.aggregation.ledger import client_records
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Training
@@ -65,7 +64,6 @@ from umbel.sim.secure_exchange import seeded_bytes
 
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
 _NOBODY_COMES_S = 30 * 86_400.0
-_ATTEMPTS_IN_VAIN_MAX = 200  # at one round, where the run has no bound of its own
 _EVALUATION_BATCH = 256
 
 
@@ -132,25 +130,9 @@ class Federation:
         require_possible(standing.file, model.layout, world.population)
 
     def attempts(self) -> Iterator[Attempt]:
-        """Every attempt until the run is over. Raises `SimulationError` where nobody ever comes, or all is in vain."""
-        why = ""
+        """Every attempt until the run is over. Raises `SimulationError` where nobody ever comes."""
         while not (self.standing.status.is_over or self.standing.status is RunStatus.PAUSED):
-            self._require_hope(why)
-            attempt = self._attempt()
-            why = attempt.record.reason
-            yield attempt
-
-    def _require_hope(self, why: str) -> None:
-        """Raise `SimulationError` where a round is tried over and over; `why`: what became of the last attempt."""
-        rounds, plan = self.standing.file.rounds, self.standing.state.plan
-        if plan.attempt <= _ATTEMPTS_IN_VAIN_MAX or rounds.attempts_max is not None:
-            return
-        raise SimulationError(
-            f"round {plan.number} was tried {_ATTEMPTS_IN_VAIN_MAX} times, and made no model{why and f' ({why})'}. Its "
-            f"window is {plan.window_s:g} s, its minimum {counted(plan.minimum, 'report')}: set a longer window_s or a "
-            "lower minimum in [rounds], or quicker devices in [fleet]; or rounds.attempts_max, at which a run fails by "
-            "itself"
-        )
+            yield self._attempt()
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -71,6 +71,9 @@ from umbel.sim.models import ModelSection
 
 ENGINES = ("auto", "sequential", "batched", "threads", "processes", "ray")
 EngineName = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
+ATTEMPTS_MAX = (
+    200  # at one round, where the file has no bound: virtual time is never short, and some rounds have no hope
+)
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
 LABEL_CHARACTERS_MAX = 100
 
@@ -120,7 +123,7 @@ class Trial:
     """One run to simulate: the file with one value of each that is swept, and one seed.
 
     `point`: the swept keys and their values here, of what goes together its label; `run`: as a coordinator would be
-    given it, with this seed.
+    given it, with this seed, and a bound of `ATTEMPTS_MAX` where it has none.
     """
 
     point: Mapping[str, object]
@@ -313,6 +316,8 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     except ValidationError as error:
         at = f" (with {point_label(point)})" if point else ""
         raise ValueError(f"{findings(error)}{at}") from error
+    if run.rounds.attempts_max is None:
+        run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
     return Trial(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
 
 

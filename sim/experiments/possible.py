@@ -1,11 +1,15 @@
 """Whether a run can be simulated with these clients, before it is begun."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
+from umbel.aggregation.types import Weighting
 from umbel.sim.data.population import Population
 
 
@@ -23,9 +27,17 @@ def require_possible(file: RunFile, layout: Layout, population: Population) -> N
             "clients hold nothing back to measure the model on, as this run asks them to: set holdout = 0.1 in "
             "[partition], or leave [evaluation] and training.evaluate out (the model is scored in one place anyway)"
         )
-    for name, wanted in (("target", file.rounds.target), ("minimum", file.rounds.minimum)):
-        if wanted > population.n_clients:
-            raise SimulationError(
-                f"rounds.{name} is {wanted:,}, and there are {counted(population.n_clients, 'client')}: no round would "
-                f"ever have so many reports; set it to {population.n_clients} at most, or simulate more clients"
-            )
+    for rounds in _rounds_sections(file):
+        counts_clients = rounds.weighting is Weighting.SAMPLES  # else the target counts draws
+        for name, wanted in (("target", rounds.target if counts_clients else 1), ("minimum", rounds.minimum)):
+            if wanted > population.n_clients:
+                raise SimulationError(
+                    f"rounds.{name} is {wanted:,}, and there are {counted(population.n_clients, 'client')}: no round "
+                    f"would have so many reports; set it to {population.n_clients} at most, or simulate more clients"
+                )
+
+
+def _rounds_sections(file: RunFile) -> Iterator[RoundsSection]:
+    """As they are where each override begins, and where it has ended."""
+    starts = {1, *(one.first_round for one in file.override), *((one.last_round or 0) + 1 for one in file.override)}
+    return (file.rounds_of(number) for number in sorted(starts) if number <= file.rounds.count)

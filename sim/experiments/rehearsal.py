@@ -31,7 +31,7 @@ from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelError, ModelSection, build
 
-_COPIES = 6  # of a model: its own weights, gradients and change, the master copy, and the versions before and after
+_COPIES = 15  # of a model, at least: 14.6 to 21 were seen at the peak, by engine and codec
 _SHOWN = 2
 
 

@@ -9,6 +9,7 @@ from tests.sim.experiments.worlds import attempts_of, hashes, table
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
 from umbel.aggregation.task import Task
+from umbel.sim import simulate
 from umbel.sim.experiments.possible import SimulationError
 
 
@@ -197,10 +198,21 @@ def test_more_reports_than_there_are_clients_are_refused_with_both_numbers() -> 
         attempts_of(table(partition={"clients": 3}))
 
 
-def test_a_round_that_is_always_in_vain_ends_the_simulation_and_says_why() -> None:
+def test_more_than_the_clients_may_be_drawn_by_weight_and_overrides_are_minded() -> None:
+    base = table() | {"partition": {"scheme": "iid", "clients": 5}}
+    drawn = base | {"rounds": {"count": 1, "target": 8, "weighting": "proportional"}}
+    assert attempts_of(drawn)[-1].standing.status is RunStatus.FINISHED
+    lowered = base | {"rounds": {"count": 1, "target": 8}, "override": [{"first_round": 1, "target": 3}]}
+    assert attempts_of(lowered)[-1].standing.status is RunStatus.FINISHED
+    raised = base | {"rounds": {"count": 3, "target": 3}, "override": [{"first_round": 2, "target": 30}]}
+    with pytest.raises(SimulationError, match=r"rounds\.target is 30, and there are 5 clients"):
+        attempts_of(raised)
+
+
+def test_a_round_that_is_always_in_vain_fails_its_run_and_not_the_sweep() -> None:
     slow = {"fleet": {"speed": {"step_s": 1000.0, "spread": 0.0}, "partial_work": False}}
-    words = r"round 1 was tried 200 times, and made no model \(.*0 of .*\)\. Its window is 10 s, its minimum 2 reports"
-    with pytest.raises(SimulationError, match=words):
-        attempts_of(table(rounds={"window_s": 10.0, "minimum": 2}, **slow))
-    bounded = attempts_of(table(rounds={"window_s": 10.0, "minimum": 2, "attempts_max": 3}, **slow))
-    assert bounded[-1].standing.status is RunStatus.FAILED
+    described = table(rounds={"count": 1, "minimum": 2}, **slow) | {"sweep": {"rounds.window_s": [10.0, 100_000.0]}}
+    in_vain, fine = simulate(described).trials
+    assert (in_vain.status, len(in_vain.rows)) == (RunStatus.FAILED, 200)
+    assert "round 1 was abandoned 200 times" in in_vain.reason
+    assert fine.status is RunStatus.FINISHED
