@@ -38,6 +38,7 @@ _KEYS = {
         ("retention", RetentionSection),
     )
 }
+BYTES_MAX = 1 << 20
 _STRAY = "unexpected_keyword_argument"
 
 
@@ -46,7 +47,10 @@ def read_run_file(path: Path) -> tuple[str, RunFile]:
 
     As strict as the coordinator, by the same way through JSON: no `true` for a count.
     """
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        data = file.read(BYTES_MAX + 1)
+    if len(data) > BYTES_MAX:
+        raise ValueError(f"{path} is no run file: it has more than {BYTES_MAX} bytes")
     try:
         text = data.decode()
         return text, _RUN_FILE.validate_json(json.dumps(tomllib.loads(text)), strict=True)

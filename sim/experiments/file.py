@@ -66,6 +66,7 @@ from umbel.client.run_files import findings
 from umbel.sim.data.partition_section import PartitionSection
 from umbel.sim.data.section import DataSection
 from umbel.sim.engines.work import LocalOptimizer
+from umbel.sim.fleet.reading import read_bytes
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
@@ -76,6 +77,7 @@ ATTEMPTS_MAX = (
 )
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
 LABEL_CHARACTERS_MAX = 100
+BYTES_MAX = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +179,11 @@ def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> 
     `changes`: values in the place of the file's, by dotted key.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, BYTES_MAX)
     except FileNotFoundError as error:
         raise ValueError(f"there is no file {path}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is no experiment: {error}") from error
     try:
         table = tomllib.loads(data.decode())
         return experiment_of(table, changes or {}, path.parent)

@@ -122,3 +122,8 @@ def test_a_file_that_is_accepted_can_be_planned_stored_and_read_again(
     run.first_plan(10)
     files = TypeAdapter(RunFile)
     assert files.validate_json(canonical(files.dump_python(run, mode="json"))) == run
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(ValueError, match=r"/dev/zero is no run file: it has more than 1048576 bytes"):
+        read_run_file(Path("/dev/zero"))

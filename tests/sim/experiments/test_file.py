@@ -123,3 +123,8 @@ def test_the_file_of_the_docstring_is_one(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text(text.group(1))
     assert len(read_experiment(path).trials) == 18
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(ValueError, match=r"/dev/zero is no experiment: it is longer than the 4194304 bytes"):
+        read_experiment(Path("/dev/zero"))
