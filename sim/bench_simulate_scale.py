@@ -25,9 +25,10 @@ from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.threads import one_thread
 from umbel.sim.engines.work import Changes, CohortWork
-from umbel.sim.experiments.federation import Federation, World, beginning
+from umbel.sim.experiments.federation import Federation, World
 from umbel.sim.experiments.garbage import seldom_collected
 from umbel.sim.experiments.local_work import Meter
+from umbel.sim.experiments.standing import beginning
 from umbel.sim.experiments.versions import ModelState
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection

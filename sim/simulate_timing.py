@@ -19,8 +19,9 @@ from umbel.sim.data.population import ShardedPopulation, client_name, client_num
 from umbel.sim.engines.losses import LOSSES
 from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import CohortWork, Engine
-from umbel.sim.experiments.federation import Federation, World, beginning
+from umbel.sim.experiments.federation import Federation, World
 from umbel.sim.experiments.local_work import Meter, client_seeds, steps_asked
+from umbel.sim.experiments.standing import beginning
 from umbel.sim.experiments.versions import ModelState
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection

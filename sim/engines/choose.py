@@ -33,7 +33,7 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None) -
 
             return SequentialEngine(recipe)
         case "batched":
-            return StackedEngine(recipe.make(), _each_loss(recipe))
+            return stacked_engine(recipe)
         case "threads":
             from umbel.sim.engines.workers import ThreadsEngine
 
@@ -48,6 +48,14 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None) -
             return RayEngine(recipe, n_workers)
         case _:
             raise EngineError(f"there is no engine {name!r}")
+
+
+def stacked_engine(recipe: ModelRecipe) -> StackedEngine:
+    """The engine "batched". Raises `EngineError` where what such a model holds, or its loss, shows that it cannot be.
+
+    What only its work shows is raised by `try_out`, or by the first cohort.
+    """
+    return StackedEngine(recipe.make(), _each_loss(recipe))
 
 
 class AutoEngine:
@@ -100,7 +108,7 @@ class AutoEngine:
             why = f"a step of {n_operations / 1e6:.0f} million operations keeps a core busy by itself"
             return self._unstacked(model, why)
         try:
-            engine = StackedEngine(model, _each_loss(self._recipe))
+            engine = stacked_engine(self._recipe)
         except EngineError as error:
             return self._unstacked(model, str(error))
         self.why = f"a step of {n_operations / 1e6:.2g} million operations is bookkeeping, so clients are stacked"

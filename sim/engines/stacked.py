@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.layout import Layout
 from umbel.sim.data.partition import Indices
+from umbel.sim.data.samples import Samples
 from umbel.sim.engines.dense import dense_chain, train_dense
 from umbel.sim.engines.local import require_trainable
 from umbel.sim.engines.lockstep import Lockstep, lockstep, owners, widest_batch
@@ -58,6 +59,11 @@ class StackedEngine:
             for group in self._groups(positions, work.steps, width):
                 yield self._train_group(start, work, lockstep(work, group, width))
 
+    def try_out(self, samples: Samples) -> None:
+        """Raises `EngineError` where a batch of these samples shows that the model cannot be stacked."""
+        if self._dense is None:
+            self._gradients_of(samples.inputs, samples.targets)
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -91,10 +97,7 @@ class StackedEngine:
                 places = slice(done * width, (done + n_active) * width)
                 rows = steps.rows[places]
                 inputs, targets = samples.inputs[rows], samples.targets[rows]
-                if width not in self._gradients:
-                    example = inputs[:width], targets[:width]
-                    self._gradients[width] = stacked_gradients(self._model, self._loss, *example)
-                found, losses[done : done + n_active] = self._gradients[width](
+                found, losses[done : done + n_active] = self._gradients_of(inputs[:width], targets[:width])(
                     {name: one[:n_active] for name, one in by_name.items()},
                     inputs.view(n_active, width, *inputs.shape[1:]),
                     targets.view(n_active, width, *targets.shape[1:]),
@@ -105,6 +108,13 @@ class StackedEngine:
                 taking.take(n_active)
                 done += n_active
         return losses
+
+    def _gradients_of(self, inputs: Tensor, targets: Tensor) -> Gradients:
+        """Of batches as wide as this example."""
+        width = len(targets)
+        if width not in self._gradients:
+            self._gradients[width] = stacked_gradients(self._model, self._loss, inputs, targets)
+        return self._gradients[width]
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """By name, the tensors of each client within its row: (m, ...)."""

@@ -58,9 +58,15 @@ def stacked_gradients(model: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
     except EngineError:
         raise
     except Exception as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise EngineError(f"{type(model).__name__} cannot be stacked: {first_line}") from error
+        raise EngineError(f"{type(model).__name__} cannot be stacked: {_reason(error)}") from error
     return recorded
+
+
+def _reason(error: Exception) -> str:
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "random operation" in first_line:  # torch speaks of flags of its own
+        return "it draws at random as it trains, as dropout does, and each client draws with a seed of its own"
+    return first_line
 
 
 def _look(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targets: Tensor) -> None:

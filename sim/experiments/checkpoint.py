@@ -31,9 +31,9 @@ from umbel.aggregation.run_end import KeptVersion
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import ClientId, ModelRef
 from umbel.client.files import write_atomically
-from umbel.sim.experiments.federation import Standing
 from umbel.sim.experiments.inputs import Digests, changed
 from umbel.sim.experiments.memory import Memory
+from umbel.sim.experiments.standing import Standing
 from umbel.sim.experiments.versions import Bytes, ModelState
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"

@@ -11,9 +11,8 @@ What is of the coordinator here is `umbel.aggregation`: `advance`, `choose`, the
 """
 
 import math
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -24,18 +23,15 @@ from umbel.aggregation.endings import Known, Measured, abandoned, finished
 from umbel.aggregation.layout import HasMean
 from umbel.aggregation.ledger import client_records
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import ClientRecord, RoundRecord, VersionRecord
-from umbel.aggregation.report_times import Observation, observed
+from umbel.aggregation.records import ClientRecord, RoundRecord
 from umbel.aggregation.round import Abandoned, Closing, Gathered, Recruiting, Training
-from umbel.aggregation.run_end import KeptVersion, RoundEnd
-from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.run_end import RoundEnd
 from umbel.aggregation.secagg.server import RANDOM_BYTES
 from umbel.aggregation.secagg.totals import TotalsRefused
-from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
+from umbel.aggregation.tuning import Evidence
 from umbel.aggregation.types import (
     ClientId,
     EvaluationDone,
-    ModelRef,
     Probe,
     RoundPlan,
     TrainingPlan,
@@ -54,6 +50,7 @@ from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.possible import SimulationError, require_possible
 from umbel.sim.experiments.reports import Reports
 from umbel.sim.experiments.secure_window import SecureWindow, seed_of
+from umbel.sim.experiments.standing import Standing
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, Toil, book_of, play, toil_of
@@ -83,25 +80,6 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands between two attempts (`aggregation.run_end.Run`): all that its future hangs on but the model.
-
-    `now`: virtual seconds; `observations`: of report times, the newest; `history`: versions, where the run looks back
-    at them; `update_bytes`: how long updates were in the last round, None before the first.
-    """
-
-    file: RunFile
-    model: ModelRef
-    state: Recruiting
-    status: RunStatus = RunStatus.RUNNING
-    reason: str = ""
-    now: float = 0.0
-    observations: tuple[Observation, ...] = ()
-    history: tuple[KeptVersion, ...] = ()
-    update_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt:
     """An ended attempt. `record`: as a coordinator would tell it, times in virtual seconds; `toil`: what it cost the
     devices, which a coordinator does not know.
@@ -111,14 +89,6 @@ class Attempt:
     standing: Standing
     model: ModelState
     toil: Toil
-
-
-def beginning(file: RunFile, model: ModelState) -> Standing:
-    """Before the first attempt."""
-    ref = model.ref(0)
-    first = VersionRecord(0, ref.sha256, ref.size_bytes, 0.0)
-    history = (KeptVersion(first, ref.sha256),) if file.stop is not None else ()
-    return Standing(file, ref, Recruiting(file.first_plan(model.layout.n_values), since=0.0), history=history)
 
 
 class Federation:
@@ -207,7 +177,7 @@ class Federation:
             return self._end(finished(self.standing, ended, trial, known), toil=toil)
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
         model = self._next_model(ended, uplink)
-        self.memory.left |= uplink.left
+        self.memory.left = uplink.left
         self.memory.note(model.state)
         return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes, toil)
 
@@ -394,39 +364,7 @@ class Federation:
         update_bytes: int | None = None,
         toil: Toil | None = None,
     ) -> Attempt:
-        before = self.standing
         if model is not None:
             self.model = model
-        seen: deque[Observation] = deque(before.observations, maxlen=OBSERVATIONS_MAX)
-        if before.file.rounds.self_tuning:
-            seen.extend(observed(end.record))
-        state = before.state if end.next_state is None else end.next_state
-        self.standing = replace(
-            before,
-            model=before.model if end.model is None else end.model.ref,
-            state=state,
-            status=end.status,
-            reason=end.reason,
-            now=end.record.opened_at + end.record.wall_s,
-            observations=tuple(seen),
-            history=_history(before.history, end) if before.history else (),
-            update_bytes=update_bytes or before.update_bytes,
-        )
+        self.standing = self.standing.after(end, update_bytes)
         return Attempt(end.record, self.standing, self.model, toil or Toil())
-
-
-def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersion, ...]:
-    """The versions after this ending, as a coordinator would have stored them."""
-    measured, new = end.measured, end.model
-    kept = [
-        replace(one, record=replace(one.record, evaluation=measured.means, judged=measured.judged or one.record.judged))
-        if measured is not None and one.record.version == measured.version
-        else one
-        for one in before
-    ]
-    if new is not None:
-        record = VersionRecord(
-            new.ref.version, new.ref.sha256, new.ref.size_bytes, 0.0, metrics=new.metrics, judged=new.judged
-        )
-        kept.append(KeptVersion(record, new.master_sha256))
-    return tuple(kept)

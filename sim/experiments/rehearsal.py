@@ -21,7 +21,7 @@ from umbel.sim.data.population import Population
 from umbel.sim.data.samples import Samples
 from umbel.sim.data.section import DataSection
 from umbel.sim.data.synthetic import SyntheticPopulation
-from umbel.sim.engines.choose import named_engine
+from umbel.sim.engines.choose import stacked_engine
 from umbel.sim.engines.ray_engine import RAY_MISSING
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.file import Trial
@@ -102,7 +102,7 @@ class _Checks:
         shown = Samples(loaded.test.inputs[:_SHOWN], loaded.test.targets[:_SHOWN])
         _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
         if is_stacked:
-            named_engine("batched", recipe).close()
+            stacked_engine(recipe).try_out(shown)
         return Layout.of_state(made.state_dict())
 
 

@@ -11,13 +11,14 @@ from typing import BinaryIO
 
 from umbel.aggregation.messages import RunStatus
 from umbel.sim.experiments.checkpoint import ROWS_FILE, CheckpointError, read_checkpoint, write_checkpoint
-from umbel.sim.experiments.federation import Attempt, Federation, beginning
+from umbel.sim.experiments.federation import Attempt, Federation
 from umbel.sim.experiments.file import Trial
 from umbel.sim.experiments.garbage import seldom_collected
 from umbel.sim.experiments.groups import scores_by_group
 from umbel.sim.experiments.inputs import Digests, digests_of
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row, row_of
+from umbel.sim.experiments.standing import beginning
 from umbel.sim.experiments.world import Made, make_world
 
 _CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into checkpoints

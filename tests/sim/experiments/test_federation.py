@@ -1,5 +1,6 @@
 """A simulated run goes the way of the coordinator's: its machine, its sums, its endings, in virtual time."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
 from umbel.aggregation.task import Task
 from umbel.sim import simulate
+from umbel.sim.experiments.federation import Federation
+from umbel.sim.experiments.file import experiment_of
 from umbel.sim.experiments.possible import SimulationError
+from umbel.sim.experiments.standing import beginning
+from umbel.sim.experiments.world import make_world
 
 
 def test_rounds_are_committed_until_the_file_has_enough() -> None:
@@ -59,6 +64,18 @@ def test_updates_are_written_as_the_run_says(codec: dict[str, Any]) -> None:
     assert coded[-1].record.codec
     assert all(one.record.committed for one in coded)
     assert coded[-1].model.file != plain[-1].model.file
+
+
+def test_what_error_feedback_leaves_is_kept_for_the_next_round_alone() -> None:
+    """It counts there and nowhere else, and takes as much memory as a model for each client."""
+    trial = experiment_of(table(codec={"name": "topk", "share": 0.1, "error_feedback": True})).trials[0]
+    made = make_world(trial, Path(), None)
+    federation = Federation(made.world, beginning(trial.run, made.model), made.model)
+    for ended in federation.attempts():
+        asked = {one.client for one in ended.record.clients}
+        assert federation.memory.left.keys() <= asked
+        assert len(federation.memory.left) == ended.record.reported
+        assert {left.version for left in federation.memory.left.values()} == {ended.record.round - 1}
 
 
 def test_a_float32_round_is_the_sum_that_clients_one_by_one_would_make() -> None:

@@ -77,14 +77,22 @@ def test_a_missing_ray_is_told_at_once_at_a_later_point() -> None:
     refused(described, ValueError, r"the engine \"ray\" needs Ray, .* \(with name=ray\)")
 
 
-def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point() -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("with_norm", r"batch normalization .* \(with own\)"), ("with_dropout", r"draws at random .* \(with own\)")],
+)
+def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point(name: str, words: str) -> None:
     described = table(data={"name": "digits"}, engine={"name": "batched"})
-    described["sweep"] = {"how": [{"label": "known"}, {"label": "own", "model": {"name": f"{HERE}:with_norm"}}]}
-    refused(described, ValueError, r"batch normalization .* \(with own\)")
+    described["sweep"] = {"how": [{"label": "known"}, {"label": "own", "model": {"name": f"{HERE}:{name}"}}]}
+    refused(described, ValueError, words)
 
 
 def with_norm() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 10))
 
 
 def test_files_of_later_points_are_read_at_once(tmp_path: Path) -> None:

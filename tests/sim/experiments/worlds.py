@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from umbel.sim.experiments.federation import Attempt, Federation, beginning
+from umbel.sim.experiments.federation import Attempt, Federation
 from umbel.sim.experiments.file import experiment_of
+from umbel.sim.experiments.standing import beginning
 from umbel.sim.experiments.world import make_world
 
 SMALL: dict[str, Any] = {
