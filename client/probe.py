@@ -11,6 +11,7 @@ from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, Probe
 from umbel.client.app import Client, TrainResult
 from umbel.client.link import Link
 
+_STATUS = Path("/proc/self/status")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes, but on a Mac bytes
@@ -25,7 +26,7 @@ def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment,
         steps_full=_steps_full(app, result, offer),
         step_s=step_s,
         download_bytes_per_s=link.down,
-        memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+        memory_bytes=memory_peak_bytes(),
         memory_free_bytes=memory_free_bytes(),
         device_memory_bytes=device,
         device_memory_total_bytes=device_total,
@@ -33,6 +34,14 @@ def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment,
         last_loss=_kept(last),
         is_loss_finite=all(loss is None or math.isfinite(loss) for loss in (first, last, _number(mean))),
     )
+
+
+def memory_peak_bytes() -> int:
+    """The most memory that this process has held. On Linux `getrusage` would tell its parent's, if that had more."""
+    if _STATUS.exists():
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
 
 
 def memory_free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:

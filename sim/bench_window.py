@@ -1,6 +1,6 @@
 """`umbel bench window`: the self-tuned window against the static 130 % rule, on three simulated fleets.
 
-Every round goes through the real state machine in virtual time (`virtual_rounds.py`). All ways of running a round get
+Every round goes through the real state machine in virtual time (`window_rounds.py`). All ways of running a round get
 the same fleet, the same luck and the same run file: target 100, minimum 80, and a window that a careful operator would
 set, half as long again as what 95 % of the devices needed in a pilot over a whole day.
 
@@ -23,8 +23,8 @@ from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.tuning import CONFIDENCE, Forecast, foresee, next_plan
 from umbel.aggregation.types import RoundPlan
 from umbel.sim.bench import Hold, Report, Row
-from umbel.sim.fleets import FLEETS, HOUR_S, Fleet, Floats
-from umbel.sim.virtual_rounds import Course, Planner, play
+from umbel.sim.window_fleets import FLEETS, HOUR_S, Fleet, Floats
+from umbel.sim.window_rounds import Course, Planner, play
 
 TARGET, MINIMUM = 100, 80
 STATIC_OVER_SELECTION = 1.3

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from umbel.sim.bench_window import Contest, goodput
-from umbel.sim.virtual_rounds import EVERY_S, Course
+from umbel.sim.window_rounds import EVERY_S, Course
 
 _INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
 _TUNED, _STATIC, _BEST, _NIGHT = "#0f7b6c", "#c8871e", "#44546a", "#eef2f7"

@@ -24,9 +24,9 @@ from umbel.sim.bench_window import (
     run_file,
     true_curve,
 )
-from umbel.sim.fleets import FLEETS, HOUR_S, device_index, device_name
-from umbel.sim.virtual_rounds import EVERY_S, play
+from umbel.sim.window_fleets import FLEETS, HOUR_S, device_index, device_name
 from umbel.sim.window_plot import draw
+from umbel.sim.window_rounds import EVERY_S, play
 
 HOMOGENEOUS, HEAVY, DAY_NIGHT = FLEETS
 

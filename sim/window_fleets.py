@@ -1,4 +1,4 @@
-"""Fleets whose devices take time, and some of whom never report: how long each works, and who waits at what hour.
+"""The fleets of `umbel bench window`: how long each device works, who never reports, and who waits at what hour.
 
 One draw gives a whole round: the same seed, round and attempt give every device the same fate whatever is asked of it,
 so that two ways to run a round are compared on the same luck.

@@ -1,4 +1,4 @@
-"""Rounds of a fleet in virtual time, through the same machine that the coordinator drives: `advance`.
+"""Rounds of these fleets in virtual time, through the same machine that the coordinator drives: `advance`.
 
 Nothing waits: time is a number, and taking the next report off the list is what moves it.
 """
@@ -24,7 +24,7 @@ from umbel.aggregation.round import (
 )
 from umbel.aggregation.tuning import OBSERVATIONS_MAX, Evidence
 from umbel.aggregation.types import RoundPlan, WorkDone
-from umbel.sim.fleets import SAMPLES, Fates, Fleet, device_index
+from umbel.sim.window_fleets import SAMPLES, Fates, Fleet, device_index
 
 EVERY_S = 1800.0  # a round begins every half hour, so that a few hundred of them see days and nights
 _WORK = WorkDone(SAMPLES, 1, 1, "0" * 64)
