@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from umbel.sim.bench import Report
+    from umbel.sim.bench.report import Report
 
 bench_app = typer.Typer(help="Measured: ours, a plain baseline, the peer, the limit.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
@@ -44,10 +44,10 @@ def demo(
 
     from umbel.aggregation.audit import AuditFailed
     from umbel.client import ClientError
-    from umbel.sim.demo import DemoFailed, run_demo
-    from umbel.sim.demo_kills import ReportLost
-    from umbel.sim.demo_plan import make_plan
-    from umbel.sim.demo_summary import table
+    from umbel.sim.demo.demo import DemoFailed, run_demo
+    from umbel.sim.demo.kills import ReportLost
+    from umbel.sim.demo.plan import make_plan
+    from umbel.sim.demo.summary import table
     from umbel.sim.processes import ChildDied
 
     console = Console(stderr=json)
@@ -92,10 +92,10 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
 
     from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
-    from umbel.sim.bench_flower import FlowerFailed
+    from umbel.sim.bench.flower import FlowerFailed
+    from umbel.sim.bench.http_load import LoadFailed
+    from umbel.sim.bench.peer_run import PeerFailed
     from umbel.sim.data.idx_files import NotIdx
-    from umbel.sim.load import LoadFailed
-    from umbel.sim.peer_run import PeerFailed
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(
@@ -151,7 +151,7 @@ def bench_coordinator(
     json: JsonOption = False,
 ) -> None:
     """Rounds of no work, ten clients over HTTP; check-ins of ten thousand devices; a round of 300 of these."""
-    from umbel.sim.bench_coordinator import measure
+    from umbel.sim.bench.coordinator import measure
 
     _bench(lambda: measure(quick=quick, peer_python=peer_python, n_devices=devices, soak_s=soak), json)
 
@@ -159,7 +159,7 @@ def bench_coordinator(
 @bench_app.command("aggregate")
 def bench_aggregate(quick: QuickOption = False, json: JsonOption = False) -> None:
     """The coordinator's memory while forty clients upload at once, and how fast updates are folded."""
-    from umbel.sim.bench_aggregate import measure
+    from umbel.sim.bench.aggregate import measure
 
     _bench(lambda: measure(quick=quick), json)
 
@@ -171,7 +171,7 @@ def bench_window(
     json: JsonOption = False,
 ) -> None:
     """The self-tuned window against the static 130 % rule: useful client time on three simulated fleets."""
-    from umbel.sim.bench_window import measure
+    from umbel.sim.bench.window import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)
 
@@ -188,7 +188,7 @@ def bench_codec(
     json: JsonOption = False,
 ) -> None:
     """What the integer codec loses, costs and takes: theory, EDEN, and a copy of memory beside it; and in training."""
-    from umbel.sim.bench_codec import measure
+    from umbel.sim.bench.codec import measure
 
     if curves is not None and data is None:
         raise typer.BadParameter("--curves draws what --data is trained on; give both")
@@ -211,7 +211,7 @@ def bench_simulate(
 
     With --peer-python also against Flower on Ray and pfl, whichever that interpreter has.
     """
-    from umbel.sim.bench_simulate import measure
+    from umbel.sim.bench.simulate import measure
 
     _bench(lambda: measure(quick=quick, only=only, peer_python=peer_python), json)
 
@@ -223,6 +223,6 @@ def bench_secagg(
     json: JsonOption = False,
 ) -> None:
     """Secure aggregation: masks against their keystream, a client's round and the coordinator's, bytes; Flower's."""
-    from umbel.sim.bench_secagg import measure
+    from umbel.sim.bench.secagg import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)

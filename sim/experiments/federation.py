@@ -57,7 +57,7 @@ from umbel.sim.experiments.window import Cohort, Toil, book_of, play, toil_of
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault
 from umbel.sim.fleet.fleet import Fleet
-from umbel.sim.secure_exchange import seeded_bytes
+from umbel.sim.secure.exchange import seeded_bytes
 
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
 _NOBODY_COMES_S = 30 * 86_400.0

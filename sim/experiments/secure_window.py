@@ -1,6 +1,6 @@
 """A secure attempt in virtual time: the window, the exchange of keys beside it, and what follows until its sum is open.
 
-It is the machine and the phases of `sim/secure_exchange.py`, with the times, lines and drop-outs of a fleet. The masks
+It is the machine and the phases of `sim/secure/exchange.py`, with the times, lines and drop-outs of a fleet. The masks
 themselves are left out, unless they are asked for: who is in the sum does not hang on them, nor does the sum.
 """
 
@@ -22,11 +22,11 @@ from umbel.aggregation.types import ClientId, RoundPlan
 from umbel.sim.experiments.window import Cohort, book_of
 from umbel.sim.fleet.dropouts import Stage as Lost
 from umbel.sim.fleet.fates import Fates
-from umbel.sim.secure_devices import Device, Luck, Voice
-from umbel.sim.secure_exchange import Cast, exchange
-from umbel.sim.secure_masking import Masks, NoMasks
-from umbel.sim.secure_voices import BlankVoice, MaskingVoice, UnheardVoice
-from umbel.sim.stage import Stage
+from umbel.sim.secure.devices import Device, Luck, Voice
+from umbel.sim.secure.exchange import Cast, exchange
+from umbel.sim.secure.masking import Masks, NoMasks
+from umbel.sim.secure.stage import Stage
+from umbel.sim.secure.voices import BlankVoice, MaskingVoice, UnheardVoice
 
 _IN_WORK = (Lost.DOWNLOAD, Lost.TRAINING, Lost.UPLOAD)
 _AFTER_REPORT = (Lost.CONSISTENCY_CHECK, Lost.UNMASKING)

@@ -19,7 +19,7 @@ from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.client import Operator
 from umbel.client.model_files import write_model
-from umbel.sim.demo_plan import run_toml
+from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping
 
 REPOSITORY = Path(__file__).parents[2]

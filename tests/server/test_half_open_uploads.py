@@ -21,9 +21,9 @@ from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.signatures import content_digest
 from umbel.aggregation.wire import float32_header
 from umbel.client import Operator
-from umbel.sim.demo_plan import run_toml
-from umbel.sim.load import Load, Script, Until
-from umbel.sim.load_devices import SAMPLE_COUNT, SimDevice, check_in_body, once
+from umbel.sim.bench.http_devices import SAMPLE_COUNT, SimDevice, check_in_body, once
+from umbel.sim.bench.http_load import Load, Script, Until
+from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import CoordinatorProcess, start_coordinator, stopping
 
 N_HONEST, ASKED_FOR_EACH = 112, 10

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.sim.data.samples import Score
-from umbel.sim.demo_board import DemoRound
-from umbel.sim.demo_plan import DemoPlan
+from umbel.sim.demo.board import DemoRound
+from umbel.sim.demo.plan import DemoPlan
 
 MODEL_BYTES = 135_000
 

@@ -14,7 +14,7 @@ from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.wire import Codec
-from umbel.sim.codec_errors import real_updates, vnmse
+from umbel.sim.bench.codec_errors import real_updates, vnmse
 
 BITS = st.integers(1, 32)
 

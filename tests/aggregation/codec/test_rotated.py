@@ -12,7 +12,7 @@ from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
 from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
 from umbel.aggregation.wire import Codec
-from umbel.sim.codec_errors import vnmse
+from umbel.sim.bench.codec_errors import vnmse
 
 
 def rotated(n_values: int, inverse_step: float = 4.0, clip_norm: float | None = None) -> Rotated:

@@ -1,0 +1,199 @@
+"""`umbel bench aggregate`: the coordinator's memory under forty uploads at once, and how fast updates are folded.
+
+Memory is the resident set of a real coordinator process, sampled every 20 ms while forty clients upload over HTTP. It
+is compared with what it was before the run was created (a small run had warmed the process up), so that everything the
+model costs counts. Beside it, in this process: keeping every update and taking the mean of the stack, as peers do.
+"""
+
+import gc
+import hashlib
+import io
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.grid import Grid, GridAccumulator
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.messages import CheckIn, Outcome
+from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.runfile_sections import RoundsSection
+from umbel.aggregation.types import RunId, WorkDone
+from umbel.aggregation.wire import float32_header
+from umbel.client import Operator
+from umbel.client.coordinator import Coordinator
+from umbel.client.enrol import ensure_enrolled, identify
+from umbel.client.link import Link
+from umbel.client.send import Upload
+from umbel.client.store import Store
+from umbel.client.transport import Patience, Transport, connect
+from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.demo.plan import run_toml
+from umbel.sim.processes import start_coordinator, stopping
+
+N_CLIENTS = 40
+N_VALUES = 2_500_000  # 10 MB of float32
+N_VALUES_WARM_UP = 10_000
+GROWTH_MAX = 4.0  # models
+_SAMPLE_S = 0.02
+_LIMIT_S = 240.0
+_MB = 1e6
+
+
+def measure(*, quick: bool) -> Report:
+    """Run it all. `quick`: fewer repetitions of the kernels; the uploads are the same."""
+    torch.set_num_threads(1)
+    model_mb = N_VALUES * 4 / _MB
+    grown = coordinator_growth_mb()
+    naive = naive_growth_mb()
+    fold, add, copy = fold_speeds(repetitions=5 if quick else 25)
+    uploads = f"memory growth, {N_CLIENTS} uploads of {model_mb:.0f} MB"
+    rows = (
+        Row(uploads, grown.peak_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB", Hold(GROWTH_MAX)),
+        Row(uploads, grown.peak_mb, "keep all, then the mean of the stack", naive, "MB"),
+        Row("fold of one update", fold, "plain float add_(x, alpha=w)", add, "GB/s"),
+        Row("fold of one update", fold, "memory copy", copy, "GB/s"),
+    )
+    took = f"{N_CLIENTS} uploads over HTTP, each checked, durable and folded, took {grown.wall_s:.1f} s."
+    return Report("aggregate", rows, (took, "GB/s count the update's float32 bytes, one thread."))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """`peak_mb`: greatest resident set above the baseline; `wall_s`: from the first upload's start to the commit."""
+
+    peak_mb: float
+    wall_s: float
+
+
+class RssPeak:
+    """The greatest resident set of a process since the last `restart`, in MB, sampled every 20 ms."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._ended = threading.Event()
+        self.peak_mb = self.now_mb()
+        self._thread = threading.Thread(target=self._sample, name="rss", daemon=True)
+
+    def now_mb(self) -> float:
+        return float(self._process.memory_info().rss) / _MB
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            self.peak_mb = max(self.peak_mb, self.now_mb())
+
+    @contextmanager
+    def sampling(self) -> Generator[None]:
+        """Sample inside."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            self._thread.join()
+
+
+def coordinator_growth_mb() -> Growth:
+    """Forty clients upload at once to a fresh coordinator that has been through a small round."""
+    with tempfile.TemporaryDirectory(prefix="umbel-bench-") as folder, stopping([]) as children:
+        coordinator = start_coordinator(Path(folder) / "coordinator")
+        children.append(coordinator.child)
+        with Operator(coordinator.url, coordinator.admin_key) as operator:
+            tokens = operator.create_tokens(N_CLIENTS)
+            sites = [_enrolled(Path(folder), coordinator.url, i, token) for i, token in enumerate(tokens)]
+            _run_round(operator, sites, "warm-up", N_VALUES_WARM_UP)
+            rss = RssPeak(coordinator.pid)
+            before_mb = rss.now_mb()
+            with rss.sampling():
+                wall_s = _run_round(operator, sites, "large", N_VALUES)
+            coordinator.child.require_alive()
+    return Growth(rss.peak_mb - before_mb, wall_s)
+
+
+def _enrolled(folder: Path, url: str, number: int, token: str) -> Coordinator:
+    name = f"site-{number:02}"
+    store = Store(folder / name, url)
+    identity = identify(store, name, token)
+    coordinator = Coordinator(Transport(connect(url), identity.authorize))
+    ensure_enrolled(coordinator, store, identity, token, {})
+    return coordinator
+
+
+def _run_round(operator: Operator, sites: Sequence[Coordinator], run: str, n_values: int) -> float:
+    """One round in which every site sends a random update; seconds from the uploads' start to the new model."""
+    state = {"weights": torch.zeros(n_values)}
+    rounds = RoundsSection(1, len(sites), len(sites), over_selection=1.0, window_s=_LIMIT_S)
+    operator.create_run(run, run_toml(RunFile(run, rounds)), operator.upload_model(encode_model(state)))
+    layout = Layout.of_state(state)
+    header = float32_header(layout).encode()
+    updates = [header + _random(n_values, seed).numpy().tobytes() for seed in range(4)]
+    gate = threading.Barrier(len(sites) + 1)
+    with ThreadPoolExecutor(len(sites)) as pool:
+        sent = [pool.submit(_send, site, run, layout, updates[i % 4], gate) for i, site in enumerate(sites)]
+        gate.wait(_LIMIT_S)
+        started = time.perf_counter()
+        for future in sent:
+            future.result()
+    operator.progress(run, after=0, wait_s=20.0)
+    return time.perf_counter() - started
+
+
+def _send(site: Coordinator, run: str, layout: Layout, update: bytes, gate: threading.Barrier) -> None:
+    checked_in = site.check_in(CheckIn(RunId(run), 100, layout.digest))
+    if checked_in.assignment is None:
+        gate.abort()
+        raise TimeoutError(f"no assignment came: {checked_in.reason}")
+    assignment = checked_in.assignment.id
+    sha256 = hashlib.sha256(update).hexdigest()
+    gate.wait(_LIMIT_S)
+    upload = Upload(site, assignment, io.BytesIO(update), len(update), sha256, Link(), _LIMIT_S)
+    upload.send(Patience(until=time.monotonic() + _LIMIT_S), resume=False)
+    answer = site.report(assignment, WorkDone(100, 1, 1, sha256))
+    if answer.outcome is not Outcome.ACCEPTED:
+        raise TimeoutError(f"a report was not accepted: {answer.reason}")
+
+
+def naive_growth_mb() -> float:
+    """What it takes to keep forty updates and average the stack."""
+    gc.collect()
+    rss = RssPeak(psutil.Process().pid)
+    before_mb = rss.now_mb()
+    with rss.sampling():
+        updates = [_random(N_VALUES, seed) for seed in range(N_CLIENTS)]
+        torch.stack(updates).mean(0)
+    return rss.peak_mb - before_mb
+
+
+def fold_speeds(repetitions: int) -> tuple[float, float, float]:
+    """GB/s of float32 for: check and fold into the integer sum; a float add with a weight; a copy."""
+    update, total, weight = _random(N_VALUES, 0), torch.zeros(N_VALUES), 100
+    grid = Grid.finest(max_abs=64.0, total_weight_max=N_CLIENTS << 20)
+    accumulator = GridAccumulator(N_VALUES, grid)
+    return (
+        _speed(lambda: accumulator.fold_vector(update, weight), repetitions),
+        _speed(lambda: total.add_(update, alpha=weight), repetitions),
+        _speed(lambda: total.copy_(update), repetitions),
+    )
+
+
+def _speed(kernel: Callable[[], object], repetitions: int) -> float:
+    times: list[float] = []
+    for _ in range(repetitions + 2):
+        started = time.perf_counter()
+        kernel()
+        times.append(time.perf_counter() - started)
+    return N_VALUES * 4 / 1e9 / statistics.median(times[2:])
+
+
+def _random(n_values: int, seed: int) -> Tensor:
+    return torch.randn(n_values, generator=torch.Generator().manual_seed(seed)) * 0.01

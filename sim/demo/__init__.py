@@ -1,0 +1,1 @@
+"""`umbel demo`: the whole system on one machine, in real processes."""

@@ -1,0 +1,222 @@
+"""`umbel demo`: the whole system on one machine, with real processes, real HTTP and real data.
+
+This file is the order of events. What each part is: `demo_plan` (who is asked what), `demo_data`, `demo_sites` (the
+client processes), `demo_members` (the list of their keys), `demo_kills`, `demo_board` and `demo_view` (what is shown),
+`demo_baselines`, `demo_proof`, `demo_plot`, `demo_tally` and `demo_summary`.
+"""
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.live import Live
+
+from umbel.aggregation.artifact import decode_model, encode_model
+from umbel.aggregation.member_files import members_bytes
+from umbel.aggregation.members import SignedMembers
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import RoundRecord
+from umbel.client import Operator
+from umbel.sim.data.samples import Score, score
+from umbel.sim.demo.baselines import Baselines
+from umbel.sim.demo.board import Board, DemoRound
+from umbel.sim.demo.data import DemoData, load_data
+from umbel.sim.demo.kills import VictimClient, VictimCoordinator
+from umbel.sim.demo.members import agree, pin
+from umbel.sim.demo.model import build_model
+from umbel.sim.demo.plan import RUN, SPLIT, DemoPlan, pace_of, run_toml
+from umbel.sim.demo.plot import draw_curves
+from umbel.sim.demo.proof import prove
+from umbel.sim.demo.sites import SiteProcesses, write_shards
+from umbel.sim.demo.summary import DemoSummary, round_line, summarize
+from umbel.sim.demo.view import View
+from umbel.sim.processes import Child, start, stopping, wait_until
+
+START_LIMIT_S = 90.0
+SECONDS_PER_ROUND_MAX = 12.0
+PROGRESS_WAIT_S = 0.3
+PATIENCE_S = 10.0  # with connections that a killed coordinator left behind
+_BASELINES = TypeAdapter(Baselines)
+
+
+class DemoFailed(Exception):
+    """The demo could not go on; the message says why."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """Where the demo stands: its directories, its processes, what it shows."""
+
+    plan: DemoPlan
+    data: DemoData
+    out: Path
+    work: Path
+    board: Board
+    children: list[Child]
+    sites: SiteProcesses
+    deadline: float
+    judges: Child | None = None
+
+    def check(self) -> None:
+        """Raise if a process has died or time is up."""
+        for child in (*self.sites.running, *([self.judges] if self.judges else [])):
+            child.require_alive(may_finish=True)
+        if time.monotonic() > self.deadline:
+            raise DemoFailed(f"the demo took too long (stage: {self.board.stage}); is the machine busy?")
+
+
+def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> DemoSummary:
+    """Run it all; `out` gets `rounds.jsonl` and `curves.png`.
+
+    Raises `DemoFailed`, `ReportLost`, `AuditFailed`, `ChildDied`, `ClientError`.
+    """
+    torch.set_num_threads(1)  # the clients need the cores
+    out.mkdir(parents=True, exist_ok=True)
+    data = load_data(SPLIT, plan.seed)
+    sizes = {client.name: len(data.shards[client.shard]) for client in plan.clients}
+    with _workspace(out, keep) as work, _shown(console) as view:
+        view.board = board = Board(plan, sizes, view.tell)
+        with stopping([]) as children:
+            sites = SiteProcesses(plan, work / "sites", children)
+            limit_s = START_LIMIT_S + plan.run_file.rounds.count * SECONDS_PER_ROUND_MAX
+            stage = Stage(plan, data, out, work, board, children, sites, board.started + limit_s)
+            _play(stage)
+    draw_curves(out / "curves.png", board, data.class_counts)
+    return summarize(board, board.elapsed_s)
+
+
+def _play(stage: Stage) -> None:
+    """Start everything, train, and wait for what is still to come."""
+    board, plan = stage.board, stage.plan
+    n_processes = len(plan.processes)
+    board.say_stage(f"starting a coordinator and {len(plan.clients)} clients in {n_processes} processes")
+    write_shards(plan, stage.data, stage.work / "sites")
+    stage.sites.start_all()
+    coordinator = VictimCoordinator(stage.work / "coordinator", plan, board, stage.children, START_LIMIT_S)
+    with Operator(coordinator.now.url, coordinator.now.admin_key) as operator:
+        names = [client.name for client in plan.clients]
+        tokens = operator.create_tokens(len(names))
+        stage.sites.introduce(coordinator.now.url, dict(zip(names, tokens, strict=True)))
+        wait_until(lambda: stage.sites.all_ready, stage.children, START_LIMIT_S, "the client processes to be ready")
+        _begin(stage, operator)
+        _start_baselines(stage)
+        key = operator.audit_key()  # told before the run, so that what comes later is held against it
+        _follow(stage, operator, coordinator)
+        board.say_stage("checking the coordinator's signed account of every round")
+        board.note_proof(prove(operator, RUN, key, coordinator.noted_heads))
+    board.say_stage("training the same model on pooled data, and for each client alone")
+    while not _is_measured(board):
+        stage.check()
+        time.sleep(0.05)
+
+
+def _begin(stage: Stage, operator: Operator) -> None:
+    """Create the run, its window as this machine needs it, and let it begin once every client has enrolled."""
+    pace = pace_of(stage.sites.rehearsals_s)
+    plan = stage.plan.at_pace(pace)
+    members = None if plan.run_file.secure is None else _pin_members(stage)
+    if members is not None:
+        plan = plan.bound_to(members.list.sha256)
+    stage.board.say_stage("every client enrols with a key of its own")
+    if pace > 1:
+        stage.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
+    sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
+    list_text = None if members is None else members_bytes(members).decode()
+    operator.create_run(RUN, run_toml(plan.run_file), sha256, list_text)
+    operator.pause_run(RUN, "the clients are enrolling")
+    stage.sites.go(pace)
+    n_clients = len(plan.clients)
+    wait_until(lambda: len(operator.clients()) == n_clients, stage.children, START_LIMIT_S, "the clients to enrol")
+    operator.resume_run(RUN)
+
+
+def _pin_members(stage: Stage) -> SignedMembers:
+    """Officers list the keys that the clinics themselves have told, and every clinic pins the list."""
+    signed = agree(stage.work / "officers", stage.sites.public_keys)
+    for client in stage.plan.clients:
+        pin(signed, stage.work / "sites" / client.name)
+    stage.board.note_members(signed.list.sha256)
+    return signed
+
+
+def _is_measured(board: Board) -> bool:
+    return board.baselines is not None and bool(board.baselines.alone)
+
+
+def _follow(stage: Stage, operator: Operator, coordinator: VictimCoordinator) -> None:
+    """Watch the run until it is over: score each model, and see to the killing and coming back."""
+    judge = _Judge(operator, stage.work / "model.safetensors", stage.data)
+    victim = VictimClient(stage.plan, stage.sites, stage.board)
+    with (stage.out / "rounds.jsonl").open("w") as file:
+        for progress in operator.follow(RUN, PROGRESS_WAIT_S, PATIENCE_S):
+            stage.board.live = progress.live
+            for record in progress.ended:
+                ended = DemoRound(record, judge.score(record))
+                file.write(round_line(ended) + "\n")
+                stage.board.add(ended)
+                coordinator.check(record)
+            victim.tend()
+            coordinator.tend(progress)
+            stage.check()
+    stage.board.live = None
+    end = operator.run(RUN)
+    if end.status is not RunStatus.FINISHED:
+        raise DemoFailed(f"the run ended as {end.status.value}: {end.reason}")
+
+
+class _Judge:
+    """Scores committed models on the demo's held-out test set."""
+
+    def __init__(self, operator: Operator, path: Path, data: DemoData) -> None:
+        self._operator, self._path, self._data = operator, path, data
+        self._model = build_model(0)
+
+    def score(self, record: RoundRecord) -> Score | None:
+        if record.model_sha256 is None:
+            return None
+        self._operator.download_model(record.model_sha256, self._path)
+        _, state = decode_model(self._path.read_bytes())
+        self._model.load_state_dict(state)
+        return score(self._model, self._data.test)
+
+
+def _start_baselines(stage: Stage) -> None:
+    """In a process of low priority, for the rounds leave the machine idle much of the time."""
+    seed, rounds = stage.plan.seed, stage.plan.run_file.rounds.count
+    argv = ["-m", "umbel.sim.demo.baselines", str(seed), str(rounds)]
+    stage.judges = start("the process of the baselines", argv, stage.work / "baselines.log")
+    stage.children.append(stage.judges)
+    threading.Thread(target=_hear_baselines, args=(stage, stage.judges), name="baselines", daemon=True).start()
+
+
+def _hear_baselines(stage: Stage, child: Child) -> None:
+    for line in child.stdout:
+        stage.board.baselines = _BASELINES.validate_json(line)
+
+
+@contextlib.contextmanager
+def _workspace(out: Path, keep: bool) -> Generator[Path]:
+    """Where coordinator and clients keep their files; with `keep`, a folder in `out` that stays."""
+    if keep:
+        yield Path(tempfile.mkdtemp(prefix="work-", dir=out))
+        return
+    with tempfile.TemporaryDirectory(prefix="umbel-demo-") as work:
+        yield Path(work)
+
+
+@contextlib.contextmanager
+def _shown(console: Console) -> Generator[View]:
+    """A live picture on a terminal, one line an event anywhere else."""
+    if not console.is_terminal:
+        yield View(console)
+        return
+    view = View()
+    with Live(view, console=console, refresh_per_second=8):
+        yield view

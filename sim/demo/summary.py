@@ -1,0 +1,148 @@
+"""What the demo ends with: one object for programs, one table for people, one line a round in a file."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from umbel.aggregation.phrases import agreeing, counted
+from umbel.sim.demo.board import Board, DemoRound, proof_lines
+from umbel.sim.demo.members import members_line
+from umbel.sim.demo.tally import tally
+from umbel.sim.demo.view import si_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSummary:
+    """Accuracies are shares of the held-out test set, 0 to 1; counts and bytes are sums over all attempts (`Tally`).
+
+    `attempts`: rounds that ended, abandoned ones included; `selected` = `reported` + `in_vain` + `dropped`. `wall_s`:
+    the whole demo, its start-up included. `chain`: how many audit bundles were verified; `replayed`: the hash that the
+    last round came to when it was made again, empty where updates were masked. `members_sha256`: of the member list
+    that every clinic has pinned and the run is bound to, empty where updates were not masked.
+    """
+
+    accuracy: float
+    pooled_accuracy: float
+    local_accuracy_mean: float
+    local_accuracy_min: float
+    local_accuracy_max: float
+    rounds: int
+    attempts: int
+    clients: int
+    client_processes: int
+    selected: int
+    reported: int
+    partial: int
+    in_vain: int
+    dropped: int
+    lost: int
+    bytes_up: int
+    bytes_down: int
+    wall_s: float
+    seed: int
+    model_sha256: str
+    coordinator_kills: int
+    chain: int
+    replayed: str
+    members_sha256: str
+
+
+def summarize(board: Board, wall_s: float) -> DemoSummary:
+    """Raises `ValueError` if no round was committed, or what the demo ends with is not there yet."""
+    last = next((ended for ended in reversed(board.rounds) if ended.score is not None), None)
+    baselines, proof = board.baselines, board.proof
+    if last is None or last.score is None or last.record.model_sha256 is None:
+        raise ValueError("no round was committed, so there is nothing to sum up")
+    if baselines is None or proof is None:
+        raise ValueError("the baselines or the proof are missing")
+    counts = tally(ended.record for ended in board.rounds)
+    return DemoSummary(
+        accuracy=last.score.accuracy,
+        pooled_accuracy=baselines.pooled,
+        local_accuracy_mean=baselines.alone_mean,
+        local_accuracy_min=min(baselines.alone),
+        local_accuracy_max=max(baselines.alone),
+        rounds=counts.rounds,
+        attempts=counts.rounds + counts.abandoned,
+        clients=len(board.plan.clients),
+        client_processes=len(board.plan.processes),
+        selected=counts.asked,
+        reported=counts.reported,
+        partial=counts.partial,
+        in_vain=counts.in_vain,
+        dropped=counts.dropped,
+        lost=counts.lost,
+        bytes_up=counts.bytes_up,
+        bytes_down=counts.bytes_down,
+        wall_s=wall_s,
+        seed=board.plan.seed,
+        model_sha256=last.record.model_sha256,
+        coordinator_kills=int(board.coordinator_killed_in is not None),
+        chain=proof.bundles,
+        replayed=proof.model_sha256,
+        members_sha256=board.members_sha256,
+    )
+
+
+def round_line(ended: DemoRound) -> str:
+    """One line of `rounds.jsonl`: the coordinator's record, the measured accuracy and loss.
+
+    The demo's clock is the wall's, so `virtual_s` equals `wall_s`.
+    """
+    score: dict[str, Any] = asdict(ended.score) if ended.score else {"accuracy": None, "loss": None}
+    return json.dumps({**asdict(ended.record), **score, "virtual_s": ended.record.wall_s})
+
+
+def table(summary: DemoSummary, out: Path) -> RenderableType:
+    """The summary for people."""
+    accuracy = Table(box=box.SIMPLE_HEAD, title="accuracy on held-out digits", title_justify="left")
+    accuracy.add_column("trained on")
+    accuracy.add_column("accuracy", justify="right")
+    low, high = summary.local_accuracy_min, summary.local_accuracy_max
+    accuracy.add_row("one clinic's own data, mean of all", f"{summary.local_accuracy_mean:.1%}")
+    accuracy.add_row("  the worst and the best clinic", f"{low:.1%} to {high:.1%}", style="dim")
+    accuracy.add_row("[bold]all clinics' data, none of which moved[/]", f"[bold green]{summary.accuracy:.1%}[/]")
+    accuracy.add_row("all data in one place", f"{summary.pooled_accuracy:.1%}")
+    gap = (summary.pooled_accuracy - summary.accuracy) * 100
+    gain = (summary.accuracy - summary.local_accuracy_mean) * 100
+    verdict = (
+        f"{gain:+.1f} points over a clinic alone, {abs(gap):.1f} {'short of' if gap >= 0 else 'above'} pooled data"
+    )
+    return Group(accuracy, Text(f"  {verdict}\n"), _facts(summary), Text(f"  {out / 'curves.png'}", style="bold"))
+
+
+def _facts(summary: DemoSummary) -> Table:
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim")
+    facts.add_column()
+    again = summary.attempts - summary.rounds
+    facts.add_row("  rounds", f"{summary.rounds}" + (f", and {counted(again, 'abandoned attempt')}" if again else ""))
+    facts.add_row("  clients", f"{summary.clients} in {summary.client_processes} processes, over HTTP on loopback")
+    facts.add_row("  asked", counted(summary.selected, "time"))
+    facts.add_row("    counted", f"{counted(summary.reported, 'report')}, {summary.partial} of them of partial work")
+    facts.add_row("    no report", f"{summary.dropped}: told to stop or too late, {summary.lost} of them lost")
+    if again:
+        facts.add_row(
+            "    in vain",
+            f"{counted(summary.in_vain, 'report')} of the abandoned {agreeing(again, 'attempt', 'attempts')}",
+        )
+    facts.add_row("  on the wire", f"{si_bytes(summary.bytes_down)} down, {si_bytes(summary.bytes_up)} up")
+    if summary.coordinator_kills:
+        facts.add_row("  coordinator", "killed once in mid-round; no report that it had accepted was lost")
+    if not summary.replayed:
+        secure = "every update was masked: the coordinator learnt their sum, and nothing of any one clinic"
+        facts.add_row("  secure", secure, style="green")
+    if summary.members_sha256:
+        facts.add_row("  members", members_line(summary.clients, summary.members_sha256), style="green")
+    proof = proof_lines(summary.chain, summary.rounds, summary.replayed)
+    for label, line in zip(("  audit", "  replay"), proof, strict=True):
+        facts.add_row(label, line, style="green")
+    facts.add_row("  took", f"{summary.wall_s:.0f} s")
+    facts.add_row("  model", summary.model_sha256)
+    return facts

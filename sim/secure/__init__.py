@@ -1,0 +1,1 @@
+"""Rounds of secure aggregation in virtual time."""

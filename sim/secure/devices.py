@@ -1,0 +1,178 @@
+"""The clients of a simulated secure round: each takes its steps when it has what they need, after its own time.
+
+Some fall silent in the middle. That is all they do wrong; `tests/aggregation/secagg/` has those that cheat.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import ClientId
+from umbel.sim.secure.stage import Stage
+
+Made = TypeVar("Made")
+
+_PHASES = tuple(Phase)
+_WORK_S, _LATENCY_S, _BYTES_PER_S = 60.0, 0.05, 1e6  # medians
+
+
+@dataclass(frozen=True, slots=True)
+class Luck:
+    """One client's in one round: seconds of training, seconds of a round trip, and the speed of its line both ways.
+
+    `work_s`: from when it hears of the round; inf: it never has an update. `silent_from`: the first phase in which
+    nothing is heard of it, `silent_at`: the moment from which on that is so; if neither comes, it stays to the end.
+    """
+
+    work_s: float
+    latency_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    silent_from: Phase | None = None
+    silent_at: float = math.inf
+
+    def speaks_in(self, phase: Phase) -> bool:
+        return self.silent_from is None or _PHASES.index(phase) < _PHASES.index(self.silent_from)
+
+
+def lucks(n: int, seed: int, *, dropping: float) -> list[Luck]:
+    """Of n clients, of whom so large a share falls silent, spread evenly over the five phases."""
+    rng = np.random.default_rng(derive_seed(seed, "secure rounds"))
+    gone = rng.permutation(n)[: round(dropping * n)]
+    silent_from = {int(index): _PHASES[i % len(_PHASES)] for i, index in enumerate(gone)}
+    work_s, latency_s = _WORK_S * rng.lognormal(0, 0.4, n), _LATENCY_S * rng.lognormal(0, 0.8, n)
+    facts = zip(work_s, latency_s, _BYTES_PER_S * rng.lognormal(0, 0.8, n), strict=True)
+    return [Luck(float(a), float(b), float(c), float(c), silent_from.get(i)) for i, (a, b, c) in enumerate(facts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a client sends in a phase. `signature`: of a masked input, beside it; elsewhere it is within the body.
+
+    `declined`: why it sends no masked input; empty if it does.
+    """
+
+    client: ClientId
+    phase: Phase
+    body: bytes
+    signature: bytes = b""
+    declined: str = ""
+
+
+class Voice(Protocol):
+    """What a client says, step by step (`secagg/client.py`). Each step raises `SecAggError` where it says no more."""
+
+    def advertise(self) -> bytes: ...
+    def share(self, roster: bytes) -> bytes: ...
+    def hear(self, inbox: bytes) -> None: ...
+    def mask(self) -> tuple[bytes, bytes]:
+        """Its update, and what it signs of that."""
+        ...
+
+    def agree(self, inputs: bytes) -> bytes: ...
+    def reveal(self, agreements: bytes) -> bytes: ...
+
+
+class Device:
+    """One client: what it is told moves it on.
+
+    `declines`: why it sends nothing when its update would be sent; empty if it sends it. `sends_at`, `reports_at`: when
+    its update began to go up, and when its report comes, if nobody stops it; inf where that is never. `input_bytes`:
+    of what went up then, the signature among them, which a client of the SDK sends in its report.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        name: ClientId,
+        luck: Luck,
+        voice: Voice,
+        send: Callable[[Message], None],
+        declines: str = "",
+    ) -> None:
+        self.refusal = ""
+        self.sends_at = self.reports_at = math.inf
+        self.input_bytes = 0
+        self._stage, self._name, self._luck, self._voice, self._send = stage, name, luck, voice, send
+        self._declines = declines
+        self._is_released = False
+        self._trained_at = stage.now + luck.latency_s + luck.work_s
+        stage.plan(stage.now + luck.latency_s, lambda: self._speak(Phase.ADVERTISE_KEYS, voice.advertise))
+
+    def tell(self, phase: Phase, body: bytes) -> None:
+        """What the coordinator has for this client, so that it can speak in that phase."""
+        if self._is_there(phase):
+            self._stage.down[self._name] += len(body)
+            travels_s = self._luck.latency_s + len(body) / self._luck.down_bytes_per_s
+            self._stage.plan(self._stage.now + travels_s, lambda: self._hear(phase, body))
+
+    def release(self) -> None:
+        """The round goes on without it: it stops."""
+        self._is_released = True
+
+    def _is_there(self, phase: Phase) -> bool:
+        is_silent = self._stage.now >= self._luck.silent_at or not self._luck.speaks_in(phase)
+        return not (is_silent or self._is_released or self.refusal)
+
+    def _hear(self, phase: Phase, body: bytes) -> None:
+        if not self._is_there(phase):
+            return
+        match phase:
+            case Phase.SHARE_KEYS:
+                self._speak(phase, lambda: self._voice.share(body))
+            case Phase.MASKED_INPUT:
+                self._take("open shares", lambda: self._voice.hear(body))
+                if math.isfinite(self._trained_at):
+                    self._stage.plan(self._trained_at, self._upload)
+            case Phase.CONSISTENCY_CHECK:
+                self._speak(phase, lambda: self._voice.agree(body))
+            case Phase.UNMASKING:
+                self._speak(phase, lambda: self._voice.reveal(body))
+            case _:
+                pass
+
+    def _upload(self) -> None:
+        """Send the masked update, and then report it: two requests."""
+        phase, luck = Phase.MASKED_INPUT, self._luck
+        if not self._is_there(phase) or (made := self._take(phase, self._voice.mask)) is None:
+            return
+        update, signature = made
+        message = Message(self._name, phase, update, signature)
+        if self._declines:
+            message = Message(self._name, phase, b"", declined=self._declines)
+        self.sends_at, self.input_bytes = self._stage.now, len(message.body) + len(message.signature)
+        self._stage.up[self._name] += self.input_bytes
+        comes_at = self.sends_at + 2 * luck.latency_s + len(update) / luck.up_bytes_per_s
+        if self._deliver(message, comes_at):
+            self.reports_at = comes_at
+
+    def _speak(self, phase: Phase, say: Callable[[], bytes]) -> None:
+        if not self._is_there(phase) or (body := self._take(phase, say)) is None:
+            return
+        self._stage.up[self._name] += len(body)
+        travels_s = self._luck.latency_s + len(body) / self._luck.up_bytes_per_s
+        self._deliver(Message(self._name, phase, body), self._stage.now + travels_s)
+
+    def _deliver(self, message: Message, at: float) -> bool:
+        """Have it come then, unless its sender is gone before: whether it comes."""
+        comes = at < self._luck.silent_at
+        if comes:
+            self._stage.plan(at, lambda: self._send(message))
+        return comes
+
+    def _take(self, what: str, step: Callable[[], Made]) -> Made | None:
+        """Take a step, unless the client has left the round or does so now."""
+        if self.refusal:
+            return None
+        with self._stage.counting(f"clients: {what}"):
+            try:
+                return step()
+            except SecAggError as error:
+                self.refusal = str(error)
+                return None

@@ -1,0 +1,77 @@
+"""One attempt at a secure round in virtual time, from its opening until its sum can be unmasked or it is given up."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from umbel.aggregation.layout import Layout
+from umbel.aggregation.public_keys import public_key_text
+from umbel.aggregation.round import Abandoned, Closing, Training
+from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.types import ClientId
+from umbel.sim.secure.coordinator import SecureCoordinator, context_of
+from umbel.sim.secure.devices import Device, Luck, Voice
+from umbel.sim.secure.masking import Masking
+from umbel.sim.secure.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays. `luck`: of each client; `declines`: who says that no update will come of it, in the moment at which it
+    would come, and why. `voice`: what a client says, whose keys are those of that `SecureClient`. `seed`: of all keys.
+    """
+
+    luck: Mapping[ClientId, Luck]
+    voice: Callable[[ClientId, SecureClient], Voice]
+    masking: Masking
+    seed: str
+    declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """How it went: `Closing` if its sum can be unmasked now, which no event tells yet."""
+
+    state: Closing | Abandoned
+    devices: Mapping[ClientId, Device]
+
+
+def exchange(stage: Stage, opened: Training, layout: Layout, cast: Cast) -> Exchanged:
+    """Play the attempt on this stage, whose time is that of its opening. `layout`: of the model."""
+    identities = {name: _identity(name) for name in sorted(opened.cohort)}
+    keys = {name: public_key_text(one.public_key().public_bytes_raw()) for name, one in identities.items()}
+    context, read_roster = context_of(opened, keys, layout), lru_cache(maxsize=1)(Session.of_message)
+    devices = dict[ClientId, Device]()
+    coordinator = SecureCoordinator(
+        stage,
+        opened,
+        context,
+        cast.masking,
+        lambda name, phase, body: devices[name].tell(phase, body),
+        lambda name: devices[name].release(),
+    )
+    for index, (name, identity) in enumerate(identities.items()):
+        random = seeded_bytes(f"{cast.seed}/{name}")
+        client = SecureClient(context, index, identity, random, read_roster=read_roster)
+        voice, why = cast.voice(name, client), cast.declines.get(name, "")
+        devices[name] = Device(stage, name, cast.luck[name], voice, coordinator.hear, why)
+    stage.play(lambda: coordinator.is_over)
+    assert coordinator.is_over, "every phase has its deadline"
+    assert not isinstance(coordinator.state, Training)
+    return Exchanged(coordinator.state, devices)
+
+
+def seeded_bytes(seed: str) -> Callable[[int], bytes]:
+    """Bytes that are the same in each run, and others at each call. For a simulation: anybody can make them again."""
+    calls = count()
+    return lambda n_bytes: hashlib.shake_256(f"{seed}/{next(calls)}".encode()).digest(n_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _identity(name: ClientId) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"identity of {name}".encode()).digest())
