@@ -70,6 +70,7 @@ OF_EVERY_LENGTH: list[tuple[str, Mapping[str, Any]]] = [
     ("mask", {"every": 300, "mode": "sketched", "precision": "bfloat16"}),
     ("lowrank", {}),
     ("lowrank", {"rank": 1, "mode": "sketched"}),
+    ("lowrank", {"rank": 6}),
     ("lowrank", {"rank": 13}),
     ("planes", {}),
     ("planes", {"precision": "bfloat16"}),
