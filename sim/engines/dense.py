@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.layout import Layout
 from umbel.sim.data.samples import Samples
-from umbel.sim.engines.elementwise import sigmoid
+from umbel.sim.engines.elementwise import log_softmax, sigmoid
 from umbel.sim.engines.lockstep import Lockstep
 from umbel.sim.engines.stacked_step import StackedSteps, is_plain
 from umbel.sim.engines.work import CohortWork
@@ -94,6 +94,7 @@ class _Training:
         self._learning_rate = work.plan.learning_rate
         self._layers = layers
         self._matrices, self._biases = _views(layers, weights)
+        self._products = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in self._matrices]
         self._steps: StackedSteps | None = None
         if not is_plain(work.plan, work.optimizer):
             gradients = torch.empty_like(weights)
@@ -110,7 +111,7 @@ class _Training:
             values = torch.bmm(values, across) if biases is None else torch.baddbmm(biases[:n_active], values, across)
             outputs.append(_activated(layer.activation, values))
             values = outputs[-1]
-        logs = torch.log_softmax(outputs.pop(), 2)
+        logs = log_softmax(outputs.pop())
         right = logs.gather(2, targets)
         losses = right.mul(shares).sum((1, 2)).neg_()
         errors = logs.exp_()
@@ -131,12 +132,14 @@ class _Training:
     def _descend(self, n_active: int, number: int, errors: Tensor, inputs: Tensor) -> None:
         """Put the gradient where the optimizer wants it; or, of plain SGD, take the step with it at once."""
         across, biases = errors.transpose(1, 2), self._biases[number]
+        # `baddbmm_` into rows of the flat model takes four times as long as this
+        gradient = torch.bmm(across, inputs, out=self._products[number][:n_active])
         if self._steps is None:
-            self._matrices[number][:n_active].baddbmm_(across, inputs, alpha=-self._learning_rate)
+            self._matrices[number][:n_active].sub_(gradient, alpha=self._learning_rate)
             if biases is not None:
                 biases[:n_active].sub_(errors.sum(1, keepdim=True), alpha=self._learning_rate)
             return
-        torch.bmm(across, inputs, out=self._matrix_gradients[number][:n_active])
+        self._matrix_gradients[number][:n_active] = gradient
         if (gradients := self._bias_gradients[number]) is not None:
             torch.sum(errors, 1, keepdim=True, out=gradients[:n_active])
 

@@ -11,12 +11,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_VECTOR = 16  # float32 values that a processor takes at once, at most
 _aten = torch.ops.aten
 
 
 def sigmoid(values: Tensor) -> Tensor:
     """1 / (1 + exp(-x)) = (1 + tanh(x / 2)) / 2."""
     return torch.tanh(values * 0.5).mul_(0.5).add_(0.5)
+
+
+def log_softmax(values: Tensor) -> Tensor:
+    """`torch.log_softmax` over the last dimension, float32 (..., classes); within rounding, for sums are made in turn.
+
+    Torch takes a row of fewer values than a vector holds one by one, which takes it seven times as long. Those rows are
+    turned, so that the same class of many stands side by side, and filled up to whole vectors.
+    """
+    n_classes = values.shape[-1]
+    if n_classes >= _VECTOR:
+        return torch.log_softmax(values, -1)
+    rows = values.reshape(-1, n_classes)
+    turned = values.new_zeros(n_classes, -(-len(rows) // _VECTOR) * _VECTOR)
+    turned[:, : len(rows)] = rows.t()
+    return torch.log_softmax(turned, 0)[:, : len(rows)].t().contiguous().view(values.shape)
+
+
+def log_softmax_backward(errors: Tensor, logs: Tensor) -> Tensor:
+    """From the gradient of `log_softmax`'s outcome, `logs`, to that of what it was taken of, float32 (..., classes)."""
+    if logs.shape[-1] >= _VECTOR:
+        return torch._log_softmax_backward_data(errors, logs, logs.ndim - 1, torch.float32)
+    return logs.exp().mul_(errors.sum(-1, keepdim=True)).neg_().add_(errors)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:

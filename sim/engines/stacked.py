@@ -96,7 +96,7 @@ class StackedEngine:
             for n_active in map(int, steps.active):
                 places = slice(done * width, (done + n_active) * width)
                 rows = steps.rows[places]
-                inputs, targets = samples.inputs[rows], samples.targets[rows]
+                inputs, targets = samples.inputs.index_select(0, rows), samples.targets.index_select(0, rows)
                 found, losses[done : done + n_active] = self._gradients_of(inputs[:width], targets[:width])(
                     {name: one[:n_active] for name, one in by_name.items()},
                     inputs.view(n_active, width, *inputs.shape[1:]),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx import Graph, GraphModule, Node
 
-from umbel.sim.engines.elementwise import decompositions
+from umbel.sim.engines.elementwise import decompositions, log_softmax, log_softmax_backward
 from umbel.sim.engines.work import EngineError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -88,6 +88,7 @@ def _record(of_stack: Callable[..., Any], model: nn.Module, inputs: Tensor, targ
 
     examples = _stack_of(_PRIME, model, inputs, targets)
     graph_module = make_fx(flat, decompositions(), tracing_mode="fake")(*examples)
+    _take_softmax_in_turn(graph_module.graph)
     for_any_number(graph_module)
 
     def gradients(
@@ -112,6 +113,17 @@ def _stack_of(n: int, model: nn.Module, inputs: Tensor, targets: Tensor) -> Iter
 
 
 # --- the recording ----------------------------------------------------------------------------------------------------
+
+
+def _take_softmax_in_turn(graph: Graph) -> None:
+    """Put our own in the place of those over the last dimension of float32."""
+    for node in graph.nodes:
+        if node.target not in (_aten._log_softmax.default, _aten._log_softmax_backward_data.default):
+            continue
+        value, n_tensors = node.meta["val"], 1 + (node.target is _aten._log_softmax_backward_data.default)
+        if value.dtype is torch.float32 and node.args[n_tensors] in (-1, value.ndim - 1):
+            node.target = (log_softmax, log_softmax_backward)[n_tensors - 1]
+            node.args = node.args[:n_tensors]
 
 
 def for_any_number(module: GraphModule) -> None:
