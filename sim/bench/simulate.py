@@ -113,7 +113,7 @@ def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[
     """What the engine took by itself against the best that there is: they take turns, and the least time counts."""
     with closing(AutoEngine(workload.recipe)) as auto:
         training_s(workload, population, auto, cohorts[:1])
-        chosen = auto.chosen
+        chosen = auto.name
     seconds = dict.fromkeys(("batched", "threads", "processes", chosen), math.inf)
     with ExitStack() as stack:
         engines = {name: stack.enter_context(closing(named_engine(name, workload.recipe))) for name in seconds}

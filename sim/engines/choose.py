@@ -59,28 +59,28 @@ def stacked_engine(recipe: ModelRecipe) -> StackedEngine:
 
 
 class AutoEngine:
-    """Stacks what is worth it, and what proves not to be stackable goes another way, with a line in the log.
+    """Stacks what is worth it; what is not, or proves not to be stackable, goes another way, with a line in the log.
 
-    `why`: the choice in words, empty before there is work.
+    `why`: the choice in words, empty before there is work. It warns where it would have stacked, and cannot.
     """
-
-    name = "auto"
 
     def __init__(self, recipe: ModelRecipe, n_workers: int | None = None) -> None:
         self._recipe, self._n_workers = recipe, n_workers
         self._engine: Engine | None = None
+        self._is_fallback = False
         self.why = ""
 
     @property
-    def chosen(self) -> str:
-        """The name of the engine that does the work; its own before there is any."""
-        return self.name if self._engine is None else self._engine.name
+    def name(self) -> str:
+        """Of the engine that does the work; its own before there is any."""
+        return "auto" if self._engine is None else self._engine.name
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`."""
         if self._engine is None:
             self._engine = self._chosen(work.plan.batch_size)
-            log.info("engine %s: %s", self._engine.name, self.why)
+            level = logging.WARNING if self._is_fallback else logging.INFO
+            log.log(level, "engine %s: %s", self._engine.name, self.why)
         changes = self._engine.train(start, work)
         try:
             first = next(changes)
@@ -110,6 +110,7 @@ class AutoEngine:
         try:
             engine = stacked_engine(self._recipe)
         except EngineError as error:
+            self._is_fallback = True
             return self._unstacked(model, str(error))
         self.why = f"a step of {n_operations / 1e6:.2g} million operations is bookkeeping, so clients are stacked"
         return engine

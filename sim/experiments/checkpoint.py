@@ -5,8 +5,8 @@
 <folder>/checkpoint.safetensors   the model, what error feedback has left over, and where the run stands
 ```
 
-The checkpoint says how many bytes of `rounds.jsonl` were written when it was made. What stands there beyond them is of
-rounds that will be simulated again: it is cut off.
+The checkpoint says how many bytes of `rounds.jsonl` were written when it was made, and their SHA-256. What stands there
+beyond them is of rounds that will be simulated again: it is cut off.
 """
 
 import hashlib
@@ -37,18 +37,25 @@ from umbel.sim.experiments.standing import Standing
 from umbel.sim.experiments.versions import Bytes, ModelState
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
-_VERSION = 3
+_VERSION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What stands in `rounds.jsonl`: so many bytes, with this SHA-256."""
+
+    n_bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What of `Standing` is not the file's, with what goes with it. `rows_bytes`: of `rounds.jsonl`; `inputs`: what the
-    run is made of (`inputs.py`).
-    """
+    """What of `Standing` is not the file's, with what goes with it. `inputs`: what the run is made of (`inputs.py`)."""
 
     version: int
-    rows_bytes: int
+    rows: Written
     wall_s: float
+    engine: str
     model: ModelRef
     state: Recruiting
     status: RunStatus
@@ -72,13 +79,14 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """`wall_s`: seconds that the run has taken so far, over all processes."""
+    """`wall_s`: seconds that the run has taken so far, over all processes; `engine`: the last that did its work."""
 
     standing: Standing
     model: ModelState
     memory: Memory
-    rows_bytes: int
+    rows: Written
     wall_s: float
+    engine: str
 
 
 def write_checkpoint(
@@ -86,15 +94,17 @@ def write_checkpoint(
     standing: Standing,
     model: ModelState,
     memory: Memory,
-    rows_bytes: int,
+    rows: Written,
     wall_s: float,
+    engine: str,
     inputs: Digests,
 ) -> None:
     """Replace the checkpoint, durably. Raises `OSError`."""
     kept = _Kept(
         _VERSION,
-        rows_bytes,
+        rows,
         wall_s,
+        engine,
         standing.model,
         standing.state,
         standing.status,
@@ -126,6 +136,8 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
     path = folder / CHECKPOINT_FILE
     if not path.exists():
         return None
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no file; remove its folder to begin anew")
     try:
         with safe_open(path, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
@@ -169,9 +181,8 @@ def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: M
         kept.history,
         kept.update_bytes,
     )
-    return Resumed(
-        standing, ModelState(layout, master, published, named, kept.change), memory, kept.rows_bytes, kept.wall_s
-    )
+    model = ModelState(layout, master, published, named, kept.change)
+    return Resumed(standing, model, memory, kept.rows, kept.wall_s, kept.engine)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -12,7 +12,7 @@ What is of the coordinator here is `umbel.aggregation`: `advance`, `choose`, the
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -91,6 +91,10 @@ class Attempt:
     toil: Toil
 
 
+class _NobodyComes(Exception):
+    """A round does not begin, however long one waits."""
+
+
 class Federation:
     """One run in one world. The same file, world and beginning give the same records and the same models."""
 
@@ -100,9 +104,14 @@ class Federation:
         require_possible(standing.file, model.layout, world.population)
 
     def attempts(self) -> Iterator[Attempt]:
-        """Every attempt until the run is over. Raises `SimulationError` where nobody ever comes."""
+        """Every attempt until the run is over. It fails where nobody ever comes."""
         while not (self.standing.status.is_over or self.standing.status is RunStatus.PAUSED):
-            yield self._attempt()
+            try:
+                attempt = self._attempt()
+            except _NobodyComes as nobody:
+                self.standing = replace(self.standing, status=RunStatus.FAILED, reason=str(nobody))
+                return
+            yield attempt
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 
@@ -130,9 +139,9 @@ class Federation:
                 due, pause_s = now + pause_s, min(1.5 * pause_s, _LOOK_AGAIN_S_MAX)
             state, now = following, due
             if now > began + _NOBODY_COMES_S:
-                raise SimulationError(
+                raise _NobodyComes(
                     f"round {state.plan.number} does not begin: for {_NOBODY_COMES_S / 86_400:.0f} days {state.why}; "
-                    "simulate more clients, or ask for fewer"
+                    "simulate more clients, let more of them be there ([fleet]), or ask for fewer"
                 )
 
     def _candidates(self, plan: RoundPlan, now: float) -> tuple[Candidate, ...]:

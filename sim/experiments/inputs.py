@@ -69,4 +69,5 @@ def _of_data(data: DataSet) -> str:
 
 
 def _bytes(values: Tensor) -> memoryview:
-    return values.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = torch.empty(values.numel(), dtype=values.dtype)  # of its own, for no other stride can be seen as bytes
+    return flat.copy_(values.reshape(-1)).view(torch.uint8).numpy().data

@@ -1,27 +1,21 @@
 """One simulated run from its beginning, or from where it was broken off, to its end: row after row."""
 
-import contextlib
-import json
-import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from umbel.aggregation.messages import RunStatus
-from umbel.sim.experiments.checkpoint import ROWS_FILE, CheckpointError, read_checkpoint, write_checkpoint
+from umbel.sim.experiments.checkpoint import read_checkpoint
 from umbel.sim.experiments.federation import Attempt, Federation
 from umbel.sim.experiments.file import Trial
 from umbel.sim.experiments.garbage import seldom_collected
 from umbel.sim.experiments.groups import scores_by_group
-from umbel.sim.experiments.inputs import Digests, digests_of
-from umbel.sim.experiments.memory import Memory
-from umbel.sim.experiments.rows import Row, row_of
+from umbel.sim.experiments.inputs import digests_of
+from umbel.sim.experiments.kept import keeping
+from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.standing import beginning
 from umbel.sim.experiments.world import Made, make_world
-
-_CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +46,6 @@ class TrialResult:
         return self.rows[-1].epsilon if self.rows else None
 
 
-@dataclass(slots=True)
-class _Kept:
-    """What is on disk of a run. `file`: rounds.jsonl, at its end; None where nothing is kept."""
-
-    folder: Path | None
-    inputs: Digests
-    file: BinaryIO | None = None
-    n_bytes: int = 0
-    saved_at: float = field(default_factory=time.perf_counter)
-    saving_s: float = 0.0
-
-    def add(self, row: Row) -> None:
-        if self.file is not None:
-            line = json.dumps(asdict(row)).encode() + b"\n"
-            self.file.write(line)
-            self.n_bytes += len(line)
-
-    def save(self, federation: Federation, wall_s: float, *, is_last: bool = False) -> None:
-        """A checkpoint, if it is time for one."""
-        now = time.perf_counter()
-        if self.folder is None or self.file is None:
-            return
-        if not is_last and now - self.saved_at < _CHECKPOINT_SHARE * self.saving_s:
-            return
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        standing, model, memory = federation.standing, federation.model, federation.memory
-        write_checkpoint(self.folder, standing, model, memory, self.n_bytes, wall_s, self.inputs)
-        self.saved_at = time.perf_counter()
-        self.saving_s = self.saved_at - now
-
-
 def run_trial(
     trial: Trial,
     folder: Path | None,
@@ -107,16 +69,13 @@ def run_trial(
             inputs = digests_of(trial, world.data, base, data)
             resumed = read_checkpoint(folder, trial.run, world.model, inputs)
         if resumed is None:
-            federation = Federation(world.world, beginning(trial.run, world.model), world.model, Memory())
-            rows, before_s = list[Row](), 0.0
+            federation, before_s = Federation(world.world, beginning(trial.run, world.model), world.model), 0.0
         else:
             federation = Federation(world.world, resumed.standing, resumed.model, resumed.memory)
-            assert folder is not None
-            rows, before_s = _rows_before(folder / ROWS_FILE, resumed.rows_bytes), resumed.wall_s
-        with _keeping(folder, inputs, resumed.rows_bytes if resumed is not None else 0) as kept:
+            before_s = resumed.wall_s
+        with keeping(folder, inputs, resumed) as kept:
             with seldom_collected():
                 for row in _rows(federation, trial, began):
-                    rows.append(row)
                     kept.add(row)
                     tell(row)
                     kept.save(federation, before_s + time.perf_counter() - began)
@@ -125,12 +84,12 @@ def run_trial(
         standing = federation.standing
         return TrialResult(
             trial=trial,
-            rows=tuple(rows),
+            rows=tuple(kept.rows),
             status=standing.status,
             reason=standing.reason,
             model_sha256=standing.model.sha256,
             wall_s=wall_s,
-            engine=world.world.engine.name,
+            engine=kept.engine_of(federation),
             n_clients=world.world.population.n_clients,
             groups=scores_by_group(world.world.meter, federation.model, world.data),
         )
@@ -158,24 +117,3 @@ def _scores(federation: Federation, attempt: Attempt) -> dict[str, float]:
     meter = federation.world.meter
     meter.load(attempt.model.layout.full_state(attempt.model.published))
     return meter.of(federation.world.population.test)
-
-
-def _rows_before(path: Path, n_bytes: int) -> list[Row]:
-    """The rows that stand before the checkpoint; what comes after is cut off. Raises `CheckpointError`."""
-    try:
-        if path.stat().st_size < n_bytes:
-            raise ValueError("it is shorter than it was")
-        with path.open("r+b") as file:
-            file.truncate(n_bytes)
-            return [row_of(json.loads(line)) for line in file.read().splitlines()]
-    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged, or gone; remove its folder to begin this run anew") from error
-
-
-@contextlib.contextmanager
-def _keeping(folder: Path | None, inputs: Digests, n_bytes: int) -> Generator[_Kept]:
-    if folder is None:
-        yield _Kept(None, inputs)
-        return
-    with (folder / ROWS_FILE).open("ab" if n_bytes else "wb") as file:
-        yield _Kept(folder, inputs, file, n_bytes)

@@ -205,9 +205,12 @@ def test_a_measurement_that_no_client_can_make_is_refused_with_what_to_do() -> N
         attempts_of(table(training={"evaluate": True}))
 
 
-def test_a_fleet_that_never_comes_ends_the_simulation_with_a_sentence() -> None:
-    with pytest.raises(SimulationError, match="does not begin"):
-        attempts_of(table(fleet={"hours": {"by_hour": [0.0] * 24}}))
+def test_a_fleet_that_never_comes_fails_its_run_with_a_sentence_and_not_the_sweep() -> None:
+    nobody, everybody = {"by_hour": [0.0] * 24}, {"by_hour": [1.0] * 24}
+    in_vain, fine = simulate(table(sweep={"fleet.hours": [nobody, everybody]})).trials
+    assert (in_vain.status, in_vain.rows) == (RunStatus.FAILED, ())
+    assert "round 1 does not begin: for 30 days 0 clients wait" in in_vain.reason
+    assert fine.status is RunStatus.FINISHED
 
 
 def test_more_reports_than_there_are_clients_are_refused_with_both_numbers() -> None:
