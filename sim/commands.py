@@ -75,8 +75,10 @@ def simulate(
 ) -> None:
     """Simulate a federation of many clients in virtual time, through the coordinator's own rounds.
 
-    Broken off with Ctrl-C, or killed, the same command goes on where it was, and ends in the same models.
+    Broken off with Ctrl-C, or killed, the same command goes on where it was, and ends in the same models. It exits with
+    1 where no run of the experiment has come to its end.
     """
+    from umbel.aggregation.messages import RunStatus
     from umbel.sim.experiments.console import EXPECTED, run
 
     goes_on = "interrupted; the same command goes on where it was"
@@ -84,6 +86,8 @@ def simulate(
         found = run(file, out, data, change or [], quiet=json)
     if json:
         _print_json(found.summary())
+    if all(one.status is RunStatus.FAILED for one in found.trials):
+        sys.exit(1)
 
 
 def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:

@@ -98,7 +98,10 @@ def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
         if array.dtype.kind not in "biuf":
             raise DataError(f"{what} must be numbers in one array, not {array.dtype}; pad, crop or encode them first")
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.float() if tensor.dtype in (torch.float64, torch.float16, torch.bool) else tensor
+    taken = tensor.float() if tensor.dtype in (torch.float64, torch.float16, torch.bool) else tensor
+    if taken.is_floating_point() and not bool(taken.isfinite().all()):
+        raise DataError(f"{what} hold numbers that are not finite (nan, inf); leave those samples out, or fill them in")
+    return taken
 
 
 def _array(values: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:

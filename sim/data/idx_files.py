@@ -27,6 +27,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 BYTES_MAX = 1 << 32
 _GZIP_MAGIC = b"\x1f\x8b"
+_DIMENSIONS_MAX = 32
 _HEAD, _SIZE = struct.Struct(">HBB"), struct.Struct(">I")
 _TYPES: Mapping[int, str] = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -56,8 +57,8 @@ def read_idx(path: Path) -> Array:
 
 def _read(file: Readable) -> Array:
     zero, kind, n_dimensions = _HEAD.unpack(_exactly(file, _HEAD.size))
-    if zero or kind not in _TYPES:
-        raise NotIdx("it does not begin with two zeros and a known type")
+    if zero or kind not in _TYPES or n_dimensions > _DIMENSIONS_MAX:
+        raise NotIdx("it does not begin with two zeros, a known type and a number of dimensions")
     shape = [_SIZE.unpack(_exactly(file, _SIZE.size))[0] for _ in range(n_dimensions)]
     dtype = np.dtype(_TYPES[kind])
     if (n_bytes := math.prod(shape) * dtype.itemsize) > BYTES_MAX:

@@ -162,7 +162,7 @@ class LocalTrainer:
             after = generators(self._device)
         finally:
             set_generators(before, self._device)
-        self._draws = _difference(before, after)
+        self._draws = difference(before, after)
         module = self._resident.module
         self._is_fast = self._arithmetic == "fast" or (
             self._arithmetic == "auto"
@@ -220,7 +220,7 @@ def _batches(rows: Indices, batch_size: int, seed: int) -> Iterator[Tensor]:
         yield from torch.split(torch.from_numpy(rows[sample_order(seed, number, len(rows))]), sizes)
 
 
-def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Draws:
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Draws:
     """What was drawn from between two states of all generators."""
     if before["python"] != after["python"] or before["numpy"] != after["numpy"]:
         return Draws.OTHERS

@@ -11,6 +11,7 @@ client after another. Batch normalization, dropout and the like do not, and are 
 """
 
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -66,6 +67,8 @@ def _reason(error: Exception) -> str:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "random operation" in first_line:  # torch speaks of flags of its own
         return "it draws at random as it trains, as dropout does, and each client draws with a seed of its own"
+    if "performance drop" in first_line and (operation := re.search(r"aten::(\w+)", first_line)):
+        return f"torch has no way to take {operation[1]} of many clients at once"
     return first_line
 
 

@@ -10,14 +10,21 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from umbel.client.randomness import generators, set_generators
 from umbel.sim.data.partition import Indices
-from umbel.sim.engines.local import Arithmetic, Draws, LocalTrainer, Losses, changes_of
+from umbel.sim.data.samples import Samples
+from umbel.sim.engines.local import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, devices_of, rows_of_block
 from umbel.sim.engines.threads import one_thread
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
+
+_DRAWS = (
+    "the model draws random numbers while it trains, as for dropout, and threads would draw from one stream; take "
+    'engine = "processes"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,19 @@ class _Worker:
     def train(self, work: CohortWork, positions: Indices, block: int) -> Losses:
         torch.set_num_threads(1)  # each thread counts its own
         return self.trainer.train(work, positions, self.blocks[block])
+
+
+def require_no_draws(model: nn.Module, samples: Samples) -> None:
+    """Raise `EngineError` for a model that threads cannot train, as it shows with these samples."""
+    device = torch.device("cpu")
+    before = generators(device)
+    try:
+        with torch.no_grad():
+            model.train()(samples.inputs)
+        if difference(before, generators(device)) is not Draws.NOTHING:
+            raise EngineError(_DRAWS)
+    finally:
+        set_generators(before, device)
 
 
 class ThreadsEngine:
@@ -53,10 +73,7 @@ class ThreadsEngine:
             for worker in self._workers:
                 worker.trainer.begin(start, work)
             if self._workers[0].trainer.draws is not Draws.NOTHING:
-                raise EngineError(
-                    "the model draws random numbers while it trains, as for dropout, and threads would draw from one "
-                    'stream; take engine = "processes"'
-                )
+                raise EngineError(_DRAWS)
             yield from self._train(work)
 
     def close(self) -> None:

@@ -31,10 +31,8 @@ EXPECTED: tuple[type[Exception], ...] = (
     AccountantMissing,
 )
 
-_HOPE = (
-    "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are quicker and there. "
-    f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
-)
+_HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are quicker and there."
+_TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
 _PIPED_WIDTH = 120  # in a file, no window makes it narrow
 
 
@@ -56,7 +54,7 @@ def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, qui
         if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:
             console.print(f"\n{run.trial.name} is {run.status.value}: {run.reason}", markup=False)
             if run.status is RunStatus.FAILED:
-                console.print(_HOPE, markup=False)
+                console.print(_TRIED if "have declined" in run.reason else f"{_HOPE} {_TRIED}", markup=False)
     shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
     console.print(
         f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl", markup=False

@@ -48,6 +48,7 @@ target = 10
 ```
 """
 
+import hashlib
 import json
 import math
 import tomllib
@@ -77,6 +78,7 @@ ATTEMPTS_MAX = (
 )
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
 LABEL_CHARACTERS_MAX = 100
+_NAME_BYTES_MAX = 200  # of what most file systems let a name have, 255, the seed and more take some
 BYTES_MAX = 1 << 22
 
 
@@ -152,6 +154,9 @@ class Trial:
     def folder(self) -> str:
         """A name for its files: of its point, and its seed."""
         kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.label)
+        if len(kept.encode()) > _NAME_BYTES_MAX:
+            digest = hashlib.sha256(self.label.encode()).hexdigest()[:16]
+            kept = f"{kept.encode()[:_NAME_BYTES_MAX].decode(errors='ignore')}_{digest}"
         return f"{kept}_seed-{self.seed}" if kept else f"seed-{self.seed}"
 
 
@@ -197,9 +202,9 @@ def experiment_of(
     table: Mapping[str, Any], changes: Mapping[str, object] | None = None, folder: Path | None = None
 ) -> Experiment:
     """The experiment that a table, as of a TOML file, describes. Raises `ValueError`."""
-    whole = json.loads(json.dumps(table))
+    whole = _plain(table)
     for key, value in (changes or {}).items():
-        _put(whole, key, value)
+        _put(whole, key, _plain(value, key))
     text = canonical({"seeds": [0], **whole})
     try:
         top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
@@ -234,6 +239,8 @@ class _Top:
         for name, values in self.sweep.items():
             if not values:
                 raise ValueError(f"sweep: {name} has no value to try")
+            if twice := [one for i, one in enumerate(values) if one in values[:i] and not _goes_together(one)]:
+                raise ValueError(f"sweep: {name} has the value {twice[0]} twice")
             _check_labels(name, values)
         for key in self.swept:
             if key == "seed" or key.split(".")[0] in _TOP_KEYS:
@@ -323,6 +330,23 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
     return Trial(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """A copy of what a table holds. Raises `ValueError`, with its key, for what no run file can hold."""
+    match value:
+        case dict():
+            table = cast(Mapping[Any, Any], value)
+            return {name: _plain(one, f"{key}.{name}" if key else str(name)) for name, one in table.items()}
+        case list() | tuple():
+            return [_plain(one, key) for one in cast(Sequence[Any], value)]
+        case float() if not math.isfinite(value):
+            raise ValueError(f"{key} is {value}; it must be a finite number")
+        case None | str() | bool() | int() | float():
+            return value
+        case _:
+            kind = type(value).__name__
+            raise ValueError(f"{key} is a {kind} ({value}); it must be a number, a text, a list or a table")
 
 
 def _put(table: dict[str, Any], dotted: str, value: object) -> None:

@@ -24,6 +24,7 @@ from umbel.sim.data.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
 from umbel.sim.engines.ray_engine import RAY_MISSING
 from umbel.sim.engines.work import EngineError
+from umbel.sim.engines.workers import require_no_draws
 from umbel.sim.experiments.file import Trial
 from umbel.sim.experiments.possible import SimulationError, require_possible
 from umbel.sim.experiments.world import deal, recipe_of
@@ -74,7 +75,7 @@ class _Checks:
             raise EngineError(RAY_MISSING)
         population = self._population(trial.data, trial.partition, trial.seed)
         self._fleet(trial.fleet, trial.seed)
-        layout = self._layout(trial.model, trial.data, trial.seed, trial.engine.name == "batched")
+        layout = self._layout(trial.model, trial.data, trial.seed, trial.engine.name)
         require_possible(trial.run, layout, population)
 
     def _load(self, data: DataSection, seed: int) -> DataSet | SyntheticPopulation:
@@ -91,7 +92,7 @@ class _Checks:
     def _built(self, fleet: FleetSection, seed: int) -> None:
         build_fleet(fleet, seed, self._folder, self._data_folder)
 
-    def _checked_model(self, model: ModelSection, data: DataSection, seed: int, is_stacked: bool) -> Layout:
+    def _checked_model(self, model: ModelSection, data: DataSection, seed: int, engine: str) -> Layout:
         loaded = self._loaded(data, seed)
         if ":" not in model.name:
             with torch.device("meta"):
@@ -100,9 +101,13 @@ class _Checks:
         made = recipe.make()
         _require_room(made)
         shown = Samples(loaded.test.inputs[:_SHOWN], loaded.test.targets[:_SHOWN])
+        if not any(one.requires_grad for one in made.parameters()):
+            raise ModelError(f"model {model.name} has no parameter to train: give it one, or set requires_grad")
         _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
-        if is_stacked:
+        if engine == "batched":
             stacked_engine(recipe).try_out(shown)
+        if engine == "threads":
+            require_no_draws(made, shown)
         return Layout.of_state(made.state_dict())
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.records import Fate, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
 from umbel.aggregation.round import Recruiting
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
@@ -42,7 +42,7 @@ class Standing:
             model=self.model if end.model is None else end.model.ref,
             state=self.state if end.next_state is None else end.next_state,
             status=end.status,
-            reason=end.reason,
+            reason=f"{end.reason}{_said(end)}" if end.status is RunStatus.FAILED else end.reason,
             now=end.record.opened_at + end.record.wall_s,
             observations=tuple(seen),
             history=_history(self.history, end) if self.history else (),
@@ -56,6 +56,16 @@ def beginning(file: RunFile, model: ModelState) -> Standing:
     first = VersionRecord(0, ref.sha256, ref.size_bytes, 0.0)
     history = (KeptVersion(first, ref.sha256),) if file.stop is not None else ()
     return Standing(file, ref, Recruiting(file.first_plan(model.layout.n_values), since=0.0), history=history)
+
+
+def _said(end: RoundEnd) -> str:
+    """Why clients have declined in the attempt that was one too many."""
+    declined = [one.reason for one in end.record.clients if one.fate is Fate.DECLINED]
+    if not declined:
+        return ""
+    return (
+        f"; {len(declined)} of {len(end.record.clients)} have declined the last time, such as for this: {declined[0]}"
+    )
 
 
 def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersion, ...]:

@@ -119,3 +119,13 @@ def test_samples_stay_as_they_are() -> None:
     data = from_samples(TrainAndTest(part, part), "ward")
     assert data.name == "ward"
     assert data.samples.inputs.data_ptr() == part.inputs.data_ptr()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_inputs_that_are_no_numbers_of_float32_are_refused(bad: float) -> None:
+    inputs = INPUTS.copy()
+    inputs[3, 1] = bad
+    with pytest.raises(DataError, match="inputs hold numbers that are not finite"):
+        dataset(inputs, TARGETS)
+    with pytest.raises(DataError, match="test inputs hold numbers that are not finite"):
+        dataset(INPUTS, TARGETS, test=(inputs, TARGETS))

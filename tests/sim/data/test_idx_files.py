@@ -52,8 +52,9 @@ def test_a_file_spelled_out_by_hand(tmp_path: Path) -> None:
     [
         (b"", "ends after 0 of 4"),
         (b"\x00\x00\x08", "ends after 3 of 4"),
-        (b"PK\x03\x04" + SPELLED, "two zeros and a known type"),
-        (b"\x00\x00\x0a" + SPELLED[3:], "two zeros and a known type"),
+        (b"PK\x03\x04" + SPELLED, "two zeros, a known type"),
+        (b"\x00\x00\x0a" + SPELLED[3:], "two zeros, a known type"),
+        (b"\x00\x00\x08\xff" + b"\x00\x00\x00\x01" * 255 + b"\x01", "a number of dimensions"),
         (SPELLED[:10], "ends after 2 of 4"),
         (SPELLED[:-1], "ends after 5 of 6"),
         (SPELLED + b"\x00", "bytes follow the 6"),

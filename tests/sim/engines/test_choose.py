@@ -31,7 +31,10 @@ def test_auto_says_which_engine_it_takes_and_why(model: str, words: str, caplog:
             values, _ = all_changes(engine, start_of(made_by), work)
     finally:
         engine.close()
-    told = " | ".join(record.getMessage() for record in caplog.records if record.name == "umbel.sim")
+    records = [record for record in caplog.records if record.name == "umbel.sim"]
+    told = " | ".join(record.getMessage() for record in records)
+    is_warned = any(record.levelno == logging.WARNING for record in records)
+    assert is_warned is (engine.name == "sequential"), "where stacking is not what would be slower"
     assert pytest.approx(0, abs=1e-5) == float((values - all_changes_of(model)).abs().max())
     assert re.search(words, told), told
 

@@ -1,6 +1,8 @@
 """An experiment's file: a run file and the world, every combination of what is swept, and sentences for mistakes."""
 
+import math
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +104,31 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"sweep": {"who.is": [{"label": "a"}]}}, "a name without a dot"),
         ({"sweep": {"who": [{"label": "a", "seed": 3}]}}, "seed cannot be swept"),
         ({"sweep": {"who": [{"label": "b", "rounds.counts": 3}]}}, "unknown key 'counts'.*with b"),
+        ({"sweep": {"training.proximal_mu": [0.1, 0.1]}}, r"training\.proximal_mu has the value 0\.1 twice"),
+        ({"training": {"learning_rate": float("nan")}}, r"training\.learning_rate is nan; it must be a finite number"),
+        ({"sweep": {"codec.step": [0.1, float("inf")]}}, r"sweep\.codec\.step is inf"),
+        ({"data": {"name": datetime(2026, 1, 1)}}, r"data\.name is a datetime .*; it must be a number, a text"),
         ({"colour": "red"}, "unknown key 'colour'"),
     ],
 )
 def test_a_mistake_is_told_with_its_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         experiment_of(table(**changes))
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        {"who": [{"label": "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 99 + end} for end in "ab"]},
+        {name: [{"label": end * 100} for end in "ab"] for name in ("one", "two", "three")},
+        {"fleet.hours.by_hour": [[0.5] * 24, [0.25] * 24], "rounds.count": [1, 2]},
+    ],
+)
+def test_a_long_label_names_a_folder_that_can_be_made(sweep: dict[str, Any], tmp_path: Path) -> None:
+    folders = {one.folder for one in experiment_of(table(sweep=sweep)).trials}
+    assert len(folders) == math.prod(map(len, sweep.values()))
+    for folder in folders:
+        (tmp_path / folder).mkdir()
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:

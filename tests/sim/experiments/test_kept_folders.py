@@ -59,7 +59,7 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_refused(
     assert (kept / RUN / ROWS_FILE).stat().st_size == size
 
 
-@pytest.mark.parametrize("damage", ["gone", "shorter", "another key", "no JSON"])
+@pytest.mark.parametrize("damage", ["gone", "shorter", "another figure", "another order", "a folder"])
 def test_rows_that_are_damaged_are_refused(kept: Path, damage: str) -> None:
     path = kept / RUN / ROWS_FILE
     rows = path.read_bytes()
@@ -68,12 +68,42 @@ def test_rows_that_are_damaged_are_refused(kept: Path, damage: str) -> None:
             path.unlink()
         case "shorter":
             path.write_bytes(rows[:-20])
-        case "another key":
-            path.write_bytes(rows.replace(b'"committed"', b'"comittedd"'))
+        case "another figure":
+            path.write_bytes(rows.replace(b'"accuracy": 0.', b'"accuracy": 1.'))
+            assert path.read_bytes() != rows
+        case "another order":
+            path.write_bytes(b"".join(reversed(rows.splitlines(keepends=True))))
+            assert path.read_bytes() != rows
         case _:
-            path.write_bytes(b"x" * len(rows))
+            path.unlink()
+            path.mkdir()
     with pytest.raises(CheckpointError, match=r"rounds\.jsonl is damaged, or gone; remove its folder"):
         simulate(table(rounds={"count": 2}), kept)
+
+
+def test_a_checkpoint_that_is_no_file_is_refused(kept: Path) -> None:
+    (kept / RUN / CHECKPOINT_FILE).unlink()
+    (kept / RUN / CHECKPOINT_FILE).mkdir()
+    with pytest.raises(CheckpointError, match=r"is no file; remove its folder"):
+        simulate(table(rounds={"count": 2}), kept)
+
+
+@pytest.mark.parametrize("scheme", [{"scheme": "natural"}, {"scheme": "iid", "clients": 3}])
+def test_data_that_are_somebodys_by_nature_and_hold_nothing_back_are_kept(
+    tmp_path: Path, scheme: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "grouped_data.py").write_text(GROUPED_DATA)
+    described = table(partition=None, model={"name": "logistic", "hidden": None}, rounds={"count": 1, "target": 3})
+    described |= {"data": {"name": "grouped_data:made"}, "partition": scheme, "model": {"name": "logistic"}}
+    first = simulate(described, tmp_path / "out")
+    assert simulate(described, tmp_path / "out").trials[0].model_sha256 == first.trials[0].model_sha256
+
+
+def test_a_run_that_is_over_says_which_engine_did_its_work(tmp_path: Path) -> None:
+    described = table(engine={"name": "auto"}, rounds={"count": 1})
+    assert simulate(described, tmp_path).summary()["runs"][0]["engine"] == "batched"
+    assert simulate(described, tmp_path).summary()["runs"][0]["engine"] == "batched"
 
 
 def test_two_processes_are_not_at_one_folder(kept: Path) -> None:
@@ -106,6 +136,14 @@ import torch
 
 def net():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+GROUPED_DATA = """
+import torch
+from umbel.sim.data.arrays import dataset
+
+def made():
+    torch.manual_seed(3)
+    return dataset(torch.randn(90, 4), torch.arange(90) % 3, groups=["a", "b", "c"] * 30)
 """
 OWN_DATA = """
 import torch

@@ -41,6 +41,14 @@ def answers_much() -> nn.Module:
     return nn.LSTM(8, 4, batch_first=True)
 
 
+def has_nothing_to_learn() -> nn.Module:
+    return nn.Flatten()
+
+
+def is_frozen() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
+
+
 def own(name: str) -> dict[str, Any]:
     return table() | {"model": {"name": f"{HERE}:{name}"}}
 
@@ -51,6 +59,8 @@ def own(name: str) -> dict[str, Any]:
         ("too_narrow", r"answers 2 samples of digits with \(2, 3\); it must give \(2, 10\), a number for each sample"),
         ("for_others", r"cannot take the inputs of digits \(torch\.float32 of shape \(1, 8, 8\)\): .*mat1 and mat2"),
         ("answers_much", r"cannot take the inputs of digits"),
+        ("has_nothing_to_learn", r"model .*:has_nothing_to_learn has no parameter to train"),
+        ("is_frozen", r"model .*:is_frozen has no parameter to train"),
     ],
 )
 def test_a_model_that_is_not_for_the_data_is_refused(name: str, words: str) -> None:
@@ -85,6 +95,11 @@ def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point(name: str, word
     described = table(data={"name": "digits"}, engine={"name": "batched"})
     described["sweep"] = {"how": [{"label": "known"}, {"label": "own", "model": {"name": f"{HERE}:{name}"}}]}
     refused(described, ValueError, words)
+
+
+def test_what_threads_cannot_train_is_told_at_once_at_a_later_point() -> None:
+    described = own("with_dropout") | {"sweep": {"engine.name": ["sequential", "threads"]}}
+    refused(described, ValueError, r"take engine = \"processes\" \(with name=threads\)")
 
 
 def with_norm() -> nn.Module:

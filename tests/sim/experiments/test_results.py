@@ -220,6 +220,21 @@ def test_the_command_says_as_json_what_it_found_and_takes_values_from_the_line(
     assert all(point["rounds"]["mean"] == 1 for point in told["points"])
 
 
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_the_command_fails_where_every_run_has_and_says_why(
+    command_line: CliRunner, tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "small.toml").write_text(FILE)
+    diverging = ["--set", "training.learning_rate=100000", "--set", "rounds.attempts_max=1", "--set", "seeds=[7]"]
+    where = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "out")]
+    done = command_line.invoke(app, ["simulate", *where, *diverging, *arguments])
+    assert done.exit_code == 1, done.output
+    told = " ".join(done.stdout.split())
+    assert "have declined the last time, such as for this: value" in told
+    assert "train with a smaller learning rate" in told
+    assert "A longer window_s" not in told
+
+
 def test_a_folder_in_which_nothing_was_begun_takes_the_file_as_it_was_mended(
     command_line: CliRunner, tmp_path: Path
 ) -> None:
