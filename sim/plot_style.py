@@ -15,3 +15,8 @@ def dress(axes: Axes, title: str, x_label: str, *, grid: bool = True) -> None:
     if grid:
         axes.grid(axis="y", color=GRID, lw=0.8)
         axes.set_axisbelow(True)
+
+
+def as_percent(share: float, _: int | None = None) -> str:
+    """A tick's words, of as many places as it takes: `12.5%`."""
+    return f"{100 * share:.4g}%"

@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from umbel.aggregation.trace import Trace
 from umbel.sim.experiments.against_trace import AGAIN, RECORDED, AgainstTrace
 from umbel.sim.experiments.courses import went_in
 from umbel.sim.experiments.plot import COLOURS, as_drawn, dress
 from umbel.sim.experiments.results import Results
-from umbel.sim.plot_style import INK
+from umbel.sim.plot_style import INK, as_percent
 
 _POINTS_MAX = 6
 
@@ -38,7 +38,7 @@ def _reports(axes: Axes, one: AgainstTrace) -> None:
         _step(axes, *_report_times(calibration.again), COLOURS[0], AGAIN)
     _legend_below(axes)
     dress(axes, f"clients asked that have reported by then ({calibration.file})", "seconds from the opening")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 
 def _legend_below(axes: Axes) -> None:
@@ -65,7 +65,7 @@ def _closings(axes: Axes, one: AgainstTrace, results: Results) -> None:
         _step(axes, seconds, len(seconds), COLOURS[number % len(COLOURS)], label, dashed=True)
     _legend_below(axes)
     dress(axes, "attempts that have closed by then", "seconds from the opening")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 
 def _open_times(traces: Sequence[Trace]) -> tuple[list[float], int]:

@@ -3,11 +3,11 @@
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from umbel.sim.experiments.plot import COLOURS, SHOWN_MAX, as_drawn
 from umbel.sim.experiments.results import Results
-from umbel.sim.plot_style import FAINT, INK
+from umbel.sim.plot_style import FAINT, INK, as_percent
 
 _APART = 0.8  # of a holder's row, as much is taken by its points
 
@@ -45,7 +45,7 @@ def groups_plot(results: Results) -> Figure | None:
     for boundary in rows[1:] - 0.5:
         axes.axhline(boundary, color="#e7ebee", lw=0.8, zorder=0)
     axes.grid(axis="x", color="#e7ebee", lw=0.8, zorder=0)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.xaxis.set_major_formatter(FuncFormatter(as_percent))
     axes.tick_params(axis="x", colors=FAINT, labelsize=8)
     axes.tick_params(axis="y", length=0)
     axes.set_title("accuracy of the last model on what each holds back", loc="left", fontsize=10, color=INK)

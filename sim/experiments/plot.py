@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from umbel.sim.experiments.estimate import Estimate
@@ -16,7 +16,7 @@ from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.rows import Row
 from umbel.sim.experiments.spans import unit_of
 from umbel.sim.experiments.trials import TrialResult
-from umbel.sim.plot_style import FAINT, INK
+from umbel.sim.plot_style import FAINT, INK, as_percent
 
 Floats = NDArray[np.float64]
 # Okabe and Ito's colours, which colour-blind people tell apart; then the same, dashed.
@@ -150,7 +150,7 @@ def draw_lines(
             )
     dress(axes, title, unit)
     if what.is_share:
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(FuncFormatter(as_percent))
 
 
 def _line(one: TrialResult, place: Callable[[Row, int], float], what: Quantity) -> tuple[Floats, Floats]:

@@ -218,5 +218,5 @@ def test_an_lstm_that_torch_loops_over_is_refused_not_slow() -> None:
             return outputs
 
     model = Reader()
-    with pytest.raises(EngineError, match="Reader cannot be stacked: torch has no way to take .*(rnn|lstm)"):
+    with pytest.raises(EngineError, match=r"Reader cannot be stacked: torch has no way to take .*(rnn|lstm)"):
         trained(StackedEngine(model), flat(model), work_of([5, 9]))
