@@ -35,7 +35,9 @@ def have(source: Source, folder: Path | None) -> Path:
     they cannot be fetched, and `OSError` if they cannot be written.
     """
     if folder is None:
-        raise DataError(f"{source.title} is read from files: name the folder of data sets with --data DIR")
+        raise DataError(
+            f"{source.title} is read from files: name their folder: data=DIR, or on the command line --data DIR"
+        )
     place = folder / source.folder
     missing = [file for file in source.files if not (place / file.name).exists()]
     if not missing:

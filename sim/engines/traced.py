@@ -67,6 +67,8 @@ def _reason(error: Exception) -> str:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "random operation" in first_line:  # torch speaks of flags of its own
         return "it draws at random as it trains, as dropout does, and each client draws with a seed of its own"
+    if "data-dependent control flow" in first_line:
+        return "it decides by the values of a tensor (`if`, `while`), which are another client's each time"
     if "performance drop" in first_line and (operation := re.search(r"aten::(\w+)", first_line)):
         return f"torch has no way to take {operation[1]} of many clients at once"
     return first_line

@@ -23,7 +23,7 @@ from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _DRAWS = (
     "the model draws random numbers while it trains, as for dropout, and threads would draw from one stream; take "
-    'engine = "processes"'
+    'name = "processes" in [engine]'
 )
 
 

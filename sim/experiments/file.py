@@ -58,6 +58,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.canonical import canonical
@@ -174,8 +175,13 @@ class Experiment:
 
 
 def point_label(point: Mapping[str, object]) -> str:
-    """In words: `proximal_mu=0.1`, and of what goes together its label alone."""
-    return ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" if "." in key else f"{value}" for key, value in point.items())
+    """In words: `proximal_mu=0.1`, of a name its section, `codec=eden`, and of what goes together its label alone."""
+    return ", ".join(f"{_short(key)}={value}" if "." in key else f"{value}" for key, value in point.items())
+
+
+def _short(key: str) -> str:
+    *_, section, last = key.split(".")
+    return section if last == "name" else last
 
 
 def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
@@ -342,6 +348,8 @@ def _plain(value: Any, key: str = "") -> Any:
             return [_plain(one, key) for one in cast(Sequence[Any], value)]
         case float() if not math.isfinite(value):
             raise ValueError(f"{key} is {value}; it must be a finite number")
+        case np.generic():
+            return _plain(value.item(), key)
         case None | str() | bool() | int() | float():
             return value
         case _:

@@ -10,11 +10,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from umbel.aggregation.artifact import encode_model
+from umbel.client.files import write_atomically
 from umbel.sim.experiments.checkpoint import ROWS_FILE, CheckpointError, Resumed, Written, write_checkpoint
 from umbel.sim.experiments.federation import Federation
 from umbel.sim.experiments.inputs import Digests
 from umbel.sim.experiments.rows import Row, row_of
+from umbel.sim.experiments.versions import ModelState
 
+MODEL_FILE = "model.safetensors"
 _CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into checkpoints
 
 
@@ -54,6 +58,12 @@ class Kept:
         write_checkpoint(self.folder, standing, model, memory, rows, wall_s, self.engine_of(federation), self.inputs)
         self.saved_at = time.perf_counter()
         self.saving_s = self.saved_at - now
+
+    def save_model(self, model: ModelState) -> None:
+        """The last one, as a coordinator would publish it: a safetensors file with the SHA-256 of the last row."""
+        if self.folder is not None:
+            body = encode_model(model.layout.full_state(model.published))
+            write_atomically(self.folder / MODEL_FILE, body)
 
     def engine_of(self, federation: Federation) -> str:
         """The name of the last engine that did the run's work; "auto" has none of its own before there is any."""

@@ -23,6 +23,7 @@ from umbel.sim.data.section import DataSection
 from umbel.sim.data.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
 from umbel.sim.engines.ray_engine import RAY_MISSING
+from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers import require_no_draws
 from umbel.sim.experiments.file import Trial
@@ -105,10 +106,17 @@ class _Checks:
             raise ModelError(f"model {model.name} has no parameter to train: give it one, or set requires_grad")
         _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
         if engine == "batched":
-            stacked_engine(recipe).try_out(shown)
+            _require_stackable(recipe, shown)
         if engine == "threads":
             require_no_draws(made, shown)
         return Layout.of_state(made.state_dict())
+
+
+def _require_stackable(recipe: ModelRecipe, shown: Samples) -> None:
+    try:
+        stacked_engine(recipe).try_out(shown)
+    except EngineError as error:
+        raise EngineError(f'{error}; take name = "auto" in [engine], which finds another way') from error
 
 
 def _require_room(model: nn.Module) -> None:

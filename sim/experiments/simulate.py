@@ -2,7 +2,7 @@
 
 ```
 OUT/experiment.json               which experiment is kept here
-OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py)
+OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py), and its last model
 OUT/rounds.jsonl                  every row of every run, when all are done
 OUT/summary.json, OUT/curves.png, OUT/split.png
 OUT/recorded.png                  beside the record, where the fleet is made of one

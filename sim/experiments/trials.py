@@ -81,6 +81,7 @@ def run_trial(
                     kept.save(federation, before_s + time.perf_counter() - began)
             wall_s = before_s + time.perf_counter() - began
             kept.save(federation, wall_s, is_last=True)
+            kept.save_model(federation.model)
         standing = federation.standing
         return TrialResult(
             trial=trial,

@@ -26,7 +26,7 @@ def test_any_number_of_threads_gives_the_same_bits(n_workers: int, monkeypatch: 
 
 @pytest.mark.parametrize("name", ["with_dropout", "shaken"])
 def test_a_model_that_draws_random_numbers_is_refused_with_what_to_do(name: str) -> None:
-    with pytest.raises(EngineError, match=r'draws random numbers.*take engine = "processes"'):
+    with pytest.raises(EngineError, match=r'draws random numbers.*take name = "processes" in \[engine\]'):
         next(ThreadsEngine(recipe(name), 2).train(start_of(recipe(name)), WORK))
 
 

@@ -24,5 +24,5 @@ def test_bytes_of_a_small_model_show_what_a_codec_saves(tmp_path: Path, capsys: 
     up = [point.bytes_up.mean / 1e6 for point in results.points if point.bytes_up is not None]
     assert up[1] < up[0] / 10
     told = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in told[2:4]] == ["name=float32", "name=sign"]
+    assert [line[0] for line in told[2:4]] == ["codec=float32", "codec=sign"]
     assert [f"{megabytes:.3g}," in line for megabytes, line in zip(up, told[2:4], strict=True)] == [True, True]

@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.sim.experiments.worlds import table
@@ -129,6 +130,11 @@ def test_a_long_label_names_a_folder_that_can_be_made(sweep: dict[str, Any], tmp
     assert len(folders) == math.prod(map(len, sweep.values()))
     for folder in folders:
         (tmp_path / folder).mkdir()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    theirs = table(partition={"clients": np.int64(30), "alpha": np.float64(0.5)})
+    assert experiment_of(theirs).text == experiment_of(table(partition={"clients": 30, "alpha": 0.5})).text
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:

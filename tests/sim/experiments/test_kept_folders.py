@@ -1,6 +1,7 @@
 """A folder in which an experiment is kept: one process at a time, and what was damaged in it is not gone on from."""
 
 import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.sim.experiments.worlds import table
 from umbel.sim import simulate
@@ -98,6 +99,14 @@ def test_data_that_are_somebodys_by_nature_and_hold_nothing_back_are_kept(
     described |= {"data": {"name": "grouped_data:made"}, "partition": scheme, "model": {"name": "logistic"}}
     first = simulate(described, tmp_path / "out")
     assert simulate(described, tmp_path / "out").trials[0].model_sha256 == first.trials[0].model_sha256
+
+
+def test_the_last_model_is_a_file_that_torch_reads(tmp_path: Path) -> None:
+    (run,) = simulate(table(rounds={"count": 2}), tmp_path).trials
+    file = tmp_path / RUN / "model.safetensors"
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == run.model_sha256 == run.rows[-1].model_sha256
+    shapes = sorted(tuple(value.shape) for value in load_file(file).values())
+    assert shapes == [(8,), (8, 64), (10,), (10, 8)]
 
 
 def test_a_run_that_is_over_says_which_engine_did_its_work(tmp_path: Path) -> None:

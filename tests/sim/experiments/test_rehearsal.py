@@ -84,12 +84,16 @@ def test_memory_that_does_not_suffice_is_told_in_words(monkeypatch: pytest.Monke
 @pytest.mark.skipif(bool(__import__("importlib.util").util.find_spec("ray")), reason="Ray is installed here")
 def test_a_missing_ray_is_told_at_once_at_a_later_point() -> None:
     described = table(sweep={"engine.name": ["sequential", "ray"]})
-    refused(described, ValueError, r"the engine \"ray\" needs Ray, .* \(with name=ray\)")
+    refused(described, ValueError, r"the engine \"ray\" needs Ray, .* \(with engine=ray\)")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("with_norm", r"batch normalization .* \(with own\)"), ("with_dropout", r"draws at random .* \(with own\)")],
+    [
+        ("with_norm", r"batch normalization .*; take name = \"auto\" in \[engine\].* \(with own\)"),
+        ("with_dropout", r"draws at random .*; take name = \"auto\" in \[engine\].* \(with own\)"),
+        ("that_looks", r"decides by the values of a tensor.*; take name = \"auto\" in \[engine\].* \(with own\)"),
+    ],
 )
 def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point(name: str, words: str) -> None:
     described = table(data={"name": "digits"}, engine={"name": "batched"})
@@ -99,11 +103,25 @@ def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point(name: str, word
 
 def test_what_threads_cannot_train_is_told_at_once_at_a_later_point() -> None:
     described = own("with_dropout") | {"sweep": {"engine.name": ["sequential", "threads"]}}
-    refused(described, ValueError, r"take engine = \"processes\" \(with name=threads\)")
+    refused(described, ValueError, r'take name = "processes" in \[engine\] \(with engine=threads\)')
 
 
 def with_norm() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(inputs.flatten(1))
+        return found if found.sum() > 0 else 2 * found
+
+
+def that_looks() -> nn.Module:
+    return Looking()
 
 
 def with_dropout() -> nn.Module:
@@ -121,7 +139,7 @@ def test_files_of_later_points_are_read_at_once(tmp_path: Path) -> None:
 
 def test_data_that_are_not_there_are_told_at_once() -> None:
     described = table(sweep={"data.name": ["digits", "mnist"]})
-    refused(described, ValueError, r"--data DIR \(with name=mnist\)")
+    refused(described, ValueError, r"--data DIR \(with data=mnist\)")
 
 
 def test_a_split_that_cannot_be_dealt_is_told_at_once() -> None:
