@@ -52,9 +52,8 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -68,6 +67,7 @@ from umbel.client.run_files import findings
 from umbel.sim.data.partition_section import PartitionSection
 from umbel.sim.data.section import DataSection
 from umbel.sim.engines.work import LocalOptimizer
+from umbel.sim.experiments.sweep import LABEL, check_values, goes_together, point_label, points, settings
 from umbel.sim.fleet.reading import read_bytes
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
@@ -78,7 +78,6 @@ ATTEMPTS_MAX = (
     200  # at one round, where the file has no bound: virtual time is never short, and some rounds have no hope
 )
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
-LABEL_CHARACTERS_MAX = 100
 _NAME_BYTES_MAX = 200  # of what most file systems let a name have, 255, the seed and more take some
 BYTES_MAX = 1 << 22
 
@@ -174,16 +173,6 @@ class Experiment:
     folder: Path = field(default_factory=Path)
 
 
-def point_label(point: Mapping[str, object]) -> str:
-    """In words: `proximal_mu=0.1`, of a name its section, `codec=eden`, and of what goes together its label alone."""
-    return ", ".join(f"{_short(key)}={value}" if "." in key else f"{value}" for key, value in point.items())
-
-
-def _short(key: str) -> str:
-    *_, section, last = key.split(".")
-    return section if last == "name" else last
-
-
 def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
     """The experiment of a file. Raises `OSError`, or `ValueError` with a sentence that names the file and the key.
 
@@ -221,7 +210,7 @@ def experiment_of(
             raise ValueError(
                 f"{key} is swept, so that setting it alone changes nothing; set other values in sweep, or sweep={{}}"
             )
-    trials = tuple(_trial(whole, point, seed) for point in _points(top.sweep) for seed in top.seeds)
+    trials = tuple(_trial(whole, point, seed) for point in points(top.sweep) for seed in top.seeds)
     if len({one.folder for one in trials}) < len(trials):
         raise ValueError("sweep: two labels or values differ in signs alone; let them differ in letters or digits")
     return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
@@ -243,11 +232,7 @@ class _Top:
         if self.target_accuracy is not None:
             require_within(self.target_accuracy, "target_accuracy", 0.0, 1.0)
         for name, values in self.sweep.items():
-            if not values:
-                raise ValueError(f"sweep: {name} has no value to try")
-            if twice := [one for i, one in enumerate(values) if one in values[:i] and not _goes_together(one)]:
-                raise ValueError(f"sweep: {name} has the value {twice[0]} twice")
-            _check_labels(name, values)
+            check_values(name, values)
         for key in self.swept:
             if key == "seed" or key.split(".")[0] in _TOP_KEYS:
                 raise ValueError(f"sweep: {key} cannot be swept; seeds are listed in seeds")
@@ -257,25 +242,7 @@ class _Top:
     @property
     def swept(self) -> set[str]:
         """Every key that the sweep sets somewhere."""
-        return {key for name, values in self.sweep.items() for one in values for key in _settings(name, one)}
-
-
-def _check_labels(name: str, values: Sequence[Any]) -> None:
-    """Raise `ValueError` unless all are tables, each with a label of its own, or none is."""
-    labels = [one[_LABEL] for one in values if _goes_together(one)]
-    if not labels:
-        return
-    if "." in name:
-        raise ValueError(f"sweep: {name} is one key; give the tables of what goes together a name without a dot")
-    if len(labels) < len(values) or not all(isinstance(label, str) and label for label in labels):
-        raise ValueError(f'sweep: each of {name} needs a label = "..." beside the keys that it sets')
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"sweep: two of {name} have one label")
-    if longest := [label for label in labels if len(label) > LABEL_CHARACTERS_MAX]:
-        raise ValueError(
-            f"sweep: a label names a folder and a line, so it has at most {LABEL_CHARACTERS_MAX} characters, "
-            f"not {len(longest[0])}"
-        )
+        return {key for name, values in self.sweep.items() for one in values for key in settings(name, one)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,34 +263,18 @@ class _Worlds:
             raise ValueError('[partition] is missing: say to how many clients the data are dealt out, or "natural"')
 
 
-_LABEL = "label"
 _TOP_KEYS = ("seeds", "target_accuracy", "sweep")
 _WORLD_KEYS = ("data", "model", "partition", "fleet", "local", "engine")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
-def _points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    for values in product(*sweep.values()):
-        yield dict(zip(sweep, values, strict=True))
-
-
-def _goes_together(value: Any) -> bool:
-    """Whether a value of the sweep is a table of keys that are set together, rather than the value of one key."""
-    return isinstance(value, dict) and _LABEL in value
-
-
-def _settings(name: str, value: Any) -> dict[str, Any]:
-    """What one value of the sweep sets, by dotted key."""
-    return {key: one for key, one in value.items() if key != _LABEL} if _goes_together(value) else {name: value}
-
-
 def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Trial:
-    point = {name: value[_LABEL] if _goes_together(value) else value for name, value in chosen.items()}
+    point = {name: value[LABEL] if goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
     if "seed" in whole:
         raise ValueError("seed is not a key of an experiment; list the seeds of its runs in seeds")
     for name, value in chosen.items():
-        for key, one in _settings(name, value).items():
+        for key, one in settings(name, value).items():
             _put(whole, key, one)
     parts = {key: whole.pop(key) for key in _WORLD_KEYS if key in whole}
     whole["seed"] = seed

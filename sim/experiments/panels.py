@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from umbel.sim.experiments.file import point_label
 from umbel.sim.experiments.plot import ACCURACY, LOSS, as_drawn, draw_lines, draw_target, on_log_scale
 from umbel.sim.experiments.results import Results
 from umbel.sim.experiments.spans import unit_of
+from umbel.sim.experiments.sweep import point_label
 from umbel.sim.experiments.trials import TrialResult
 from umbel.sim.plot_style import INK
 
