@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.phrases import counted
 from umbel.client.probe import memory_free_bytes
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.data.load import load
@@ -24,9 +25,10 @@ from umbel.sim.data.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
 from umbel.sim.engines.ray_engine import RAY_MISSING
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.schedule import n_cores
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers import require_no_draws
-from umbel.sim.experiments.file import Trial
+from umbel.sim.experiments.file import EngineSection, Trial
 from umbel.sim.experiments.possible import SimulationError, require_possible
 from umbel.sim.experiments.world import deal, recipe_of
 from umbel.sim.fleet.build import build_fleet
@@ -35,6 +37,7 @@ from umbel.sim.models import ModelError, ModelSection, build
 
 _COPIES = 15  # of a model, at least: 14.6 to 21 were seen at the peak, by engine and codec
 _SHOWN = 2
+_WORKERS_A_CORE = 8
 
 
 def rehearse(trials: Sequence[Trial], folder: Path, data_folder: Path | None) -> None:
@@ -74,6 +77,7 @@ class _Checks:
     def check(self, trial: Trial) -> None:
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
+        _require_cores(trial.engine)
         population = self._population(trial.data, trial.partition, trial.seed)
         self._fleet(trial.fleet, trial.seed)
         layout = self._layout(trial.model, trial.data, trial.seed, trial.engine.name)
@@ -117,6 +121,16 @@ def _require_stackable(recipe: ModelRecipe, shown: Samples) -> None:
         stacked_engine(recipe).try_out(shown)
     except EngineError as error:
         raise EngineError(f'{error}; take name = "auto" in [engine], which finds another way') from error
+
+
+def _require_cores(engine: EngineSection) -> None:
+    """Each worker of this machine takes memory and, as a process, seconds to begin."""
+    most = _WORKERS_A_CORE * n_cores()
+    if engine.workers is not None and engine.workers > most and engine.name in ("auto", "threads", "processes"):
+        raise EngineError(
+            f"engine.workers is {engine.workers}, and this machine has {counted(n_cores(), 'core')}, on which more than "
+            f"{most} would only wait for each other; leave it out for one on each"
+        )
 
 
 def _require_room(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.sim.experiments.worlds import table
 from umbel.sim import simulate
+from umbel.sim.engines.work import EngineError
 from umbel.sim.experiments.file import Trial, experiment_of
 from umbel.sim.experiments.possible import SimulationError
 from umbel.sim.experiments.watcher import Watcher
@@ -99,6 +100,14 @@ def test_what_cannot_be_stacked_is_told_at_once_at_a_later_point(name: str, word
     described = table(data={"name": "digits"}, engine={"name": "batched"})
     described["sweep"] = {"how": [{"label": "known"}, {"label": "own", "model": {"name": f"{HERE}:{name}"}}]}
     refused(described, ValueError, words)
+
+
+@pytest.mark.parametrize("name", ["auto", "threads", "processes"])
+def test_more_workers_than_the_cores_can_bear_are_refused(name: str) -> None:
+    described = table(engine={"name": name, "workers": 4096})
+    refused(
+        described, EngineError, r"engine\.workers is 4096, and this machine has \d+ cores?, on which more than \d+ "
+    )
 
 
 def test_what_threads_cannot_train_is_told_at_once_at_a_later_point() -> None:
