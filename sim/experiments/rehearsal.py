@@ -128,7 +128,7 @@ def _require_cores(engine: EngineSection) -> None:
     most = _WORKERS_A_CORE * n_cores()
     if engine.workers is not None and engine.workers > most and engine.name in ("auto", "threads", "processes"):
         raise EngineError(
-            f"engine.workers is {engine.workers}, and this machine has {counted(n_cores(), 'core')}, on which more than "
+            f"engine.workers is {engine.workers}, and this machine has {counted(n_cores(), 'core')}: more than "
             f"{most} would only wait for each other; leave it out for one on each"
         )
 
