@@ -133,6 +133,9 @@ def _ends_with_a_sentence(
     except expected as error:
         typer.echo(f"umbel: {error}", err=True)
         sys.exit(1)
+    except SystemExit as error:  # nothing of ours does that in here
+        typer.echo(f"umbel: the experiment's own code ended the program (status {error.code})", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo(f"umbel: {when_interrupted}", err=True)
         sys.exit(130)

@@ -9,6 +9,7 @@ hidden = [64]           # of "mlp": how wide its hidden layers are
 McMahan et al. 2017 is arXiv:1602.05629. Where a layer is told apart from the paper's, its docstring says so.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,4 +169,4 @@ def _own(name: str) -> nn.Module:
         raise ModelError(str(error)) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{name} gave a {type(made).__name__}; it must give a torch.nn.Module")
-    return made
+    return copy.deepcopy(made)  # of a module that is named itself, or given every time, each run has one of its own

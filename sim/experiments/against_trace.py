@@ -6,6 +6,7 @@ and data may be more or less work than was recorded: where they are, the fleet i
 the experiment's rounds, so that what the rounds change can be told from what the work does.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -39,8 +40,9 @@ class FigureError:
 
     @property
     def relative(self) -> float | None:
-        """How much of the recorded figure the simulated one is too large; None where nothing was recorded."""
-        return (self.simulated.mean - self.recorded) / self.recorded if self.recorded else None
+        """How much of the recorded figure the simulated one is too large; None where next to nothing was recorded."""
+        relative = (self.simulated.mean - self.recorded) / self.recorded if self.recorded else math.inf
+        return relative if math.isfinite(relative) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,10 @@ class _Top:
         for key in self.swept:
             if key == "seed" or key.split(".")[0] in _TOP_KEYS:
                 raise ValueError(f"sweep: {key} cannot be swept; seeds are listed in seeds")
+        settings_of = [{key for one in values for key in settings(name, one)} for name, values in self.sweep.items()]
+        for i, keys in enumerate(settings_of):
+            if both := sorted(keys & set[str]().union(*settings_of[:i])):
+                raise ValueError(f"sweep: {both[0]} is set in two places, of which one would not count")
         n_points = math.prod(len(values) for values in self.sweep.values())
         require_within(n_points * len(self.seeds), "the number of runs of the sweep", 1, POINTS_MAX)
 

@@ -19,7 +19,8 @@ def digests_of(trial: Trial, data: DataSet | None, folder: Path, data_folder: Pa
 
     Of one's own modules the file that is named, not what it imports; of data, what was read, however they were written.
     """
-    fleet, found = trial.fleet, dict[str, str]()
+    fleet = trial.fleet
+    found = {f"the run ({trial.name})": hashlib.sha256(repr((trial.point, trial.run)).encode()).hexdigest()}
     if data is not None:
         found[f"data ({trial.data.name})"] = _of_data(data)
     if fleet.recorded is not None:

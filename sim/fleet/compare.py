@@ -1,5 +1,6 @@
 """How far rounds that were simulated are from those that were recorded."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,9 @@ class ErrorRow:
 
     @property
     def relative(self) -> float | None:
-        """How much of the recorded figure the simulated one is too large; None where nothing was recorded."""
-        return (self.simulated - self.recorded) / self.recorded if self.recorded else None
+        """How much of the recorded figure the simulated one is too large; None where next to nothing was recorded."""
+        relative = (self.simulated - self.recorded) / self.recorded if self.recorded else math.inf
+        return relative if math.isfinite(relative) else None
 
 
 def compare(recorded: Trace, simulated: Trace) -> tuple[ErrorRow, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.sim.experiments.worlds import attempts_of, hashes, table
 from umbel.aggregation.messages import RunStatus
@@ -30,6 +31,17 @@ def test_the_same_seed_gives_the_same_records_and_models() -> None:
     first, second = attempts_of(table()), attempts_of(table())
     assert [one.record for one in first] == [one.record for one in second]
     assert first[-1].model.file == second[-1].model.file
+
+
+ONE_FOR_ALL = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_a_module_that_is_named_itself_starts_every_run_as_it_is() -> None:
+    before = {name: value.clone() for name, value in ONE_FOR_ALL.state_dict().items()}
+    described = table(rounds={"count": 1}) | {"model": {"name": f"{__name__}:ONE_FOR_ALL"}}
+    both = simulate({**described, "seeds": [0, 1]}).trials
+    assert both[1].model_sha256 == simulate({**described, "seeds": [1]}).trials[0].model_sha256
+    assert all(torch.equal(value, before[name]) for name, value in ONE_FOR_ALL.state_dict().items())
 
 
 def test_another_seed_is_another_run() -> None:

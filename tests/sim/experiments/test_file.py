@@ -109,6 +109,10 @@ def test_equal_experiments_have_equal_texts_and_others_have_not() -> None:
         ({"training": {"learning_rate": float("nan")}}, r"training\.learning_rate is nan; it must be a finite number"),
         ({"sweep": {"codec.step": [0.1, float("inf")]}}, r"sweep\.codec\.step is inf"),
         ({"data": {"name": datetime(2026, 1, 1)}}, r"data\.name is a datetime .*; it must be a number, a text"),
+        (
+            {"sweep": {"rounds.count": [1, 2], "who": [{"label": "a", "rounds.count": 3}]}},
+            r"rounds\.count is set in two places",
+        ),
         ({"colour": "red"}, "unknown key 'colour'"),
     ],
 )

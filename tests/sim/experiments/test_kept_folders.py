@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_data_that_are_somebodys_by_nature_and_hold_nothing_back_are_kept(
     described |= {"data": {"name": "grouped_data:made"}, "partition": scheme, "model": {"name": "logistic"}}
     first = simulate(described, tmp_path / "out")
     assert simulate(described, tmp_path / "out").trials[0].model_sha256 == first.trials[0].model_sha256
+
+
+def test_a_run_does_not_go_on_from_another_runs_checkpoint(tmp_path: Path) -> None:
+    described = table(rounds={"count": 1}, seeds=[0, 1])
+    simulate(described, tmp_path)
+    first, second = (tmp_path / RUNS_FOLDER / f"seed-{seed}" for seed in (0, 1))
+    for name in (ROWS_FILE, CHECKPOINT_FILE):
+        shutil.copy(first / name, second / name)
+    with pytest.raises(CheckpointError, match=r"the run \(seed 0\).* and the run \(seed 1\) are not as when"):
+        simulate(described, tmp_path)
 
 
 def test_the_last_model_is_a_file_that_torch_reads(tmp_path: Path) -> None:

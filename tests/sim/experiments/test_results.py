@@ -292,3 +292,15 @@ def test_a_mistake_ends_with_a_sentence(
     assert done.exit_code == 1
     assert words in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_code_that_ends_the_program_is_no_success(
+    command_line: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "small.toml").write_text(FILE)
+    (tmp_path / "exiting_net.py").write_text("import sys\n\ndef net():\n    sys.exit(0)\n")
+    named = ["--set", 'model={name="exiting_net:net"}', "--out", str(tmp_path / "out")]
+    done = command_line.invoke(app, ["simulate", str(tmp_path / "small.toml"), *named])
+    assert done.exit_code == 1
+    assert "ended the program (status 0)" in done.stderr
