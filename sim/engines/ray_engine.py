@@ -28,7 +28,8 @@ from umbel.sim.engines.schedule import chunks, part_of, rows_of_block
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 RAY_MISSING = (
-    """the engine "ray" needs Ray, which is not installed; in a clone of umbel: pip install -c constraints.txt '.[sim,ray]'"""
+    'the engine "ray" needs Ray, which is not installed; '
+    "in a clone of umbel: pip install -c constraints.txt '.[sim,ray]'"
 )
 _RETRIES = 2  # of one chunk, when its actor dies
 _IN_FLIGHT = 2  # chunks that an actor has, so that the next is there when one is done
