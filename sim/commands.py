@@ -90,8 +90,8 @@ def simulate(
         sys.exit(1)
 
 
-def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
-    """Measure and print; a broken promise ends with a sentence and a non-zero exit."""
+def _bench(measure: "Callable[[], Report]", as_json: bool, *expected: type[Exception]) -> None:
+    """Measure and print; a broken promise, or an error `expected` too, ends with a sentence and a non-zero exit."""
     from rich.console import Console
 
     from umbel.aggregation.errors import UpdateRefused
@@ -103,7 +103,8 @@ def _bench(measure: "Callable[[], Report]", as_json: bool) -> None:
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(
-        ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, PeerFailed, TimeoutError, UpdateRefused, OSError
+        *(ChildDied, ClientError, FlowerFailed, LoadFailed, NotIdx, PeerFailed, TimeoutError, UpdateRefused, OSError),
+        *expected,
     ):
         report = measure()
     if as_json:
@@ -218,9 +219,9 @@ def bench_simulate(
 
     With --peer-python also against Flower on Ray and pfl, whichever that interpreter has.
     """
-    from umbel.sim.bench.simulate import measure
+    from umbel.sim.bench.simulate import NoSuchWorkload, measure
 
-    _bench(lambda: measure(quick=quick, only=only, peer_python=peer_python), json)
+    _bench(lambda: measure(quick=quick, only=only, peer_python=peer_python), json, NoSuchWorkload)
 
 
 @bench_app.command("secagg")

@@ -44,10 +44,14 @@ _MEMORY = Hold(600, of="ours")  # megabytes
 _PROMISES = {("A", _BY_HAND): 5.0, ("A", _ANY): 3.0, ("C", _BY_HAND): 8.0, ("Cs", _BY_HAND): 30.0}
 
 
+class NoSuchWorkload(ValueError):
+    """One part alone was asked for, by a name that none has."""
+
+
 def measure(*, quick: bool, only: str | None = None, peer_python: Path | None = None) -> Report:
     """Run them all, or the one of that name; against the peers, too, that `peer_python` has.
 
-    Raises `ValueError` for a name that none has, and `PeerFailed`.
+    Raises `NoSuchWorkload` for a name that none has, and `PeerFailed`.
     """
     peers = None if peer_python is None else find_peers(peer_python)
     parts: dict[str, Callable[[], list[Row]]] = {
@@ -56,7 +60,7 @@ def measure(*, quick: bool, only: str | None = None, peer_python: Path | None = 
     parts["M"] = lambda: scale_rows(quick=quick)
     parts["start"] = lambda: start_rows([] if peers is None else peers.starts())
     if only is not None and only not in parts:
-        raise ValueError(f"there is no workload {only}; there are {', '.join(parts)}")
+        raise NoSuchWorkload(f"there is no workload {only}; there are {', '.join(parts)}")
     rows = [row for name, part in parts.items() if only in (None, name) for row in part()]
     notes = (
         "Milliseconds of a round, the median. The plain loop: one model, slices, torch.optim, one thread; of B in two",

@@ -39,7 +39,10 @@ def _table(file: str, loader: str) -> npt.NDArray[np.float64]:
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:
-        raise DataError("this data set comes with scikit-learn, which is not installed: pip install 'umbel[sim]'")
+        raise DataError(
+            "this data set comes with scikit-learn, which is not installed; "
+            "in a clone of umbel: pip install -c constraints.txt '.[sim]'"
+        )
     path = Path(found.origin).parent / "datasets" / "data" / file
     if not path.exists():
         from sklearn import datasets

@@ -78,4 +78,7 @@ def _own(name: str) -> DataSet:
         case TrainAndTest():
             return from_samples(made, name)
         case _:
-            raise DataError(f"{name} gave a {type(made).__name__}; it must give an umbel.sim.data.data_set.DataSet")
+            raise DataError(
+                f"{name} gave a {type(made).__name__}; it must give a DataSet, "
+                "as umbel.sim.data.arrays.dataset(inputs, targets) makes one"
+            )

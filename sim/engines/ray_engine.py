@@ -1,4 +1,4 @@
-"""The engine "ray": clients over the actors of a Ray cluster, for more than one machine (`pip install 'umbel[ray]'`).
+"""The engine "ray": clients over the actors of a Ray cluster, for more than one machine (the extra `ray`).
 
 Each actor holds one resident model. The samples of all clients go into Ray's object store once, and the start once for
 each cohort; an actor is told who trains on which rows, and sends back a block of changes. An actor that dies is
@@ -27,7 +27,10 @@ from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, part_of, rows_of_block
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
-RAY_MISSING = """the engine "ray" needs Ray, which is not installed: pip install 'umbel[ray]'"""
+RAY_MISSING = (
+    'the engine "ray" needs Ray, which is not installed; '
+    "in a clone of umbel: pip install -c constraints.txt '.[sim,ray]'"
+)
 _RETRIES = 2  # of one chunk, when its actor dies
 _IN_FLIGHT = 2  # chunks that an actor has, so that the next is there when one is done
 

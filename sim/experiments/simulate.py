@@ -7,7 +7,7 @@ OUT/rounds.jsonl                  every row of every run, when all are done
 OUT/summary.json, OUT/curves.png, OUT/split.png
 OUT/recorded.png                  beside the record, where the fleet is made of one
 OUT/panels.png                    where several things are swept
-OUT/groups.png                    where data are somebody's by nature: how the last models do for each
+OUT/groups.png                    where holders by nature hold some back: how the last models do for each
 ```
 """
 

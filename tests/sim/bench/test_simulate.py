@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from umbel.sim.bench.simulate import measure
+from umbel.sim.bench.simulate import NoSuchWorkload, measure
 from umbel.sim.bench.simulate_workloads import workloads
+from umbel.sim.commands import bench_app
 
 
 @pytest.mark.slow
@@ -27,5 +29,8 @@ def test_the_workloads_are_those_of_the_papers() -> None:
 
 
 def test_a_workload_that_there_is_not_is_named() -> None:
-    with pytest.raises(ValueError, match="no workload D; there are A, C, Cs, B, M, start"):
+    with pytest.raises(NoSuchWorkload, match="no workload D; there are A, C, Cs, B, M, start"):
         measure(quick=True, only="D")
+    refused = CliRunner().invoke(bench_app, ["simulate", "--only", "Z"])
+    assert refused.exit_code == 1
+    assert refused.output == "umbel: there is no workload Z; there are A, C, Cs, B, M, start\n"

@@ -41,7 +41,7 @@ def test_where_scikit_learn_keeps_no_such_file_its_function_is_asked(monkeypatch
 
 def test_without_scikit_learn_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carried, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"pip install 'umbel\[sim\]'"):
+    with pytest.raises(DataError, match=r"in a clone of umbel: pip install -c constraints.txt '\.\[sim\]'$"):
         digits(0.2, seed=3)
 
 

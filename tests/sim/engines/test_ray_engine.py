@@ -91,7 +91,7 @@ def test_a_cluster_without_what_is_asked_for_is_refused(ray: Any) -> None:
 def test_without_ray_it_is_said_how_to_install_it() -> None:
     if importlib.util.find_spec("ray") is not None:
         pytest.skip("it is installed")
-    with pytest.raises(EngineError, match=r"pip install 'umbel\[ray\]'"):
+    with pytest.raises(EngineError, match=r"in a clone of umbel: pip install -c constraints.txt '\.\[sim,ray\]'$"):
         RayEngine(recipe("mlp"))
 
 

@@ -49,6 +49,14 @@ def test_the_first_round_of_every_point_of_an_example_is_committed(path: Path) -
     assert all(point.accuracy is not None for point in results.points)
 
 
+@pytest.mark.slow
+def test_the_digits_reach_the_accuracy_that_their_file_asks_for() -> None:
+    experiment = read_experiment(ROOT / "examples" / "simulate" / "digits.toml")
+    results = simulate(replace(experiment, trials=tuple(one for one in experiment.trials if one.seed == 0)))
+    assert len(results.points) == 2
+    assert all(point.reached_target == 1 for point in results.points)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_begins_with_the_command_that_simulates_it(path: Path) -> None:
     first = path.read_text().splitlines()[0]

@@ -1,0 +1,66 @@
+"""Data and a model of one's own, as docs/simulate.md shows them; and plays, whose model reads characters."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.real_data import real_files
+from umbel.aggregation.messages import RunStatus
+from umbel.sim import simulate
+from umbel.sim.data import arrays, hugging_face
+from umbel.sim.data.sources import SHAKESPEARE
+
+PAGE = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
+SECTION = PAGE.split("\n## Data and a model of one's own\n")[1].split("\n## ")[0]
+
+
+def example(language: str) -> str:
+    """The section's one block in that language."""
+    (block,) = re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
+    return str(block)
+
+
+def test_the_page_s_own_data_and_model_are_simulated_from_the_folder_that_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wards.py").write_text(example("python"))
+    (tmp_path / "wards.toml").write_text(example("toml"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "wards", raising=False)
+    results = simulate("wards.toml", out="wards")
+    assert [one.status for one in results.trials] == [RunStatus.FINISHED]
+    accuracy = results.points[0].accuracy
+    assert accuracy is not None
+    assert accuracy.mean > 0.9
+    assert {row["reported"] for row in results.rows} == {4}
+    written = {path.name for path in (tmp_path / "wards").iterdir()}
+    assert {"summary.json", "rounds.jsonl", "curves.png", "split.png"} <= written
+
+
+def test_every_function_that_the_page_names_is_where_it_says() -> None:
+    named = re.findall(r"`(from_\w+)\(", SECTION)
+    assert named == ["from_torch", "from_hugging_face", "from_partitioner", "from_flwr_datasets"]
+    for name in named:
+        assert callable(getattr(arrays if name == "from_torch" else hugging_face, name))
+
+
+def test_the_plays_of_some_roles_are_simulated_into_a_folder(tmp_path: Path) -> None:
+    folder = real_files(SHAKESPEARE)
+    described = {
+        "name": "plays",
+        "data": {"name": "shakespeare", "train_limit": 2000, "test_limit": 100},
+        "partition": {"scheme": "natural", "clients": 3},
+        "model": {"name": "lstm"},
+        "rounds": {"count": 1, "target": 2, "over_selection": 1.0},
+        "training": {"local_steps": 2, "batch_size": 10, "learning_rate": 0.5},
+    }
+    results = simulate(described, out=tmp_path / "plays", data=folder)
+    assert [one.status for one in results.trials] == [RunStatus.FINISHED]
+    (row,) = (tmp_path / "plays" / "rounds.jsonl").read_text().splitlines()
+    assert (json.loads(row)["committed"], json.loads(row)["reported"]) == (True, 2)
+    written = {path.name for path in (tmp_path / "plays").iterdir()}
+    assert {"summary.json", "curves.png", "split.png"} <= written
