@@ -115,7 +115,7 @@ class ProcessesEngine:
         waiting = deque(map(_Chunk, chunks(work.steps, len(self._workers), self._rows)))
         try:
             while waiting or any(worker.chunk for worker in self._workers):
-                for worker in self._workers:
+                for worker in self._workers[: len(work.data)]:  # no more are begun than there is work for
                     self._employ(worker, waiting, work)
                 for worker in self._worth_hearing():
                     yield from self._hear(worker, waiting, work)

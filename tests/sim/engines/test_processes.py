@@ -84,6 +84,13 @@ def test_workers_stay_for_the_next_round_and_take_other_samples() -> None:
     assert torch.equal(values, all_changes(SequentialEngine(made_by), start_of(made_by), other)[0])
 
 
+def test_no_more_workers_are_begun_than_there_are_clients() -> None:
+    made_by = recipe("mlp")
+    with engine_of(made_by, n_workers=8) as engine:
+        all_changes(engine, start_of(made_by), work_of([5, 7], [2, 3]))
+        assert 1 <= len(engine.pids) <= 2
+
+
 def test_clients_that_kill_every_worker_end_the_round_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "now").touch()
     made_by = recipe("deadly", path=str(tmp_path / "now"), always=True)
