@@ -63,13 +63,20 @@ def _images(name: str, folder: Path) -> DataSet:
 
 
 def _own(name: str) -> DataSet:
-    """What the user's code gives: a `DataSet` (`arrays.dataset` and its like make one), or samples as they are."""
+    """What the user's code gives: a `DataSet` (`arrays.dataset` and its like make one), or samples as they are.
+
+    What it draws at random is drawn alike every time, for a run that was broken off goes on with the same data.
+    """
+    import torch
+
     from umbel.client.errors import AppError
     from umbel.client.named_code import Place, make_named
+    from umbel.client.randomness import seeded
     from umbel.sim.data.arrays import from_samples
 
     try:
-        made = make_named(name, (DataSet, TrainAndTest), Place("name in [data]", "my_data:load", "a DataSet"))
+        with seeded(0, torch.device("cpu")):
+            made = make_named(name, (DataSet, TrainAndTest), Place("name in [data]", "my_data:load", "a DataSet"))
     except AppError as error:
         raise DataError(str(error)) from error
     match made:

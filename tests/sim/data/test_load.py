@@ -34,6 +34,9 @@ def parts():
 
 def pairs():
     return np.eye(10), [0, 1] * 5
+
+def drawn():
+    return dataset(np.random.rand(10, 3), [0, 1] * 5)
 """
 
 
@@ -102,6 +105,8 @@ def test_one_s_own_code_is_found_where_it_is_run(tmp_path: Path, monkeypatch: py
     data = loaded(DataSection("own_wards:wards", train_limit=5))
     assert (data.name, len(data.rows)) == ("own_wards:wards", 5)
     assert loaded(DataSection("own_wards:parts")).n_classes == 2
+    drawn = [loaded(DataSection("own_wards:drawn")).samples.inputs for _ in range(2)]
+    assert torch.equal(*drawn), "what is drawn at random is drawn alike every time"
     for name, why in {
         "pairs": r"gave a tuple; .* as umbel\.sim\.data\.arrays\.dataset\(",
         "gone": "name a DataSet",
