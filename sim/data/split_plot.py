@@ -36,22 +36,33 @@ _SHARES = "Which share of a client's samples is of which class"
 
 
 def draw_split(
-    path: Path, partition: Partition, labels: npt.NDArray[Any] | None, class_names: Sequence[str] | None = None
+    path: Path,
+    partition: Partition,
+    labels: npt.NDArray[Any] | None,
+    class_names: Sequence[str] | None = None,
+    title: str = "",
 ) -> None:
-    """Write the picture."""
-    split_figure(partition, labels, class_names).savefig(path)
+    """Write the picture, whole or not at all, for one that is there is not drawn again."""
+    aside = path.with_name(path.name + ".tmp")
+    split_figure(partition, labels, class_names, title).savefig(aside, format="png")
+    aside.replace(path)
 
 
 def split_figure(
-    partition: Partition, labels: npt.NDArray[Any] | None, class_names: Sequence[str] | None = None
+    partition: Partition,
+    labels: npt.NDArray[Any] | None,
+    class_names: Sequence[str] | None = None,
+    title: str = "",
 ) -> Figure:
     """The picture itself. `labels`: of each sample of the data set; where they are no classes, only sizes are drawn.
 
-    `class_names`: of the classes in ascending order; by default they are called by their number.
+    `class_names`: of the classes in ascending order; by default they are called by their number. `title`: above it all.
     """
     facts = heterogeneity(partition, labels)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.04)
     figure = Figure(figsize=(12.5, 5.4), dpi=130, layout=layout, facecolor="white")
+    if title:
+        figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1), height_ratios=(1.25, 1))
     left = figure.add_subplot(grid[:, 0])
     if labels is None or not are_classes(labels):

@@ -153,11 +153,17 @@ class Trial:
     @property
     def folder(self) -> str:
         """A name for its files: of its point, and its seed."""
+        kept = self.point_folder
+        return f"{kept}_seed-{self.seed}" if kept else f"seed-{self.seed}"
+
+    @property
+    def point_folder(self) -> str:
+        """A name for its point's files; empty where nothing is swept."""
         kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.label)
         if len(kept.encode()) > _NAME_BYTES_MAX:
             digest = hashlib.sha256(self.label.encode()).hexdigest()[:16]
             kept = f"{kept.encode()[:_NAME_BYTES_MAX].decode(errors='ignore')}_{digest}"
-        return f"{kept}_seed-{self.seed}" if kept else f"seed-{self.seed}"
+        return kept
 
 
 @dataclass(frozen=True, slots=True)

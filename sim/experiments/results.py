@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from umbel.sim.data.heterogeneity import Heterogeneity
 from umbel.sim.experiments.against_trace import AgainstTrace
 from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.rows import Row
@@ -21,6 +22,7 @@ class Point:
     the mean over the second half of the models that were measured, for runs that leap up and down.
     `rounds_to_target`, `hours_to_target`, `bytes_up_to_target`: of the seeds that reach it. `wasted_share`: of the time
     that devices were at work, how much came to nothing. `groups`: the last model's accuracy for each holder by nature.
+    `split`: how different clients are, as the first seed deals the data out; None of synthetic clients.
     """
 
     label: str
@@ -42,12 +44,14 @@ class Point:
     hours_to_target: Estimate | None
     bytes_up_to_target: Estimate | None
     groups: Mapping[str, Estimate]
+    split: Heterogeneity | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Results:
     """`folder`: where rounds.jsonl, summary.json and the pictures are; None where nothing was written. `against`: for
-    each trace of a production run that a fleet is made of, how far the simulation is from the record.
+    each trace of a production run that a fleet is made of, how far the simulation is from the record. `splits`: by
+    point, how different clients are (`points` has it, too).
 
     Shown, it is a table of its points; in a notebook, with its picture.
     """
@@ -57,6 +61,7 @@ class Results:
     target_accuracy: float | None = None
     folder: Path | None = None
     against: tuple[AgainstTrace, ...] = ()
+    splits: Mapping[str, Heterogeneity] = field(default_factory=dict[str, Heterogeneity])
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -90,11 +95,10 @@ class Results:
             }
             for one in self.trials
         ]
-        points = [asdict(point) for point in self.points]
         return {
             "experiment": self.name,
             "target_accuracy": self.target_accuracy,
-            "points": points,
+            "points": [_facts(point) for point in self.points],
             "runs": runs,
             "against": [one.summary() for one in self.against],
         }
@@ -144,6 +148,7 @@ class Results:
             hours_to_target=Estimate.of([row.now_s / 3600 for row, _ in reached]),
             bytes_up_to_target=Estimate.of([float(n_bytes) for _, n_bytes in reached]),
             groups=_by_group(group),
+            split=self.splits.get(label),
         )
 
     def _reaching(self, one: TrialResult) -> tuple[Row, int] | None:
@@ -164,6 +169,14 @@ def by_point(trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
     for one in trials:
         groups.setdefault(one.trial.label, []).append(one)
     return groups
+
+
+def _facts(point: Point) -> dict[str, Any]:
+    """As JSON has it; without the split of clients that were dealt nothing."""
+    facts = asdict(point)
+    if point.split is None:
+        del facts["split"]
+    return facts
 
 
 def _late(one: TrialResult) -> list[Row]:

@@ -4,7 +4,8 @@
 OUT/experiment.json               which experiment is kept here
 OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py), and its last model
 OUT/rounds.jsonl                  every row of every run, when all are done
-OUT/summary.json, OUT/curves.png, OUT/split.png
+OUT/summary.json, OUT/curves.png
+OUT/split.png                     who holds what; where points differ in it, split-POINT.png of each (splits.py)
 OUT/recorded.png                  beside the record, where the fleet is made of one
 OUT/panels.png                    where several things are swept
 OUT/groups.png                    where holders by nature hold some back: how the last models do for each
@@ -16,6 +17,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,12 +29,12 @@ from umbel.sim.experiments.possible import SimulationError
 from umbel.sim.experiments.rehearsal import rehearse
 from umbel.sim.experiments.results import Results, by_point
 from umbel.sim.experiments.rows import Row
+from umbel.sim.experiments.splits import Splits, remove_pictures
 from umbel.sim.experiments.trials import TrialResult, run_trial
 from umbel.sim.experiments.watcher import Watcher
-from umbel.sim.experiments.world import Made
 
 EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
-CURVES_FILE, SPLIT_FILE, RECORDED_FILE, RUNS_FOLDER = "curves.png", "split.png", "recorded.png", "runs"
+CURVES_FILE, RECORDED_FILE, RUNS_FOLDER = "curves.png", "recorded.png", "runs"
 _NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # torch's, of processors and of GPUs
 PANELS_FILE, GROUPS_FILE = "panels.png", "groups.png"
 
@@ -92,14 +94,14 @@ def _heard(one: Experiment, watcher: Watcher | None, progress: bool) -> contextl
 
 def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher) -> Results:
     calibrations = calibrate(one.trials, one.folder)
-    results = list[TrialResult]()
+    splits, results = Splits(one, folder), list[TrialResult]()
     for trial in one.trials:
         watcher.begins(trial)
         place = None if folder is None else folder / RUNS_FOLDER / trial.folder
-        results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), _drawer(folder, trial, one)))
+        results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), partial(splits.look, trial)))
         watcher.ends(results[-1])
     beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
-    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside)
+    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point)
     if folder is not None:
         _write(folder, found)
     return found
@@ -149,7 +151,7 @@ def _claim(folder: Path, experiment: Experiment) -> None:
                 f"{folder} holds another experiment, or this one as it was before it was changed; choose another "
                 "folder (--out), or remove that one"
             )
-        (folder / SPLIT_FILE).unlink(missing_ok=True)  # of the file before it was mended
+        remove_pictures(folder)  # of the file before it was mended
     elif any(folder.iterdir()):
         raise ValueError(f"{folder} holds other files; choose a folder that is empty, or does not exist")
     write_atomically(path, experiment.text.encode())
@@ -157,21 +159,6 @@ def _claim(folder: Path, experiment: Experiment) -> None:
 
 def _teller(watcher: Watcher, trial: Trial) -> Callable[[Row], None]:
     return lambda row: watcher.row(trial, row)
-
-
-def _drawer(folder: Path | None, trial: Trial, experiment: Experiment) -> Callable[[Made], None]:
-    """Draws the split of the first run's data, once."""
-
-    def draw(made: Made) -> None:
-        if folder is None or trial is not experiment.trials[0] or (folder / SPLIT_FILE).exists():
-            return
-        if made.partition is None or made.data is None:
-            return
-        from umbel.sim.data.split_plot import draw_split
-
-        draw_split(folder / SPLIT_FILE, made.partition, made.data.samples.targets.numpy())
-
-    return draw
 
 
 def _write(folder: Path, results: Results) -> None:

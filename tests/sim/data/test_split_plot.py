@@ -92,5 +92,23 @@ def test_a_picture_is_written(tmp_path: Path, n_clients: int, n_classes: int) ->
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_says_whose_it_is() -> None:
+    figure = split_figure(_partition(4, 400), None, title="two shards each, seed 0")
+    assert figure.get_suptitle() == "two shards each, seed 0"
+
+
+def test_a_picture_that_could_not_be_written_whole_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(_: Figure, path: Path, **__: str) -> None:
+        path.write_bytes(b"\x89PNG")
+        raise OSError
+
+    monkeypatch.setattr(Figure, "savefig", broken_off)
+    with pytest.raises(OSError):  # noqa: PT011 - as raised above
+        draw_split(tmp_path / "split.png", _partition(4, 400), None)
+    assert not (tmp_path / "split.png").exists()
+
+
 def _left(figure: Figure) -> Axes:
     return figure.axes[0]
