@@ -38,7 +38,7 @@ def dataset(
     """A data set of `inputs` (n, ...) and `targets`: n whole numbers from 0 on, or n texts, each a class.
 
     `test`: inputs and targets to measure on; without them, `test_share` of each class is held out, drawn from `seed`.
-    `groups`: who holds each sample by nature, such as a user's name. `n_classes`: where not all of them occur. Inputs
+    `groups`: who holds each sample by nature, such as a user's name, and holds it back if it is held out. `n_classes`: where not all of them occur. Inputs
     of 64-bit floats become 32-bit ones. Raises `DataError` for what cannot be trained on.
     """
     all_inputs, all_targets = _inputs(inputs, "inputs"), _array(targets)
@@ -51,14 +51,14 @@ def dataset(
     if groups is not None and len(groups) != len(samples):
         raise DataError(f"there are {len(samples)} samples and {len(groups)} groups; name the group of each sample")
     if test is None:
-        rows, out = held_out(classes, test_share, derive_seed(seed, "test set"))
-        measured = samples.take(out)
+        rows, held = held_out(classes, test_share, derive_seed(seed, "test set"))
+        measured = samples.take(held)
     else:
-        rows = np.arange(len(samples))
+        rows, held = np.arange(len(samples)), np.empty(0, dtype=np.int64)
         measured = _paired(_inputs(test[0], "test inputs"), classes[len(all_targets) :], "test inputs")
         if measured.inputs.shape[1:] != samples.inputs.shape[1:]:
             raise DataError("test inputs must have the shape of inputs")
-    holders = None if groups is None else natural_of(group_kind, _array(groups)[rows], rows)
+    holders = None if groups is None else natural_of(group_kind, _array(groups), rows, held)
     return DataSet(name, samples, rows, measured, n_classes, holders)
 
 
@@ -101,6 +101,8 @@ def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
     taken = tensor.float() if tensor.dtype in (torch.float64, torch.float16, torch.bool) else tensor
     if taken.is_floating_point() and not bool(taken.isfinite().all()):
         raise DataError(f"{what} hold numbers that are not finite (nan, inf); leave those samples out, or fill them in")
+    if 0 in taken.shape[1:]:
+        raise DataError(f"each of {what} holds no number: the shape is {tuple(taken.shape)}")
     return taken
 
 

@@ -115,15 +115,20 @@ class DataSet:
         return limited
 
 
-def natural_of(kind: str, groups: npt.NDArray[Any], rows: Indices) -> Natural:
-    """Who holds what where `groups` says who holds each of `rows`, in the order of their names or numbers; none holds
-    anything back.
+def natural_of(kind: str, groups: npt.NDArray[Any], rows: Indices, held: Indices) -> Natural:
+    """Who holds what where `groups` says who holds each sample, in the order of their names or numbers.
+
+    They train on their own of `rows`, and hold back their own of `held`; who has none of `rows` is left out.
     """
     names, numbers = np.unique(groups, return_inverse=True)
-    by_holder = np.argsort(numbers, kind="stable")
-    shards = np.split(rows[by_holder], np.cumsum(np.bincount(numbers))[:-1])
-    nothing = np.empty(0, dtype=np.int64)
-    return Natural(kind, tuple(map(str, names)), tuple(shards), tuple(nothing for _ in names))
+    shards, holdouts = (_of_each(len(names), numbers, some) for some in (rows, held))
+    trains = [number for number, shard in enumerate(shards) if len(shard)]
+    return Natural(
+        kind,
+        tuple(str(names[number]) for number in trains),
+        tuple(shards[number] for number in trains),
+        tuple(holdouts[number] for number in trains),
+    )
 
 
 def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -139,6 +144,13 @@ def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     out = by_class[((np.arange(n_out) + rng.random()) * len(labels) / n_out).astype(np.int64)]
     return np.setdiff1d(np.arange(len(labels)), out), np.sort(out)
+
+
+def _of_each(n_holders: int, holders: Indices, rows: Indices) -> list[Indices]:
+    """Those of `rows` that each holder has. `holders`: who has each sample, by number."""
+    own = holders[rows]
+    ends = np.cumsum(np.bincount(own, minlength=n_holders))
+    return np.split(rows[np.argsort(own, kind="stable")], ends[:-1])
 
 
 def _drawn(rows: Indices, n: int, seed: int) -> Indices:

@@ -66,7 +66,8 @@ def is_the_moment(plan: DemoPlan, board: Board, live: LiveRound) -> bool:
     if after is None or board.killed_after is None or board.coordinator_killed_in is not None:
         return False
     is_late_enough = len(board.rounds) >= board.killed_after + after
-    return is_late_enough and live.phase == "training" and len(_accepted(live.clients)) >= plan.run_file.rounds.minimum
+    enough = plan.reports_to_close(len(live.clients))
+    return is_late_enough and live.phase == "training" and len(_accepted(live.clients)) >= enough
 
 
 class VictimCoordinator:

@@ -17,7 +17,7 @@ from statistics import median
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import DownlinkSection, Override, RetentionSection, RoundsSection
-from umbel.aggregation.secagg.section import SecureAggregationSection
+from umbel.aggregation.secagg.section import SecureAggregationSection, survivors_needed
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.partition_labels import DirichletSplit
 
@@ -86,6 +86,11 @@ class DemoPlan:
     def epochs(self) -> int:
         """Passes over its data that a client makes if it takes part in every round: the baselines' budget."""
         return self.run_file.rounds.count * LOCAL_EPOCHS
+
+    def reports_to_close(self, n_asked: int) -> int:
+        """How many of so many must report for their round to commit when its window is over."""
+        minimum = self.run_file.rounds.minimum
+        return minimum if self.run_file.secure is None else max(minimum, survivors_needed(n_asked))
 
     def at_pace(self, pace: float) -> "DemoPlan":
         """The same with a window so many times as long."""

@@ -32,6 +32,7 @@ from umbel.server.relay_store import RelayStore
 from umbel.server.replicas import closing_job
 
 T = TypeVar("T")
+LOG_PAGE_BYTES = 8192
 LEASE, RELAYED = tables.table_of(tables.Lease), tables.table_of(tables.RelayedReveal)
 STATE = {"w": torch.zeros(200)}
 LAYOUT = Layout.of_state(STATE)
@@ -124,12 +125,15 @@ def spellings(secret: bytes) -> Iterator[bytes]:
 
 def written(since: float, *folders: Path) -> bytes:
     """Every file that has been written to: of a database its tables and its log of writes, of coordinators all."""
-    return b"\0".join(
-        path.read_bytes()
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.stat().st_mtime >= since
-    )
+    files = (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file())
+    recent = (path for path in files if path.stat().st_mtime >= since)
+    return b"\0".join(of_log(it.read_bytes()) if it.parent.name == "pg_wal" else it.read_bytes() for it in recent)
+
+
+def of_log(segment: bytes) -> bytes:
+    """What a segment of PostgreSQL's log of writes holds, without its pages' headers: a record goes on after one."""
+    starts = range(0, len(segment), LOG_PAGE_BYTES)
+    return b"".join(segment[at + (24 if at else 40) : at + LOG_PAGE_BYTES] for at in starts)
 
 
 def test_what_is_revealed_anywhere_reaches_the_one_that_unmasks_and_is_never_stored(

@@ -43,13 +43,20 @@ def test_texts_are_classes_in_the_order_of_the_alphabet_in_both_parts() -> None:
     assert data.n_classes == 3
 
 
-def test_groups_hold_what_is_not_held_out() -> None:
+def test_groups_train_on_their_own_and_hold_back_their_own() -> None:
     data = dataset(INPUTS, TARGETS, groups=["b", "a"] * 10, group_kind="user", seed=1)
     assert data.natural is not None
     assert (data.natural.kind, data.natural.names) == ("user", ("a", "b"))
     assert np.array_equal(np.sort(np.concatenate(data.natural.shards)), data.rows)
-    for parity, shard in zip((1, 0), data.natural.shards, strict=True):
-        assert set((shard % 2).tolist()) == {parity}
+    assert np.array_equal(data.samples.take(np.concatenate(data.natural.holdouts)).inputs.sort(0)[0], data.test.inputs)
+    for parity, *held in zip((1, 0), data.natural.shards, data.natural.holdouts, strict=True):
+        assert set((np.concatenate(held) % 2).tolist()) == {parity}
+
+
+def test_with_a_test_part_groups_hold_nothing_back() -> None:
+    data = dataset(INPUTS, TARGETS, test=(INPUTS[:2], TARGETS[:2]), groups=["b", "a"] * 10)
+    assert data.natural is not None
+    assert [len(one) for one in data.natural.holdouts] == [0, 0]
 
 
 class Squares(Dataset[tuple[Any, int]]):
