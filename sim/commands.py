@@ -1,9 +1,10 @@
 """`umbel demo` and `umbel bench`. Heavy libraries are imported when a command runs, so that `--help` is quick."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from umbel.sim.bench.report import Report
 
+_STDOUT, _STDERR = 1, 2
 bench_app = typer.Typer(help="Measured: ours, a plain baseline, the peer, the limit.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: a minute or two.")]
@@ -82,7 +84,10 @@ def simulate(
     from umbel.sim.experiments.console import EXPECTED, run
 
     goes_on = "interrupted; the same command goes on where it was"
-    with _ends_with_a_sentence(*EXPECTED, when_interrupted=goes_on):
+    with (
+        _ends_with_a_sentence(*EXPECTED, when_interrupted=goes_on),
+        _standard_output_for_us() if json else nullcontext(),
+    ):
         found = run(file, out, data, change or [], quiet=json)
     if json:
         _print_json(found.summary())
@@ -142,6 +147,20 @@ def _ends_with_a_sentence(
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _standard_output_for_us() -> Generator[None]:
+    """Send what others print meanwhile, an experiment's own code and processes begun, to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

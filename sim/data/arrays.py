@@ -20,6 +20,10 @@ from umbel.sim.data.data_set import DataError, DataSet, held_out, natural_of
 from umbel.sim.data.samples import Samples, TrainAndTest
 
 TEST_SHARE = 0.2
+CLASSES_MAX = 1_000_000  # a model has an output for each
+_DOUBLE_BYTES = 8
+_TAKEN_AS = dict.fromkeys((torch.float64, torch.float16, torch.bool), torch.float32)
+_TAKEN_AS |= dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), torch.int64)  # torch hardly computes with these
 Arrays = tuple[npt.ArrayLike | Tensor, npt.ArrayLike | Tensor]
 
 
@@ -38,8 +42,9 @@ def dataset(
     """A data set of `inputs` (n, ...) and `targets`: n whole numbers from 0 on, or n texts, each a class.
 
     `test`: inputs and targets to measure on; without them, `test_share` of each class is held out, drawn from `seed`.
-    `groups`: who holds each sample by nature, such as a user's name, and holds it back if it is held out. `n_classes`: where not all of them occur. Inputs
-    of 64-bit floats become 32-bit ones. Raises `DataError` for what cannot be trained on.
+    `groups`: who holds each sample by nature, such as a user's name, and holds it back if it is held out. `n_classes`:
+    where not all of them occur. Inputs of 64-bit floats become 32-bit ones. Raises `DataError` for what cannot be
+    trained on.
     """
     all_inputs, all_targets = _inputs(inputs, "inputs"), _array(targets)
     test_targets = None if test is None else _array(test[1])
@@ -97,8 +102,10 @@ def _inputs(values: npt.ArrayLike | Tensor, what: str) -> Tensor:
         array = np.asarray(values)
         if array.dtype.kind not in "biuf":
             raise DataError(f"{what} must be numbers in one array, not {array.dtype}; pad, crop or encode them first")
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-    taken = tensor.float() if tensor.dtype in (torch.float64, torch.float16, torch.bool) else tensor
+        is_long = array.dtype.kind == "f" and array.dtype.itemsize > _DOUBLE_BYTES
+        known = np.float64 if is_long else array.dtype.newbyteorder("=")
+        tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=known))
+    taken = tensor.to(_TAKEN_AS.get(tensor.dtype, tensor.dtype))
     if taken.is_floating_point() and not bool(taken.isfinite().all()):
         raise DataError(f"{what} hold numbers that are not finite (nan, inf); leave those samples out, or fill them in")
     if 0 in taken.shape[1:]:
@@ -120,7 +127,9 @@ def _classes(train: npt.NDArray[Any], test: npt.NDArray[Any] | None) -> tuple[np
         return numbers.astype(np.int64), len(names)
     if targets.dtype.kind not in "biu" or targets.min() < 0:
         raise DataError(f"targets must be whole numbers from 0 on, or texts, not {targets.dtype} such as {targets[0]}")
-    return targets.astype(np.int64), int(targets.max()) + 1
+    if (greatest := int(targets.max())) >= CLASSES_MAX:
+        raise DataError(f"there are targets up to {greatest}; number the classes from 0 on, or name them by texts")
+    return targets.astype(np.int64), greatest + 1
 
 
 def _paired(inputs: Tensor, classes: npt.NDArray[np.int64], what: str) -> Samples:

@@ -9,6 +9,7 @@ ward-3,79200,86400
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from io import BufferedReader
 from itertools import pairwise
@@ -25,6 +26,7 @@ LINE_BYTES_MAX = 1000
 NAME_CHARS_MAX = 100
 _HEAD = "device,from_s,until_s"
 _KEYS = set(_HEAD.split(","))
+_NUMBER = re.compile(r" *[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)? *")
 _Stretch: TypeAlias = tuple[str, float, float]
 
 
@@ -83,9 +85,9 @@ def _from_csv(line: str) -> _Stretch:
 
 def _from_json(line: str) -> _Stretch:
     try:
-        found: Any = json.loads(line)
+        found: Any = json.loads(line, object_pairs_hook=_unrepeated)
     except (ValueError, RecursionError) as error:
-        raise ValueError("it is not JSON") from error
+        raise ValueError("it is not JSON, or a key is repeated in it") from error
     if not isinstance(found, dict) or set(found) != _KEYS:
         raise ValueError(f"it must be an object with the keys {_HEAD.replace(',', ', ')}")
     device, from_s, until_s = found["device"], found["from_s"], found["until_s"]
@@ -97,11 +99,18 @@ def _from_json(line: str) -> _Stretch:
     return str(device), float(min(from_s, SECONDS_MAX * 2)), float(min(until_s, SECONDS_MAX * 2))
 
 
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, unless a key is repeated: then nobody knows which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is repeated")
+    return found
+
+
 def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text[:40]!r} is no number of seconds") from None
+    if not _NUMBER.fullmatch(text):  # Python's own reading takes 1_0, and digits of any alphabet
+        raise ValueError(f"{text[:40]!r} is no number of seconds")
+    return float(text)
 
 
 def _checked(stretch: _Stretch) -> _Stretch:

@@ -36,6 +36,14 @@ def test_with_a_test_part_everything_else_is_trained_on() -> None:
     assert data.samples.inputs.dtype == torch.uint8, "models may take whole numbers, such as characters"
 
 
+@pytest.mark.parametrize("dtype", [">f4", "longdouble", "<u2", ">i8", "uint64"])
+def test_numbers_of_any_kind_are_taken(dtype: str) -> None:
+    data = dataset(INPUTS.astype(dtype), np.array(TARGETS, np.uint8))
+    assert data.samples.inputs.tolist() == INPUTS.tolist()
+    assert data.samples.inputs.dtype in (torch.float32, torch.int64)
+    assert data.samples.targets.tolist() == TARGETS
+
+
 def test_texts_are_classes_in_the_order_of_the_alphabet_in_both_parts() -> None:
     data = dataset(INPUTS[:3], ["pear", "apple", "pear"], test=(INPUTS[:2], ["fig", "pear"]))
     assert data.samples.targets.tolist() == [2, 0, 2]
@@ -102,6 +110,8 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
     ("bad", "why"),
     [
         ({"targets": TARGETS[:-1]}, "as many targets as inputs"),
+        ({"targets": np.array([2**63, *TARGETS[1:]], np.uint64)}, "up to 9223372036854775808; number the classes"),
+        ({"inputs": INPUTS[:, :0]}, "each of inputs holds no number"),
         ({"targets": [-1, *TARGETS[1:]]}, "whole numbers from 0 on"),
         ({"targets": [0.5] * 20}, "whole numbers from 0 on"),
         ({"targets": np.zeros((20, 2), dtype=np.int64)}, "one class for each input"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,7 +39,20 @@ def test_the_page_s_own_data_and_model_are_simulated_from_the_folder_that_holds_
     assert accuracy.mean > 0.9
     assert {row["reported"] for row in results.rows} == {4}
     written = {path.name for path in (tmp_path / "wards").iterdir()}
-    assert {"summary.json", "rounds.jsonl", "curves.png", "split.png"} <= written
+    assert {"summary.json", "rounds.jsonl", "curves.png", "split.png", "groups.png"} <= written
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_what_one_s_own_code_prints_does_not_stand_in_the_json(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "wards.py").write_text("print('a word of its own')\n" + example("python"))
+    (tmp_path / "wards.toml").write_text(example("toml"))
+    settings = [f"engine.name={engine}", "rounds.count=1"]
+    command = [sys.executable, "-m", "umbel", "simulate", "wards.toml", "--json"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(done.stdout)["experiment"] == "wards"
+    assert "a word of its own" in done.stderr
 
 
 def test_every_function_that_the_page_names_is_where_it_says() -> None:
