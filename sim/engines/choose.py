@@ -3,7 +3,8 @@
 By what the model is, not by a stopwatch: a choice that hangs on how busy a machine is would give other last bits from
 run to run. Measured on a CPU (docs/results.md): where a step of one client is less than some ten million operations, it
 is bookkeeping that takes the time, and stacking saves that; convolutions are faster one client after another, with a
-thread for each core; what cannot be stacked, and is small, is fastest in a plain loop.
+thread for each core; what cannot be stacked, and is small, is fastest in a plain loop. A GPU is too wide for one
+client's batches: there all is stacked that can be.
 """
 
 import logging
@@ -11,9 +12,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from umbel.sim.engines.device import CPU, found_device
 from umbel.sim.engines.losses import LOSSES, Loss
 from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.schedule import n_cores
+from umbel.sim.engines.schedule import devices_of
 from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
 
@@ -23,39 +25,41 @@ _RANDOM = (nn.modules.dropout._DropoutNd,)  # pyright: ignore[reportPrivateUsage
 log = logging.getLogger("umbel.sim")
 
 
-def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None) -> Engine:
-    """The engine of that name. Raises `EngineError` where it cannot train such a model, or is not installed."""
+def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu") -> Engine:
+    """The engine of that name. Raises `EngineError` where it cannot train such a model, or is not installed, or there
+    is no such device.
+    """
     match name:
         case "auto":
-            return AutoEngine(recipe, n_workers)
+            return AutoEngine(recipe, n_workers, device)
         case "sequential":
             from umbel.sim.engines.sequential import SequentialEngine
 
-            return SequentialEngine(recipe)
+            return SequentialEngine(recipe, device)
         case "batched":
-            return stacked_engine(recipe)
+            return stacked_engine(recipe, device)
         case "threads":
             from umbel.sim.engines.workers import ThreadsEngine
 
-            return ThreadsEngine(recipe, n_workers)
+            return ThreadsEngine(recipe, n_workers, device)
         case "processes":
             from umbel.sim.engines.processes import ProcessesEngine
 
-            return ProcessesEngine(recipe, n_workers)
+            return ProcessesEngine(recipe, n_workers, device)
         case "ray":
             from umbel.sim.engines.ray_engine import RayEngine
 
-            return RayEngine(recipe, n_workers)
+            return RayEngine(recipe, n_workers, device)
         case _:
             raise EngineError(f"there is no engine {name!r}")
 
 
-def stacked_engine(recipe: ModelRecipe) -> StackedEngine:
+def stacked_engine(recipe: ModelRecipe, device: str = "cpu") -> StackedEngine:
     """The engine "batched". Raises `EngineError` where what such a model holds, or its loss, shows that it cannot be.
 
     What only its work shows is raised by `try_out`, or by the first cohort.
     """
-    return StackedEngine(recipe.make(), _each_loss(recipe))
+    return StackedEngine(recipe.make(), _each_loss(recipe), device=device)
 
 
 class AutoEngine:
@@ -64,8 +68,9 @@ class AutoEngine:
     `why`: the choice in words, empty before there is work. It warns where it would have stacked, and cannot.
     """
 
-    def __init__(self, recipe: ModelRecipe, n_workers: int | None = None) -> None:
-        self._recipe, self._n_workers = recipe, n_workers
+    def __init__(self, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu") -> None:
+        self._recipe, self._n_workers, self._device = recipe, n_workers, device
+        self._is_on_gpu = found_device(device) != CPU
         self._engine: Engine | None = None
         self._is_fallback = False
         self.why = ""
@@ -102,30 +107,32 @@ class AutoEngine:
     def _chosen(self, batch_size: int) -> Engine:
         model = self._recipe.make()
         n_operations = 6 * batch_size * sum(p.numel() for p in model.parameters())
-        if any(isinstance(part, _HEAVY) for part in model.modules()):
+        if not self._is_on_gpu and any(isinstance(part, _HEAVY) for part in model.modules()):
             return self._unstacked(model, "convolutions and recurrent layers are faster one client after another")
-        if n_operations > _STEP_OPERATIONS_MAX:
+        if not self._is_on_gpu and n_operations > _STEP_OPERATIONS_MAX:
             why = f"a step of {n_operations / 1e6:.0f} million operations keeps a core busy by itself"
             return self._unstacked(model, why)
         try:
-            engine = stacked_engine(self._recipe)
+            engine = stacked_engine(self._recipe, self._device)
         except EngineError as error:
             self._is_fallback = True
             return self._unstacked(model, str(error))
-        self.why = f"a step of {n_operations / 1e6:.2g} million operations is bookkeeping, so clients are stacked"
+        small = f"a step of {n_operations / 1e6:.2g} million operations is bookkeeping, so clients are stacked"
+        self.why = "one client does not fill a GPU, so clients are stacked" if self._is_on_gpu else small
         return engine
 
     def _unstacked(self, model: nn.Module, why: str) -> Engine:
-        cores = self._n_workers or n_cores()
+        workers = len(devices_of(self._device, self._n_workers))
         is_heavy = any(isinstance(part, _HEAVY) for part in model.modules())
         n_values = sum(p.numel() for p in model.parameters())
         is_random = any(isinstance(part, _RANDOM) and part.p > 0 for part in model.modules())
-        if cores == 1 or not (is_heavy or n_values > 1_000_000):
+        is_worth_workers = self._is_on_gpu or is_heavy or n_values > 1_000_000
+        if workers == 1 or not is_worth_workers:
             name = "sequential"
         else:
-            name = "processes" if is_random else "threads"
+            name = "processes" if is_random or self._is_on_gpu else "threads"
         self.why = why
-        return named_engine(name, self._recipe, self._n_workers)
+        return named_engine(name, self._recipe, self._n_workers, self._device)
 
 
 def _each_loss(recipe: ModelRecipe) -> Loss:

@@ -74,7 +74,7 @@ def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps:
     `weights`: float32 (m, n_values), for what they end with.
     """
     training = _Training(layers, start, work, len(steps.positions), weights)
-    losses, done = torch.empty(int(steps.active.sum())), 0
+    losses, done = torch.empty(int(steps.active.sum()), device=weights.device), 0
     with torch.no_grad():
         for n_active in map(int, steps.active):
             places = slice(done * steps.width, (done + n_active) * steps.width)

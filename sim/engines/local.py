@@ -27,6 +27,7 @@ from umbel.client.proximal import ProximalTerm
 from umbel.client.randomness import generators, seeded, set_generators
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.samples import Samples
+from umbel.sim.engines.device import found_device
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.resident import ResidentModel
 from umbel.sim.engines.sgd import Sgd
@@ -51,13 +52,13 @@ class Stopped(Exception):
 class LocalTrainer:
     """Trains clients of a cohort, one after another; `begin` first, for every cohort.
 
-    `device`: any that torch knows. `arithmetic`: "sdk" gives the bits of `TorchClient` in float32; "fast" what is
+    `device`: "cpu", "cuda" or "cuda:1". `arithmetic`: "sdk" gives the bits of `TorchClient` in float32; "fast" what is
     faster for convolutions; "auto" chooses by the model, so that all engines choose alike. `draws`: found out by the
     first `begin`, by one forward pass.
     """
 
     def __init__(self, recipe: ModelRecipe, device: str = "cpu", arithmetic: Arithmetic = "auto") -> None:
-        self._device, self._arithmetic = torch.device(device), arithmetic
+        self._device, self._arithmetic = found_device(device), arithmetic
         self._loss = recipe.mean_loss()
         self._resident = ResidentModel(recipe.make().to(self._device))
         if not any(p.requires_grad for p in self._resident.module.parameters()):
@@ -65,6 +66,10 @@ class LocalTrainer:
         self._draws: Draws | None = None
         self._is_fast = False
         self._is_stopped = False
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     @property
     def layout(self) -> Layout:
@@ -114,7 +119,7 @@ class LocalTrainer:
         self._resident.reset()
         self._optimizer.restart()
         samples, rows = self._samples_of(work, position)
-        batches = _batches(rows, work.plan.batch_size, int(work.seeds[position]))
+        batches = self._batches(rows, work, position)
         clip_norm, total, n_seen = work.optimizer.clip_norm, torch.zeros((), device=self._device), 0
         first = last = total
         for number, chosen in enumerate(islice(batches, int(work.steps[position]))):
@@ -147,6 +152,13 @@ class LocalTrainer:
         here = Samples(own.inputs.to(self._device), own.targets.to(self._device))
         return here, np.arange(len(own), dtype=np.int64)
 
+    def _batches(self, rows: Indices, work: CohortWork, position: int) -> Iterator[Tensor]:
+        """Indices of samples, batch after batch, pass after pass, without end."""
+        seed, sizes = int(work.seeds[position]), split_sizes(len(rows), work.plan.batch_size)
+        for number in count():
+            order = torch.from_numpy(rows[sample_order(seed, number, len(rows))])
+            yield from torch.split(order.to(self._device), sizes)
+
     def _look(self, start: Tensor, work: CohortWork) -> None:
         """Find out from what the model draws, and then in which order it keeps its weights.
 
@@ -154,7 +166,7 @@ class LocalTrainer:
         """
         self._resident.reset()
         samples, rows = self._samples_of(work, 0)
-        batch = next(_batches(rows, work.plan.batch_size, int(work.seeds[0])))
+        batch = next(self._batches(rows, work, 0))
         before = generators(self._device)
         try:
             with torch.no_grad():
@@ -211,13 +223,6 @@ def require_trainable(work: CohortWork, start: Tensor, layout: Layout) -> None:
 def changes_of(positions: Indices, values: Tensor, losses: Losses) -> Changes:
     """What `LocalTrainer.train` did, as engines give it back."""
     return Changes(positions, values, losses[:, 0], losses[:, 1], losses[:, 2])
-
-
-def _batches(rows: Indices, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """Indices of samples, batch after batch, pass after pass, without end."""
-    sizes = split_sizes(len(rows), batch_size)
-    for number in count():
-        yield from torch.split(torch.from_numpy(rows[sample_order(seed, number, len(rows))]), sizes)
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Draws:

@@ -22,7 +22,7 @@ class Lockstep:
     `active`: int64 (steps,), how many of the m clients take each step. What follows lies step after step, client after
     client: `rows`: int64, for each place of a batch the sample that is in it; `shares`: float32, one over the size of
     the batch, and zero for a place that is empty (which holds a sample of the same client, so that whatever is computed
-    of it is the client's own).
+    of it is the client's own). Both are where the samples are.
     """
 
     positions: Indices
@@ -76,7 +76,9 @@ def lockstep(work: CohortWork, positions: Indices, width: int) -> Lockstep:
     rows[where] = work.data.rows[firsts[of] + order]
     empty = np.flatnonzero(shares == 0)
     rows[empty] = work.data.rows[firsts[owners(active)[empty // width]]]
-    return Lockstep(positions, width, active, torch.from_numpy(rows), torch.from_numpy(shares))
+    device = work.data.samples.inputs.device
+    on_it = (torch.from_numpy(planned).to(device) for planned in (rows, shares))
+    return Lockstep(positions, width, active, *on_it)
 
 
 def owners(active: Indices) -> Indices:

@@ -13,6 +13,7 @@ from torch import Tensor
 from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.population import CohortData
 from umbel.sim.data.samples import Samples
+from umbel.sim.engines.device import whole_float32
 from umbel.sim.engines.local import Arithmetic, LocalTrainer, Losses
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.threads import one_thread
@@ -54,7 +55,7 @@ class RayWorker:
         plan, optimizer = TrainingPlan(**terms["plan"]), LocalOptimizer(**terms["optimizer"])
         work = CohortWork(CohortData(samples, rows, starts), seeds, steps, plan, optimizer)
         values = torch.empty(len(seeds), self._trainer.layout.n_values)
-        with one_thread():
+        with one_thread(), whole_float32(self._trainer.device):
             if cohort != self._cohort:
                 self._trainer.begin(unpacked(start, "float32"), work)
                 self._cohort = cohort

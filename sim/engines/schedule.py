@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from umbel.sim.data.partition import Indices
+from umbel.sim.engines.device import found_device
 from umbel.sim.engines.work import CohortWork, EngineError
 
 _BLOCK_BYTES = 1 << 24
@@ -51,14 +52,16 @@ def part_of(work: CohortWork, positions: Indices) -> CohortWork:
 def devices_of(device: str, n_workers: int | None) -> list[str]:
     """The device of each worker: the one that is named, or with "cuda" every GPU by turns.
 
-    `n_workers` None: one for each core, or for each GPU.
+    `n_workers` None: one for each core, or for each GPU. Raises `EngineError` where there is no such device.
     """
     if n_workers is not None and n_workers < 1:
         raise EngineError(f"there must be at least one worker, not {n_workers}")
-    if device != "cuda":
+    if device == "cpu":
         return [device] * (n_workers or n_cores())
-    if (n_gpus := torch.cuda.device_count()) == 0:
-        raise EngineError('torch finds no GPU here; take device = "cpu"')
+    found_device(device)
+    if device != "cuda":
+        return [device] * (n_workers or 1)
+    n_gpus = torch.cuda.device_count()
     return [f"cuda:{i % n_gpus}" for i in range(n_workers or n_gpus)]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from umbel.sim.engines.device import whole_float32
 from umbel.sim.engines.local import Arithmetic, LocalTrainer, changes_of
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import rows_of_block
@@ -28,7 +29,7 @@ class SequentialEngine:
         self._trainer.begin(start, work)
         for first in range(0, len(work.data), len(self._values)):
             positions = np.arange(first, min(first + len(self._values), len(work.data)))
-            with one_thread():
+            with one_thread(), whole_float32(self._trainer.device):
                 losses = self._trainer.train(work, positions, self._values)
             yield changes_of(positions, self._values[: len(positions)], losses)
 

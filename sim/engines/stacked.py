@@ -4,7 +4,9 @@ Small models wait for their framework, not for the processor: a step of a few th
 microseconds of bookkeeping. Stacked, a step of hundreds of clients takes about as many calls as a step of one.
 
 Clients go in groups, by falling numbers of steps, so large that their weights stay in the caches. Every group gives to
-the bit what its clients would give each alone (`tests/sim/engines/test_stacked.py`), with one thread per process.
+the bit what its clients would give each alone (`tests/sim/engines/test_stacked.py`), with one thread per process. On a
+GPU groups are as large as its memory allows, and give the same within float32's rounding: its libraries choose how to
+multiply by how many matrices there are.
 """
 
 import logging
@@ -18,6 +20,7 @@ from umbel.aggregation.layout import Layout
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.dense import dense_chain, train_dense
+from umbel.sim.engines.device import CPU, found_device, moved, whole_float32
 from umbel.sim.engines.local import require_trainable
 from umbel.sim.engines.lockstep import Lockstep, lockstep, owners, widest_batch
 from umbel.sim.engines.losses import Loss, cross_entropy
@@ -27,24 +30,29 @@ from umbel.sim.engines.traced import Gradients, stacked_gradients
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _GROUP_BYTES = 1 << 24  # of weights
+_GPU_GROUP_BYTES, _GPU_SHARE = 1 << 30, 16  # of what is free there: gradients, momentum and activations come on top
 _PLACES_MAX = 1 << 22  # of batches that are planned at once
 log = logging.getLogger("umbel.sim")
 
 
 class StackedEngine:
     """`loss`: of each sample. `group_size`: at most so many clients at once; at first what fits the caches. `by_hand`:
-    take the gradients of chains of linear layers that were worked out by hand, where they apply.
+    take the gradients of chains of linear layers that were worked out by hand, where they apply. `device`: "cpu",
+    "cuda" or "cuda:1", to which the model is moved.
 
-    Raises `EngineError` where the model holds more than its float32 parameters; others are found out by the first
-    cohort.
+    Raises `EngineError` where the model holds more than its float32 parameters, or there is no such device; others are
+    found out by the first cohort.
     """
 
     name = "batched"
 
-    def __init__(self, model: nn.Module, loss: Loss = cross_entropy, *, by_hand: bool = True) -> None:
-        self._model, self._loss = model, loss
+    def __init__(
+        self, model: nn.Module, loss: Loss = cross_entropy, *, by_hand: bool = True, device: str = "cpu"
+    ) -> None:
+        self._device, self._loss = found_device(device), loss
+        self._model = model.to(self._device)
         self._layout = Layout.of_state(model.state_dict())
-        self.group_size = max(1, _GROUP_BYTES // (4 * self._layout.n_values))
+        self.group_size = max(1, _group_bytes(self._device) // (4 * self._layout.n_values))
         self._dense = dense_chain(model) if by_hand and loss is cross_entropy else None
         self._gradients = dict[int, Gradients]()  # by the width of a batch, which a recording is for
         if self._dense is None:
@@ -55,14 +63,17 @@ class StackedEngine:
         require_trainable(work, start, self._layout)
         positions = np.argsort(-work.steps, kind="stable")
         width = widest_batch(work.data.sizes, work.plan.batch_size)
-        with one_thread():
+        if self._device != CPU:
+            start, work = start.to(self._device), moved(work, self._device)
+        with one_thread(), whole_float32(self._device):
             for group in self._groups(positions, work.steps, width):
                 yield self._train_group(start, work, lockstep(work, group, width))
 
     def try_out(self, samples: Samples) -> None:
         """Raises `EngineError` where a batch of these samples shows that the model cannot be stacked."""
         if self._dense is None:
-            self._gradients_of(samples.inputs, samples.targets)
+            with whole_float32(self._device):
+                self._gradients_of(samples.inputs.to(self._device), samples.targets.to(self._device))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -78,12 +89,12 @@ class StackedEngine:
         yield positions[first:]
 
     def _train_group(self, start: Tensor, work: CohortWork, steps: Lockstep) -> Changes:
-        weights = torch.empty(len(steps.positions), self._layout.n_values)
+        weights = torch.empty(len(steps.positions), self._layout.n_values, device=self._device)
         if self._dense is not None:
             losses = train_dense(self._dense, start, work, steps, weights)
         else:
             losses = self._train_traced(start, work, steps, weights)
-        return _changes(weights.sub_(start), losses, steps)
+        return _changes(weights.sub_(start).cpu(), losses.cpu(), steps)
 
     def _train_traced(self, start: Tensor, work: CohortWork, steps: Lockstep, weights: Tensor) -> Tensor:
         weights[:] = start
@@ -91,7 +102,7 @@ class StackedEngine:
         taking = StackedSteps(start, weights, gradients, work.plan, work.optimizer)
         by_name, gradients_by_name = self._views(weights), self._views(gradients)
         samples, width, done = work.data.samples, steps.width, 0
-        losses = torch.empty(int(steps.active.sum()))
+        losses = torch.empty(int(steps.active.sum()), device=self._device)
         with torch.no_grad():
             for n_active in map(int, steps.active):
                 places = slice(done * width, (done + n_active) * width)
@@ -121,6 +132,13 @@ class StackedEngine:
         return {spec.name: flat[:, spec.place].view(-1, *spec.shape) for spec in self._layout.owners()}
 
 
+def _group_bytes(device: torch.device) -> int:
+    if device == CPU:
+        return _GROUP_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(_GPU_GROUP_BYTES, free // _GPU_SHARE)
+
+
 def _require_stackable(model: nn.Module) -> None:
     """What shows without trying."""
     if buffers := [name for name, _ in model.named_buffers()]:
@@ -138,7 +156,7 @@ def _require_stackable(model: nn.Module) -> None:
 
 def _changes(values: Tensor, losses: Tensor, steps: Lockstep) -> Changes:
     owner = owners(steps.active)
-    filled = np.count_nonzero(steps.shares.numpy().reshape(-1, steps.width), axis=1)
+    filled = np.count_nonzero(steps.shares.cpu().numpy().reshape(-1, steps.width), axis=1)
     by_batch = losses.numpy().astype(np.float64)
     n = len(steps.positions)
     mean = np.bincount(owner, by_batch * filled, n) / np.bincount(owner, filled, n)

@@ -114,7 +114,7 @@ def _stack_of(n: int, model: nn.Module, inputs: Tensor, targets: Tensor) -> Iter
         yield parameter.detach().expand(n, *parameter.shape)
     yield inputs.expand(n, *inputs.shape)
     yield targets.expand(n, *targets.shape)
-    yield torch.full((n, len(inputs)), 1 / len(inputs))
+    yield torch.full((n, len(inputs)), 1 / len(inputs), device=inputs.device)
 
 
 # --- the recording ----------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _try_out(recorded: Gradients, model: nn.Module, loss: Loss, inputs: Tensor, 
             for name, p in model.named_parameters()
         }
         filled = [max(1, len(inputs) - i) for i in range(n)]
-        shares = torch.zeros(n, len(inputs))
+        shares = torch.zeros(n, len(inputs), device=inputs.device)
         for i, many in enumerate(filled):
             shares[i, :many] = 1 / many
         gradients, losses = recorded(

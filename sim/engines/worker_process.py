@@ -22,6 +22,7 @@ from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.population import CohortData
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.channel import Channel, Message
+from umbel.sim.engines.device import whole_float32
 from umbel.sim.engines.local import LocalTrainer, Losses
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.shared import SharedTensor, mapped
@@ -87,7 +88,8 @@ class Worker:
         if self._cohort != fields["cohort"]:
             self._trainer.begin(self._shared["start"][0], work)
             self._cohort = fields["cohort"]
-        return self._trainer.train(work, np.arange(len(seeds)), self._shared["block"][0][fields["half"]])
+        with whole_float32(self._trainer.device):
+            return self._trainer.train(work, np.arange(len(seeds)), self._shared["block"][0][fields["half"]])
 
 
 def _mapped(message: Message) -> list[Tensor]:

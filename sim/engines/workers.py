@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from umbel.client.randomness import generators, set_generators
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.samples import Samples
+from umbel.sim.engines.device import whole_float32
 from umbel.sim.engines.local import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, devices_of, rows_of_block
@@ -69,7 +70,7 @@ class ThreadsEngine:
 
     def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
         """As `Engine.train`. Meanwhile the whole process computes with one thread of torch's own."""
-        with one_thread():
+        with one_thread(), whole_float32(self._workers[0].trainer.device):
             for worker in self._workers:
                 worker.trainer.begin(start, work)
             if self._workers[0].trainer.draws is not Draws.NOTHING:

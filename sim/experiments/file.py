@@ -66,6 +66,7 @@ from umbel.aggregation.types import RATE_MAX, require_within
 from umbel.client.run_files import findings
 from umbel.sim.data.partition_section import PartitionSection
 from umbel.sim.data.section import DataSection
+from umbel.sim.engines.device import require_device_name
 from umbel.sim.engines.work import LocalOptimizer
 from umbel.sim.experiments.sweep import LABEL, check_values, goes_together, point_label, points, settings
 from umbel.sim.fleet.reading import read_bytes
@@ -106,12 +107,15 @@ class LocalSection:
 class EngineSection:
     """How the clients' work is done here. Which engine does it changes weights by rounding alone.
 
-    `masks`: with [secure_aggregation], whether every client makes its keys, shares and masks, and the sum is unmasked
-    with what is revealed, or all that is left out. Records and models are the same; it takes time.
+    `device`: where clients train and models are measured: "cpu", "cuda" (the first GPU; workers take all in turn), or
+    one GPU of several, "cuda:1". `masks`: with [secure_aggregation], whether every client makes its keys, shares and
+    masks, and the sum is unmasked with what is revealed, or all that is left out. Records and models are the same; it
+    takes time.
     """
 
     name: EngineName = "auto"
     workers: int | None = None
+    device: str = "cpu"
     score_every: int = 1
     masks: bool = False
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
@@ -119,6 +123,7 @@ class EngineSection:
     def __post_init__(self) -> None:
         if self.workers is not None:
             require_within(self.workers, "workers", 1, 4096)
+        require_device_name(self.device)
         require_within(self.score_every, "score_every", 1, 1_000_000)
 
 

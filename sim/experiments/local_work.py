@@ -13,6 +13,7 @@ from umbel.client.app import SHARE_STEPS_MIN
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.data.samples import Samples
+from umbel.sim.engines.device import CPU
 from umbel.sim.engines.lockstep import batches_in_pass
 from umbel.sim.engines.losses import Loss
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
@@ -49,11 +50,14 @@ def as_taught(data: CohortData, kinds: Kinds) -> CohortData:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Measures models. `loss`: of each sample. `accuracy`: whether targets are classes, of which some are right."""
+    """Measures models. `loss`: of each sample. `accuracy`: whether targets are classes, of which some are right.
+    `device`: where `model` is.
+    """
 
     model: nn.Module
     loss: Loss
     accuracy: bool
+    device: torch.device = CPU
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
@@ -78,9 +82,9 @@ class Meter:
 
     @torch.no_grad()
     def _some(self, samples: Samples, where: slice) -> dict[str, Tensor]:
-        targets = samples.targets[where]
-        outputs = self.model(samples.inputs[where])
-        found = {"loss": self.loss(outputs, targets).reshape(len(targets), -1).mean(1).double()}
+        targets = samples.targets[where].to(self.device)
+        outputs = self.model(samples.inputs[where].to(self.device))
+        found = {"loss": self.loss(outputs, targets).reshape(len(targets), -1).mean(1).double().cpu()}
         if self.accuracy:
-            found["accuracy"] = (outputs.argmax(1) == targets).double()
+            found["accuracy"] = (outputs.argmax(1) == targets).double().cpu()
         return found

@@ -23,6 +23,7 @@ from umbel.sim.data.samples import Samples
 from umbel.sim.data.section import DataSection
 from umbel.sim.data.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
+from umbel.sim.engines.device import found_device
 from umbel.sim.engines.ray_engine import RAY_MISSING
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import n_cores
@@ -77,6 +78,8 @@ class _Checks:
     def check(self, trial: Trial) -> None:
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
+        if trial.engine.name != "ray":  # which asks other machines for it
+            found_device(trial.engine.device)
         _require_cores(trial.engine)
         population = self._population(trial.data, trial.partition, trial.seed)
         self._fleet(trial.fleet, trial.seed)

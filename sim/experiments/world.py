@@ -15,6 +15,7 @@ from umbel.sim.data.partition import Partition
 from umbel.sim.data.partition_section import PartitionSection, features, split
 from umbel.sim.data.population import Population, ShardedPopulation
 from umbel.sim.engines.choose import named_engine
+from umbel.sim.engines.device import found_device
 from umbel.sim.engines.losses import LOSSES
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.experiments.federation import World
@@ -55,9 +56,10 @@ def make_world(trial: Trial, folder: Path, data_folder: Path | None) -> Made:
         population = loaded
     recipe = recipe_of(trial.model, loaded, trial.seed)
     model = recipe.make()
-    engine = named_engine(trial.engine.name, recipe, trial.engine.workers)
+    engine = named_engine(trial.engine.name, recipe, trial.engine.workers, trial.engine.device)
     fleet = build_fleet(trial.fleet, trial.seed, folder, data_folder)
-    meter = Meter(recipe.make(), LOSSES[_LOSS], accuracy=True)
+    device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # of "ray" others have it
+    meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.local.optimizer, trial.engine.masks)
     return Made(world, ModelState.first(model.state_dict()), data, partition)
 
