@@ -9,19 +9,21 @@ and through an activation by its own derivative, of its output. Each client's pa
 (`bmm`), so what comes of it does not depend on who else is computed beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.layout import Layout
 from umbel.sim.data.samples import Samples
-from umbel.sim.engines.elementwise import log_softmax, sigmoid
+from umbel.sim.engines.elementwise import sigmoid, whole_vectors
 from umbel.sim.engines.lockstep import Lockstep
 from umbel.sim.engines.stacked_step import StackedSteps, is_plain
 from umbel.sim.engines.work import CohortWork
 
+_RUN_PLACES = 8192  # of batches: what is gathered for them stays in the caches
 _ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda errors, outputs: torch.ops.aten.threshold_backward(errors, outputs, 0),
@@ -76,13 +78,30 @@ def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps:
     training = _Training(layers, start, work, len(steps.positions), weights)
     losses, done = torch.empty(int(steps.active.sum()), device=weights.device), 0
     with torch.no_grad():
-        for n_active in map(int, steps.active):
-            places = slice(done * steps.width, (done + n_active) * steps.width)
-            losses[done : done + n_active] = training.step(
-                n_active, steps.rows[places], steps.shares[places].view(n_active, steps.width, 1)
-            )
-            done += n_active
+        for n_active, n_steps in _runs(steps):
+            last = done + n_active * n_steps
+            places = slice(done * steps.width, last * steps.width)
+            shape = (n_steps, n_active, steps.width)
+            losses[done:last] = training.run(steps.rows[places].view(shape), steps.shares[places].view(shape))
+            done = last
     return losses
+
+
+def _runs(steps: Lockstep) -> Iterator[tuple[int, int]]:
+    """So many clients for so many steps, again and again: what is prepared of a run is prepared once."""
+    numbers, lengths = np.unique(-steps.active, return_counts=True)
+    for n_active, n_left in zip((-numbers).tolist(), lengths.tolist(), strict=True):
+        most = max(1, _RUN_PLACES // (n_active * steps.width))
+        yield from ((n_active, min(most, n_left - first)) for first in range(0, n_left, most))
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """Of the clients at work: matrices (n, out, in), biases (n, 1, out), and room for products like the matrices."""
+
+    matrices: Tensor
+    biases: Tensor | None
+    products: Tensor
 
 
 class _Training:
@@ -101,44 +120,68 @@ class _Training:
             self._steps = StackedSteps(start, weights, gradients, work.plan, work.optimizer)
             self._matrix_gradients, self._bias_gradients = _views(layers, gradients)
 
-    def step(self, n_active: int, rows: Tensor, shares: Tensor) -> Tensor:
-        width = shares.shape[1]
-        values = self._samples.inputs.index_select(0, rows).view(n_active, width, -1)
-        targets = self._samples.targets.index_select(0, rows).view(n_active, width, 1)
-        outputs = [values]
-        for layer, matrices, biases in zip(self._layers, self._matrices, self._biases, strict=True):
-            across = matrices[:n_active].transpose(1, 2)
-            values = torch.bmm(values, across) if biases is None else torch.baddbmm(biases[:n_active], values, across)
-            outputs.append(_activated(layer.activation, values))
-            values = outputs[-1]
-        logs = log_softmax(outputs.pop())
-        right = logs.gather(2, targets)
-        losses = right.mul(shares).sum((1, 2)).neg_()
-        errors = logs.exp_()
-        errors.scatter_(2, targets, right.expm1_()).mul_(shares)
-        self._back(n_active, errors, outputs)
-        if self._steps is not None:
-            self._steps.take(n_active)
-        return losses
+    def run(self, rows: Tensor, shares: Tensor) -> Tensor:
+        """Some steps of the first so many clients: (steps, clients, places). The mean loss of each batch."""
+        n_steps, n_active, width = rows.shape
+        n_places, n_classes = n_active * width, self._layers[-1].n_out
+        inputs = self._samples.inputs.index_select(0, rows.view(-1)).view(n_steps, n_active, width, -1)
+        targets = self._samples.targets.index_select(0, rows.view(-1)).view(n_steps, 1, n_places)
+        shares = shares.view(n_steps, 1, n_places)
+        # Turned, and filled up to whole vectors: see `elementwise.py`.
+        n_columns = whole_vectors(n_places)
+        in_mean = shares.new_zeros(n_steps, 1, n_columns)
+        in_mean[:, :, :n_places] = shares
+        wanted = shares.new_zeros(n_steps, n_classes, n_columns)
+        wanted[:, :, :n_places].scatter_(1, targets, shares)
+        logs = torch.empty_like(wanted)
+        answers = wanted.new_zeros(n_classes, n_columns)
+        seen = answers[:, :n_places].view(n_classes, n_active, width).transpose(0, 1)
+        views = self._of(n_active)
+        steps = zip(*(of_all.unbind(0) for of_all in (inputs, in_mean, wanted, logs)), strict=True)
+        for values, in_mean_now, wanted_now, logs_now in steps:
+            into, made = self._forward(views, values)
+            seen.copy_(made)
+            torch.log_softmax(answers, 0, out=logs_now)
+            torch.exp(logs_now, out=answers).mul_(in_mean_now).sub_(wanted_now)
+            self._back(views, seen.transpose(1, 2), into)
+            if self._steps is not None:
+                self._steps.take(n_active)
+        right = logs[:, :, :n_places].gather(1, targets)
+        return right.mul_(shares).view(-1, width).sum(1).neg_()
 
-    def _back(self, n_active: int, errors: Tensor, outputs: list[Tensor]) -> None:
-        for number in range(len(self._layers) - 1, -1, -1):
-            inputs = outputs[number]
-            before = torch.bmm(errors, self._matrices[number][:n_active]) if number else None
-            self._descend(n_active, number, errors, inputs)
+    def _of(self, n_active: int) -> list[_Views]:
+        return [
+            _Views(matrices[:n_active], None if biases is None else biases[:n_active], products[:n_active])
+            for matrices, biases, products in zip(self._matrices, self._biases, self._products, strict=True)
+        ]
+
+    def _forward(self, views: Sequence[_Views], inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What goes into each layer, (n, places, in), and what comes of the last, (n, classes, places)."""
+        into = [inputs]
+        for layer, view in zip(self._layers[:-1], views, strict=False):
+            into.append(_activated(layer.activation, _products(view.biases, into[-1], view.matrices.transpose(1, 2))))
+        last = views[-1]
+        biases = None if last.biases is None else last.biases.transpose(1, 2)
+        return into, _products(biases, last.matrices, into[-1].transpose(1, 2))
+
+    def _back(self, views: Sequence[_Views], errors: Tensor, into: Sequence[Tensor]) -> None:
+        for number in range(len(views) - 1, -1, -1):
+            inputs, view = into[number], views[number]
+            before = torch.bmm(errors, view.matrices) if number else None
+            self._descend(number, view, errors, inputs)
             if before is not None:
                 errors = _passed_back(self._layers[number - 1].activation, before, inputs)
 
-    def _descend(self, n_active: int, number: int, errors: Tensor, inputs: Tensor) -> None:
+    def _descend(self, number: int, view: _Views, errors: Tensor, inputs: Tensor) -> None:
         """Put the gradient where the optimizer wants it; or, of plain SGD, take the step with it at once."""
-        across, biases = errors.transpose(1, 2), self._biases[number]
         # `baddbmm_` into rows of the flat model takes four times as long as this
-        gradient = torch.bmm(across, inputs, out=self._products[number][:n_active])
+        gradient = torch.bmm(errors.transpose(1, 2), inputs, out=view.products)
         if self._steps is None:
-            self._matrices[number][:n_active].sub_(gradient, alpha=self._learning_rate)
-            if biases is not None:
-                biases[:n_active].sub_(errors.sum(1, keepdim=True), alpha=self._learning_rate)
+            view.matrices.sub_(gradient, alpha=self._learning_rate)
+            if view.biases is not None:
+                view.biases.sub_(errors.sum(1, keepdim=True), alpha=self._learning_rate)
             return
+        n_active = len(gradient)
         self._matrix_gradients[number][:n_active] = gradient
         if (gradients := self._bias_gradients[number]) is not None:
             torch.sum(errors, 1, keepdim=True, out=gradients[:n_active])
@@ -153,6 +196,10 @@ def _views(layers: Sequence[Dense], flat: Tensor) -> tuple[list[Tensor], list[Te
         at = layer.bias_at
         biases.append(None if at is None else flat[:, at : at + layer.n_out].view(-1, 1, layer.n_out))
     return matrices, biases
+
+
+def _products(sums: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    return torch.bmm(left, right) if sums is None else torch.baddbmm(sums, left, right)
 
 
 def _activated(activation: str, values: Tensor) -> Tensor:

@@ -20,6 +20,11 @@ def sigmoid(values: Tensor) -> Tensor:
     return torch.tanh(values * 0.5).mul_(0.5).add_(0.5)
 
 
+def whole_vectors(n: int) -> int:
+    """The least number of values from n on that processors take in whole vectors."""
+    return -(-n // _VECTOR) * _VECTOR
+
+
 def log_softmax(values: Tensor) -> Tensor:
     """`torch.log_softmax` over the last dimension, float32 (..., classes); within rounding, for sums are made in turn.
 
@@ -30,7 +35,7 @@ def log_softmax(values: Tensor) -> Tensor:
     if n_classes >= _VECTOR:
         return torch.log_softmax(values, -1)
     rows = values.reshape(-1, n_classes)
-    turned = values.new_zeros(n_classes, -(-len(rows) // _VECTOR) * _VECTOR)
+    turned = values.new_zeros(n_classes, whole_vectors(len(rows)))
     turned[:, : len(rows)] = rows.t()
     return torch.log_softmax(turned, 0)[:, : len(rows)].t().contiguous().view(values.shape)
 
