@@ -134,8 +134,10 @@ def natural_of(kind: str, groups: npt.NDArray[Any], rows: Indices, held: Indices
 def held_out(labels: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
     """The positions to train on, and those to hold out: about `share` of each class, at least one in all.
 
-    Raises `DataError` where nothing would be left to train on.
+    Raises `DataError` for no such share, or where nothing would be left to train on.
     """
+    if not 0 <= share <= 1:
+        raise DataError(f"test_share must lie between 0 and 1, not {share}")
     n_out = max(1, int(np.ceil(round(share * len(labels), 9))))
     if n_out >= len(labels):
         raise DataError(f"of {len(labels)} samples {n_out} would be held out; choose a smaller test_share")

@@ -124,6 +124,8 @@ def test_a_torch_data_set_of_something_else_is_refused(train: Dataset[Any], why:
         ({"groups": ["a"]}, "20 samples and 1 groups"),
         ({"n_classes": 3}, "n_classes must be at least 4"),
         ({"test_share": 1.0}, "smaller test_share"),
+        ({"test_share": float("nan")}, "between 0 and 1, not nan"),
+        ({"test_share": -0.1}, "between 0 and 1, not -0.1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(bad: dict[str, Any], why: str) -> None:
