@@ -58,10 +58,12 @@ def _closings(axes: Axes, one: AgainstTrace, results: Results) -> None:
     _step(axes, *_open_times([calibration.recorded]), INK, RECORDED)
     if calibration.again:
         _step(axes, *_open_times(calibration.again), COLOURS[0], AGAIN)
+    of_other_work = {point.course.label for point in one.points if point.work_unlike}
     shown = [group for group in results.by_point.values() if group[0].trial.fleet.recorded == calibration.file]
     for number, group in enumerate(shown[:_POINTS_MAX], 1):
         seconds = [attempt.open_s for run in group for attempt in went_in(run.rows)]
-        label = as_drawn(group[0].trial.label) or "the experiment"
+        name = group[0].trial.label or "the experiment"
+        label = as_drawn(name) + (" (other work than was recorded)" if name in of_other_work else "")
         _step(axes, seconds, len(seconds), COLOURS[number % len(COLOURS)], label, dashed=True)
     _legend_below(axes)
     dress(axes, "attempts that have closed by then", "seconds from the opening")

@@ -15,6 +15,7 @@ from umbel.__main__ import app, mount
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.trace import Trace, trace_of
 from umbel.sim import simulate
+from umbel.sim.experiments.against_plot import beside_the_record
 from umbel.sim.experiments.against_trace import AGAIN, POINTS_MAX, RECORDED, AgainstTrace
 
 FLEET = {"speed": {"step_s": 2.0, "spread": 0.4}, "network": {"up_bytes_per_s": 1e4, "down_bytes_per_s": 1e5}}
@@ -181,6 +182,16 @@ def test_one_command_tells_the_error_and_what_each_point_asks(sweep: Path) -> No
     ):
         assert words in told
     assert min(imread(out / "recorded.png").shape[:2]) > 300
+
+
+def test_the_picture_says_which_points_ask_for_other_work(trace: Trace, tmp_path: Path) -> None:
+    results = simulate(over(trace, tmp_path, rounds={"count": 3}, sweep={"training.local_epochs": [1, 3]}))
+    figure = beside_the_record(results)
+    words = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
+    assert [one for one in words if one.startswith("local_epochs")] == [
+        "local_epochs=1",
+        "local_epochs=3 (other work than was recorded)",
+    ]
 
 
 def test_the_error_is_in_the_summary_too(sweep: Path) -> None:
