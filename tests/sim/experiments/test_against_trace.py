@@ -187,7 +187,8 @@ def test_one_command_tells_the_error_and_what_each_point_asks(sweep: Path) -> No
 def test_the_picture_says_which_points_ask_for_other_work(trace: Trace, tmp_path: Path) -> None:
     results = simulate(over(trace, tmp_path, rounds={"count": 3}, sweep={"training.local_epochs": [1, 3]}))
     figure = beside_the_record(results)
-    words = [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
+    legends = [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
+    words = [text.get_text() for legend in legends for text in legend.get_texts()]
     assert [one for one in words if one.startswith("local_epochs")] == [
         "local_epochs=1",
         "local_epochs=3 (other work than was recorded)",
