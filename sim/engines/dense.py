@@ -23,7 +23,7 @@ from umbel.sim.engines.lockstep import Lockstep
 from umbel.sim.engines.stacked_step import StackedSteps, is_plain
 from umbel.sim.engines.work import CohortWork
 
-_RUN_PLACES = 8192  # of batches: what is gathered for them stays in the caches
+_RUN_VALUES = 1 << 19  # of inputs and answers: what is gathered for some steps stays in the caches
 _ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda errors, outputs: torch.ops.aten.threshold_backward(errors, outputs, 0),
@@ -78,7 +78,7 @@ def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps:
     training = _Training(layers, start, work, len(steps.positions), weights)
     losses, done = torch.empty(int(steps.active.sum()), device=weights.device), 0
     with torch.no_grad():
-        for n_active, n_steps in _runs(steps):
+        for n_active, n_steps in _runs(steps, layers[0].n_in + layers[-1].n_out):
             last = done + n_active * n_steps
             places = slice(done * steps.width, last * steps.width)
             shape = (n_steps, n_active, steps.width)
@@ -87,11 +87,14 @@ def train_dense(layers: Sequence[Dense], start: Tensor, work: CohortWork, steps:
     return losses
 
 
-def _runs(steps: Lockstep) -> Iterator[tuple[int, int]]:
-    """So many clients for so many steps, again and again: what is prepared of a run is prepared once."""
+def _runs(steps: Lockstep, n_values: int) -> Iterator[tuple[int, int]]:
+    """So many clients for so many steps, again and again: what can be prepared is prepared once for each of these runs.
+
+    `n_values`: of a place in a batch.
+    """
     numbers, lengths = np.unique(-steps.active, return_counts=True)
     for n_active, n_left in zip((-numbers).tolist(), lengths.tolist(), strict=True):
-        most = max(1, _RUN_PLACES // (n_active * steps.width))
+        most = max(1, _RUN_VALUES // (n_active * steps.width * n_values))
         yield from ((n_active, min(most, n_left - first)) for first in range(0, n_left, most))
 
 

@@ -29,6 +29,18 @@ def with_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(N_FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, N_CLASSES))
 
 
+def small_convolution() -> nn.Module:
+    """Takes the features as an image of three by four, and keeps nothing beside its weights."""
+    layers = (
+        nn.Unflatten(1, (1, 3, 4)),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48, N_CLASSES),
+    )
+    return nn.Sequential(*layers)
+
+
 def convolutions() -> nn.Module:
     """Takes the features as an image of three by four."""
     return nn.Sequential(
