@@ -225,22 +225,33 @@ def bench_codec(
 @bench_app.command("simulate")
 def bench_simulate(
     quick: QuickOption = False,
-    only: Annotated[str | None, typer.Option(help="One part alone: A, B, C, Cs, M or start.")] = None,
+    only: Annotated[str | None, typer.Option(help="One part alone: A, B, C, Cs, M, start or cohorts.")] = None,
     peer_python: Annotated[
         Path | None,
         typer.Option(
             help="A Python that has flwr[simulation] or pfl: they train the same rounds, ten minutes or more."
         ),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where cohorts of all sizes are trained: cpu or cuda; by default a GPU, if any.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of these cohorts here.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Simulated rounds against a plain loop: small models, many clients, long tails, one large model, a million.
 
-    With --peer-python also against Flower on Ray and pfl, whichever that interpreter has.
+    With --peer-python also against Flower on Ray and pfl, whichever that interpreter has. On a GPU, or where --device
+    says, cohorts of one client to a thousand are trained stacked, and one client after another.
     """
     from umbel.sim.bench.simulate import NoSuchWorkload, measure
+    from umbel.sim.engines.device import NoSuchDevice
+    from umbel.sim.engines.work import EngineError
 
-    _bench(lambda: measure(quick=quick, only=only, peer_python=peer_python), json, NoSuchWorkload)
+    _bench(
+        lambda: measure(quick=quick, only=only, peer_python=peer_python, device=device, plot=plot),
+        json,
+        *(NoSuchWorkload, NoSuchDevice, EngineError),
+    )
 
 
 @bench_app.command("secagg")

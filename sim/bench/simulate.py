@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from umbel.sim.bench.child_process import in_child
 from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.bench.simulate_cohorts import cohort_rows
 from umbel.sim.bench.simulate_peers import TRAINING, Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate_scale import M_WORDS, scale_rows
 from umbel.sim.bench.simulate_start import start_rows
@@ -30,6 +33,7 @@ from umbel.sim.bench.simulate_workloads import Workload, workloads
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import AutoEngine, named_engine
+from umbel.sim.engines.device import require_device_name
 from umbel.sim.engines.losses import LOSSES
 from umbel.sim.engines.stacked import StackedEngine
 from umbel.sim.engines.threads import one_thread
@@ -48,25 +52,44 @@ class NoSuchWorkload(ValueError):
     """One part alone was asked for, by a name that none has."""
 
 
-def measure(*, quick: bool, only: str | None = None, peer_python: Path | None = None) -> Report:
+def measure(
+    *,
+    quick: bool,
+    only: str | None = None,
+    peer_python: Path | None = None,
+    device: str | None = None,
+    plot: Path | None = None,
+) -> Report:
     """Run them all, or the one of that name; against the peers, too, that `peer_python` has.
 
-    Raises `NoSuchWorkload` for a name that none has, and `PeerFailed`.
+    `device`: where cohorts of all sizes are trained, and drawn to `plot`; None: on a GPU, if torch finds one. Raises
+    `NoSuchWorkload` or `NoSuchDevice` for a name that none has, `EngineError` for a device that is not here, and
+    `PeerFailed`.
     """
+    device = device or ("cuda" if torch.cuda.is_available() else None)
+    require_device_name(device or "cpu")
     peers = None if peer_python is None else find_peers(peer_python)
     parts: dict[str, Callable[[], list[Row]]] = {
         one.name: partial(_compare, one, one.rounds_quick if quick else one.rounds, peers) for one in workloads()
     }
     parts["M"] = lambda: scale_rows(quick=quick)
     parts["start"] = lambda: start_rows([] if peers is None else peers.starts())
+    parts["cohorts"] = lambda: cohort_rows(device or "cpu", quick=quick, plot=plot)
     if only is not None and only not in parts:
         raise NoSuchWorkload(f"there is no workload {only}; there are {', '.join(parts)}")
-    rows = [row for name, part in parts.items() if only in (None, name) for row in part()]
+    left_out = {"cohorts"} if device is None and plot is None else set[str]()
+    wanted = [name for name in parts if name == only or (only is None and name not in left_out)]
+    rows = [row for name in wanted for row in parts[name]()]
     notes = (
         "Milliseconds of a round, the median. The plain loop: one model, slices, torch.optim, one thread; of B in two",
         "processes. Training: an engine's work and the sum of it. A whole round has all else that a coordinator does.",
         *(f"{one.name}: {one.words}." for one in workloads() if only in (None, one.name)),
         *([f"M: {M_WORDS}."] if only in (None, "M") else ()),
+        *(
+            ["Cohorts of all sizes: not without a GPU, unless asked for: --device cpu."]
+            if left_out and not only
+            else ()
+        ),
         *([] if peers is None else peers.notes),
     )
     return Report("simulate", tuple(rows), notes)

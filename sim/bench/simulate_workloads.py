@@ -31,6 +31,7 @@ class Workload:
 
     name: str
     words: str
+    model_words: str
     recipe: ModelRecipe
     population: Callable[[], ShardedPopulation]
     n_asked: int
@@ -54,6 +55,7 @@ def workloads() -> tuple[Workload, ...]:
         Workload(
             "A",
             "digits, MLP 64-64-10, 10 of 100 clients, E=5",
+            "MLP 64-64-10, digits",
             of_a,
             _digits,
             10,
@@ -64,6 +66,7 @@ def workloads() -> tuple[Workload, ...]:
         Workload(
             "C",
             "Synthetic(1,1), long tail, logistic, 1000 clients",
+            "logistic, long tail",
             logistic,
             lambda: _synthetic(None),
             1000,
@@ -74,6 +77,7 @@ def workloads() -> tuple[Workload, ...]:
         Workload(
             "Cs",
             "Synthetic(1,1), 20 samples a client, logistic, 1000 clients",
+            "logistic, 20 samples each",
             logistic,
             lambda: _synthetic(20),
             1000,
@@ -84,6 +88,7 @@ def workloads() -> tuple[Workload, ...]:
         Workload(
             "B",
             "CNN of 1,663,370 weights, 10 x 600 samples",
+            "CNN of 1.7 million weights",
             cnn,
             _images,
             10,

@@ -18,10 +18,14 @@ CPU = torch.device("cpu")
 _NAME = re.compile(r"cpu|cuda(:(0|[1-9][0-9]?))?")
 
 
+class NoSuchDevice(ValueError):
+    """A name that is no device's."""
+
+
 def require_device_name(name: str) -> None:
-    """Raise `ValueError` unless it names a device: "cpu", "cuda", or one GPU of several, "cuda:1"."""
+    """Raise `NoSuchDevice` unless it names a device: "cpu", "cuda", or one GPU of several, "cuda:1"."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f'device must be "cpu", "cuda", or one GPU of several, such as "cuda:1", not {name!r}')
+        raise NoSuchDevice(f'device must be "cpu", "cuda", or one GPU of several, such as "cuda:1", not {name!r}')
 
 
 def found_device(name: str) -> torch.device:
