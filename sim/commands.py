@@ -81,7 +81,9 @@ def simulate(
     1 where no run of the experiment has come to its end.
     """
     from umbel.aggregation.messages import RunStatus
-    from umbel.sim.experiments.console import EXPECTED, run
+
+    with _ends_with_a_sentence(when_interrupted="interrupted before anything was begun"):
+        from umbel.sim.experiments.console import EXPECTED, run  # which brings torch: a second or two
 
     goes_on = "interrupted; the same command goes on where it was"
     with (

@@ -41,7 +41,7 @@ class RayEngine:
     connection that the process has already is used. Other arguments: as `SequentialEngine` has them.
 
     The samples are sent when they are first seen and must not be changed in place afterwards. Raises `EngineError`
-    where Ray is not installed, or has nothing to give.
+    where Ray is not installed, or has nothing to give, and for one GPU by its number.
     """
 
     name = "ray"
@@ -56,6 +56,8 @@ class RayEngine:
     ) -> None:
         if find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
+        if device.startswith("cuda:"):
+            raise EngineError('Ray deals the GPUs of its cluster out itself; take device = "cuda"')
         self._arguments = recipe.to_json(), "cuda:0" if device == "cuda" else device, arithmetic, _paths()
         self._layout = Layout.of_state(recipe.make().state_dict())
         self._rows = rows_of_block(self._layout.n_values)

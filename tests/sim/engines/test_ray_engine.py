@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
+from umbel.sim.engines import ray_engine
 from umbel.sim.engines.ray_actor import packed, unpacked
 from umbel.sim.engines.ray_engine import RayEngine
 from umbel.sim.engines.recipe import ModelRecipe
@@ -93,6 +94,12 @@ def test_without_ray_it_is_said_how_to_install_it() -> None:
         pytest.skip("it is installed")
     with pytest.raises(EngineError, match=r"in a clone of umbel: pip install -c constraints.txt '\.\[sim,ray\]'$"):
         RayEngine(recipe("mlp"))
+
+
+def test_a_gpu_by_its_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "find_spec", lambda _: object())  # as if Ray were installed
+    with pytest.raises(EngineError, match=r'Ray deals the GPUs .* take device = "cuda"$'):
+        RayEngine(recipe("mlp"), device="cuda:1")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
