@@ -9,8 +9,12 @@ AGAIN = echo "what has failed, once more and alone:" && $(PYTEST) --last-failed 
 PARTS = aggregation client server sim umbel tests examples
 BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels*.cpp aggregation/codec/kernels*.h)
 
+UV = build/uv/bin/uv
+LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command "make locks" --no-emit-index-url -c constraints.txt
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check fmt fuzz bench docs clean
+.PHONY: help demo test test-fast check fmt fuzz bench docs locks clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +53,15 @@ bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 
 docs: $(VENV)/.dev ## check that the documentation tells the truth
 	$(PYTEST) tests/test_docs.py
+
+locks: ## write deploy/locks anew: the versions of constraints.txt, with the package index's hashes of their files
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --disable-pip-version-check --quiet uv==0.13.9
+	rm -f deploy/locks/*.txt
+	echo setuptools | $(LOCK) -o deploy/locks/build.txt - >/dev/null
+	$(LOCK) --extra privacy -o deploy/locks/client.txt pyproject.toml >/dev/null
+	$(LOCK) --extra privacy --extra example -o deploy/locks/example.txt pyproject.toml >/dev/null
+	$(LOCK) --extra server --extra postgres --extra s3 -o deploy/locks/coordinator.txt pyproject.toml >/dev/null
 
 clean: ## remove what was made
 	rm -rf $(VENV) demo-out build *.egg-info

@@ -1,11 +1,13 @@
-FROM python:3.12-slim
+# Another base, or this one by its digest: docs/operating.md, "What an image is made of".
+ARG PYTHON_IMAGE=python:3.12.13-slim-bookworm
+FROM ${PYTHON_IMAGE}
 WORKDIR /app
+# .dockerignore is a list of what may come along: sources, no key, no token, no state.
 COPY . .
-# torch first and alone: its pin decides which build is taken.
 # The compiler is for the codec's kernels (torch would compute the same, slower), and is gone again from the layer.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
-    && pip install --no-cache-dir -c constraints.txt torch \
-    && pip install --no-cache-dir -c constraints.txt '.[server,postgres,s3]' \
+    && pip install --no-cache-dir --require-hashes -r deploy/locks/build.txt -r deploy/locks/coordinator.txt \
+    && pip install --no-cache-dir --no-deps --no-build-isolation . \
     && apt-get purge -y --auto-remove g++ && rm -rf /var/lib/apt/lists/*
 # The same user id in both images: the operator container reads the admin key, which only its owner may.
 RUN useradd --uid 10001 umbel && install -d -o umbel -g umbel /data

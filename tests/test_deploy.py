@@ -1,19 +1,19 @@
-"""What docker-compose.yml does, without Docker: its own scripts, in its own order, as real processes."""
+"""What docker-compose.yml does, without Docker: its own scripts, in its own order, as real processes; and the units."""
 
 import configparser
 import inspect
 import os
-import re
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from umbel.client.commands import join
 from umbel.server.commands import serve
 from umbel.server.door import FILES_WANTED
 from umbel.server.process import GRACE_S
@@ -54,26 +54,55 @@ def wait_for_endpoint(file: Path, process: subprocess.Popen[bytes]) -> str:
     raise AssertionError("the coordinator did not start")
 
 
-def test_the_unit_starts_what_there_is_with_as_many_files_as_it_wants() -> None:
-    unit = configparser.ConfigParser(interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]  # the documented way to keep keys as they are
-    unit.read(ROOT / "deploy" / "umbel.service")
-    service = unit["Service"]
+UNITS = ("umbel.service", "umbel-client.service")
+COMMANDS: dict[str, Callable[..., object]] = {"serve": serve, "join": join}
+
+
+def service_of(unit: str) -> configparser.SectionProxy:
+    """The [Service] section of a unit. Raises for a key that stands in it twice."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # the documented way to keep keys as they are
+    assert parser.read(ROOT / "deploy" / unit)
+    return parser["Service"]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_starts_a_command_that_there_is_with_options_that_it_has(unit: str) -> None:
+    service = service_of(unit)
+    program, command, *options = service["ExecStart"].split()
+    assert Path(program).name == "umbel"
+    known = {name.replace("_", "-") for name in inspect.signature(COMMANDS[command]).parameters}
+    assert {option.removeprefix("--") for option in options[::2]} <= known
+    where = options[1 + options.index("--data" if command == "serve" else "--state")]
+    assert where == f"/var/lib/{service['StateDirectory']}"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_keeps_secrets_out_of_core_files_and_swap_and_its_state_to_itself(unit: str) -> None:
+    service = service_of(unit)
+    assert (service["LimitCORE"], service["MemorySwapMax"]) == ("0", "0")
+    assert (service["StateDirectoryMode"], service["UMask"]) == ("0700", "0077")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_takes_from_its_process_what_it_does_not_need(unit: str) -> None:
+    service = service_of(unit)
+    assert service["User"] != "root"
+    assert service["CapabilityBoundingSet"] == ""
+    assert service["ProtectSystem"] == "strict"
+    assert service["SystemCallFilter"] == "@system-service"
+    for key in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "RestrictNamespaces", "RestrictSUIDSGID"):
+        assert service[key] == "yes", key
+
+
+def test_the_coordinators_unit_has_as_many_files_and_as_much_time_as_it_wants() -> None:
+    service = service_of("umbel.service")
     assert int(service["LimitNOFILE"]) >= FILES_WANTED
     assert int(service["TimeoutStopSec"]) > GRACE_S
-    program, command, *options = service["ExecStart"].split()
-    assert (Path(program).name, command) == ("umbel", "serve")
-    known = {name.replace("_", "-") for name in inspect.signature(serve).parameters}
-    assert {option.removeprefix("--") for option in options[::2]} <= known
-    assert service["StateDirectory"] == Path(options[1 + options.index("--data")]).name
 
 
-@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/replicas.yml"])
-def test_the_containers_may_open_as_many_files_as_they_want(file: str) -> None:
-    text = (ROOT / file).read_text()
-    limits = re.findall(r"ulimits: \{nofile: (\d+)\}", text)
-    assert len(limits) == text.count("stop_grace_period") == 1
-    assert int(limits[0]) >= FILES_WANTED
+def test_a_client_that_has_ended_with_an_error_waits_for_a_person() -> None:
+    assert service_of("umbel-client.service")["Restart"] == "on-abnormal"
 
 
 @pytest.mark.slow
