@@ -84,7 +84,8 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
         routes_lifecycle,
         routes_audit,
     ):
-        app.include_router(routes.router)
+        # A router's routes are whole already. `include_router` would build each again, in every application.
+        app.router.routes.extend(routes.router.routes)
     app.add_api_route("/v1/health", _health, tags=["health"], responses=declared(*ANY))
     app.add_middleware(BodyLimits, caps=caps_of(settings))
     app.take_express(routes_devices.EXPRESS, caps_of(settings))

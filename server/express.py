@@ -1,7 +1,7 @@
 """Addresses that are asked thousands of times a second are answered before the framework is asked.
 
-FastAPI matches an included router's routes twice, one after the other, wraps each call in two exit stacks and looks at
-the environment for its telemetry: for a check-in that costs as much as all the rest. The same functions are routes of
+FastAPI matches routes one after the other, wraps each call in two exit stacks and looks at the environment for its
+telemetry: for a check-in that costs as much as all the rest. The same functions are routes of
 the application, where OpenAPI finds them; here they are looked up by method and path.
 """
 

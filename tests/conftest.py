@@ -53,3 +53,5 @@ def _any_database(request: pytest.FixtureRequest) -> Generator[None]:
     databases: defaultdict[Path, str] = defaultdict(running.new_database)
     with houses_over(lambda data: databases[data]):
         yield
+    for url in databases.values():
+        running.drop(url)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests: Debian's binaries, a cluster of its own, a fresh database for whoever asks."""
+"""A real PostgreSQL server for tests: Debian's binaries, a cluster of its own, and new databases in it."""
 
 import asyncio
 import getpass
@@ -11,10 +11,24 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
+from tests.migrated import migrate
+
 _COUNTER = itertools.count()
+_IN_MEMORY = Path("/dev/shm")
+_IN_MEMORY_MIN_BYTES = 4 << 30  # a database takes 8 MB
+_OPTIONS = {
+    "listen_addresses": "''",
+    "max_connections": 100,
+    # What dies in tests is a process, never the machine: what the kernel was given is kept.
+    "fsync": "off",
+    "full_page_writes": "off",
+    # It would visit hundreds of databases that live for a second.
+    "autovacuum": "off",
+}
 
 
 def binaries() -> Path | None:
@@ -34,6 +48,7 @@ class Cluster:
         self.user = user
         self._control = control
         self._options = options
+        self._template: str | None = None
 
     def start(self) -> None:
         _run([*self._control, *self._options, "start"])
@@ -47,16 +62,40 @@ class Cluster:
         _run([*self._control, *self._options, "-m", "fast", "restart"])
 
     def new_database(self) -> str:
-        """An empty database; its SQLAlchemy URL."""
+        """A database with the newest tables and no rows; its SQLAlchemy URL."""
+        if self._template is None:
+            url = self.empty_database()
+            migrate(url)
+            self._template = _name_in(url)
+        return self._create(f" TEMPLATE {self._template}")
+
+    def empty_database(self) -> str:
+        """A database without tables; its SQLAlchemy URL."""
+        return self._create("")
+
+    def drop(self, url: str) -> None:
+        """Remove a database, whoever is connected to it."""
+        self._execute(f"DROP DATABASE {_name_in(url)} WITH (FORCE)")
+
+    def _create(self, options: str) -> str:
         name = f"umbel_{os.getpid()}_{next(_COUNTER)}"
-        with ThreadPoolExecutor(1) as thread:  # the caller's event loop may be running
-            thread.submit(asyncio.run, self._create(name)).result()
+        self._execute(f"CREATE DATABASE {name}{options}")
         return f"postgresql+asyncpg://{self.user}@/{name}?host={self.directory}"
 
-    async def _create(self, name: str) -> None:
+    def _execute(self, statement: str) -> None:
+        with ThreadPoolExecutor(1) as thread:  # the caller's event loop may be running
+            thread.submit(asyncio.run, self._execute_once(statement)).result()
+
+    async def _execute_once(self, statement: str) -> None:
         connection = await asyncpg.connect(user=self.user, database="postgres", host=str(self.directory))
-        await connection.execute(f"CREATE DATABASE {name}")
-        await connection.close()
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+def _name_in(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")
 
 
 @contextmanager
@@ -67,14 +106,13 @@ def cluster() -> Generator[Cluster]:
     is_root = os.geteuid() == 0
     prefix = ["runuser", "-u", "postgres", "--"] if is_root else []
     user = "postgres" if is_root else getpass.getuser()
-    directory = Path(tempfile.mkdtemp(prefix="umbel-pg-", dir="/tmp"))  # a socket's path must be short
+    directory = Path(tempfile.mkdtemp(prefix="umbel-pg-", dir=_place()))
     if is_root:
         shutil.chown(directory, "postgres")
     try:
         data = directory / "data"
         _run([*prefix, str(folder / "initdb"), "-D", str(data), "-U", user, "-A", "trust", "-E", "UTF8"])
-        # No fsync: what dies in tests is a process, never the machine.
-        options = f"-k {directory} -c listen_addresses='' -c max_connections=100 -c fsync=off"
+        options = " ".join([f"-k {directory}", *(f"-c {name}={value}" for name, value in _OPTIONS.items())])
         control = [*prefix, str(folder / "pg_ctl"), "-D", str(data), "-w"]
         server = Cluster(directory, user, control, ["-l", str(directory / "log"), "-o", options])
         server.start()
@@ -84,6 +122,14 @@ def cluster() -> Generator[Cluster]:
             server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _place() -> Path:
+    """Memory, where there is plenty of it, else the disk. A socket's path must be short, so not pytest's folders."""
+    try:
+        return _IN_MEMORY if shutil.disk_usage(_IN_MEMORY).free >= _IN_MEMORY_MIN_BYTES else Path("/tmp")
+    except OSError:
+        return Path("/tmp")
 
 
 def dump(url: str) -> bytes:

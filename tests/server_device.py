@@ -24,6 +24,7 @@ from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from torch import Tensor
 
+from tests.migrated import copy_sqlite
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
@@ -280,6 +281,8 @@ async def house(data: Path, clock: Clock | None = None, **settings: Any) -> Asyn
     """A coordinator over `data`, spoken to without a socket."""
     given: Any = {"database_url": _database_of.get()(data), **settings}
     chosen = Settings(data=data, **given)
+    if chosen.database_url is None:
+        copy_sqlite(chosen.data / "umbel.db")
     app = create_app(chosen, clock)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

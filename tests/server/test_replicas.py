@@ -63,7 +63,7 @@ Disturbance = Callable[[Fleet, Federation], Coroutine[None, None, None]]
 
 @pytest.fixture
 def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
-    return of_replicas(N_REPLICAS, tmp_path, postgresql.new_database())
+    return of_replicas(N_REPLICAS, tmp_path, postgresql.empty_database())
 
 
 async def fare(
