@@ -90,6 +90,23 @@ def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
     )
 
 
+def cut_values(values: Tensor, grid: Grid, first: int = 0) -> int:
+    """Cut `values` to `max_abs` either way, in place; how many were beyond it. `first`: as in `check_values`.
+
+    Raises `NonFiniteUpdate` for a value that is not finite.
+    """
+    try:
+        check_values(values, grid, first)
+    except UpdateOutOfRange:
+        beyond = values.to(torch.float64).abs() > grid.max_abs  # max_abs may be no float32
+        most = float(torch.tensor(grid.max_abs, dtype=torch.float32))
+        if most > grid.max_abs:
+            most = float(torch.nextafter(torch.tensor(most), torch.tensor(0.0)))
+        values.clamp_(-most, most)
+        return int(beyond.sum())
+    return 0
+
+
 def to_integers(values: Tensor, grid: Grid) -> Tensor:
     """float32 values -> int64 grid indices round(x / D), half to even.
 

@@ -48,7 +48,7 @@ members_sha256 = "..."  # of the consortium's member list, if clients pin one, a
 epsilon = 4.0           # for all rounds together; or noise_multiplier
 delta = 1e-6
 clip_norm = 1.0         # the greatest L2 norm of an update
-colluders = 0           # clients of the smallest cohort who may add no noise
+colluders = 1           # clients of the smallest cohort who may add no noise, or know their own
 
 [downlink]              # what clients fetch of a new model
 name = "change"         # the change since a version that they have; or "model", the default: all of it

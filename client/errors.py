@@ -15,9 +15,10 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
 │   ├── AttemptRefused            what it refuses is of this attempt alone; the next is another matter
 │   │   └── StrangersInvited      clients that are not on the member list, whom the operator may have let in by mistake
-│   └── UnfitWork                 what it has trained is beyond a limit of a secure round; nothing else is told
+│   └── UnfitWork                 its training failed in a secure round, or is not finite; nothing else is told
 ├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
 ├── TrainingFailed                the site's own code failed, several times in a row
+├── TooManyFailures               of this run's secure rounds, those before a restart too: a person must look
 ├── StateError                    the state directory is in use, or damaged
 └── AppError                      `--app`, say, does not name what it should
 ```
@@ -113,7 +114,7 @@ class StrangersInvited(AttemptRefused):
 
 
 class UnfitWork(WorkRefused):
-    """Who has chosen the limit could tell from a refusal that names it what the site's own numbers are beyond."""
+    """Its reason hangs on the site's data, so the coordinator hears none. Private rounds have no such refusal."""
 
     @property
     def told(self) -> str:
@@ -133,6 +134,10 @@ class Alarm(ClientError):
 
 
 class TrainingFailed(ClientError):
+    pass
+
+
+class TooManyFailures(ClientError):
     pass
 
 

@@ -64,8 +64,10 @@ from umbel.client.errors import (
     OutOfTime,
     StateError,
     TrainingFailed,
+    UnfitWork,
     WorkRefused,
 )
+from umbel.client.failures import FAILURES_MAX
 from umbel.client.fetch import Wanted, fetch_model
 from umbel.client.identity import Identity
 from umbel.client.measure import measure
@@ -82,9 +84,8 @@ from umbel.client.timing import Timing, within
 from umbel.client.told import name_of, warn_if_too_slow
 from umbel.client.transport import Patience, Transport, connect, patiently
 from umbel.client.watch import Watch
-from umbel.client.work import save_work, train
+from umbel.client.work import Trained, save_work, train
 
-FAILURES_MAX = 3  # in a row, of which none is the line's: then a person should look
 # The least time between two questions, whatever the coordinator says: a check-in that is held open costs nothing more,
 # one that is answered at once must not become a flood.
 _IDLE_PAUSE_S = 0.05
@@ -187,6 +188,7 @@ class Participant:
 
     def take_part(self) -> RunEnd:
         """Until the run is over. Raises `Interrupted` when told to leave, `ClientError` when it cannot go on."""
+        self._store.failures.check(self._run)
         self._settle_pending()
         log.info("%s: asking for work in run %s", self._client, self._run)
         while True:
@@ -273,6 +275,8 @@ class Participant:
             else:
                 self._measure(offer, window_end)
             self._failures = self._declines = 0
+            if offer.secure is not None:
+                self._store.failures.succeeded(self._run)
         except AssignmentClosed as error:
             log.info("%s: not sent, %s", name_of(offer), error)
             self._store.forget_work()
@@ -304,9 +308,14 @@ class Participant:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
         log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
         self._store.forget_work()
+        if offer.secure is not None:
+            self._store.failures.count(self._run, error)
         decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), window_end))
         self._failures += 1
-        if self._failures >= FAILURES_MAX:
+        advice = self._store.failures.advice(self._run)
+        if advice:
+            log.error("this client takes no further part in run %s: %s", self._run, advice)
+        if advice or self._failures >= FAILURES_MAX:
             raise error
 
     def _work(self, offer: Assignment, window_end: float) -> None:
@@ -337,8 +346,8 @@ class Participant:
             start = self._fetch(offer, timing, window_end)
             log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
             plan = self._plan(offer, window_end, exchange, part.update_bytes)
-            done = train(self._app, self._layout, start, replace(plan, seed=admitted.seed))
-            if self._delivery.reports == 0:
+            done = self._train_unseen(part, offer, start, replace(plan, seed=admitted.seed))
+            if self._delivery.reports == 0 and done is not None:
                 warn_if_too_slow(offer, done, time.monotonic() - window_end)
             if self._shutdown.reason is not None:
                 log.info("%s: staying until its sum is opened; ask again to leave at once", name_of(offer))
@@ -347,13 +356,27 @@ class Participant:
             sha256, n_bytes = part.mask(self._app, start, done)
             self._delivery.upload(offer.id, n_bytes, sha256, offer.window_s, patience)
             answer = part.report(sha256)
-            self._delivery.note(offer.id, answer, done.result.steps_done, done.result.steps_planned)
+            steps = (0, 0) if done is None else (done.result.steps_done, done.result.steps_planned)
+            self._delivery.note(offer.id, answer, *steps)
             self._delivery.masked += 1
             if answer.outcome is Outcome.ACCEPTED:
                 self._delivery.opened += part.open()
         finally:
             admitted.client.abort()
             self._store.forget_work()
+
+    def _train_unseen(self, part: SecureRound, offer: Assignment, start: Path, plan: LocalPlan) -> Trained | None:
+        """None if training has failed in a private round, which goes on with noise alone. Raises `UnfitWork` for that
+        in another secure round: how training went may hang on the data, so the coordinator does not hear of it.
+        """
+        try:
+            return train(self._app, self._layout, start, plan)
+        except TrainingFailed as error:
+            end = "noise alone is sent" if part.is_private else "nothing is sent"
+            log.error("%s: training failed, so %s", name_of(offer), end, exc_info=error.__cause__)
+            if part.is_private:
+                return None
+            raise UnfitWork(str(error)) from error
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Say how the model does here. Nothing of it is kept on disk: after a kill it is measured again."""

@@ -38,7 +38,8 @@ class SecureRound:
 
     `cohort`: who is invited; `minimum`: the fewest clients whose sum is opened; `threshold`: how many of the
     `n_holders` of a client's shares open them (all clients of the cohort, in a complete graph); `n_parameters`: values
-    of the model. `epsilon`: what the run has spent of this site's privacy, this round included; None without noise.
+    of the model. `epsilon`: what the run has spent of this site's privacy, this round included; `epsilon_total`: what
+    all runs have; each None without noise, or where the policy does not ask for it.
     `colluders`: how many of the clients its noise counts on as adding none; None without noise.
     """
 
@@ -49,6 +50,7 @@ class SecureRound:
     n_parameters: int
     epsilon: float | None = None
     colluders: int | None = None
+    epsilon_total: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ class SitePolicy:
     from the number of clients, about two thirds of them, so a higher share refuses cohorts of most sizes.
     `max_parameters`: values of the largest model. `retrain_after_release`: whether a second update, which is always
     trained anew, may be given for a round, or a model, of which shares were revealed already. `epsilon`: how much of
-    its privacy this site spends on one run, at `delta`; a run without noise is then refused. `colluders`: how many
-    clients the noise of a private round must count on, at least, as adding none. `allowed_runs`: by name; empty for
+    its privacy this site spends on one run, at `delta`; `epsilon_total`: on all runs of all coordinators that this
+    state directory is for. With either, a run without noise is refused. `colluders`: how many clients the noise of a
+    private round must count on, at least, as adding none. `allowed_runs`: by name; empty for
     all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are here.
     `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; over
     one and the same model more than that is asked, and less refused always (`check_same_model`).
@@ -80,8 +83,9 @@ class SitePolicy:
     max_parameters: int | None = None
     retrain_after_release: bool = True
     epsilon: float | None = None
+    epsilon_total: float | None = None
     delta: float = 1e-6
-    colluders: int = 0
+    colluders: int = 1
     allowed_runs: tuple[str, ...] = ()
     share_sample_count: bool = True
     cohort_change: Literal["warn", "refuse"] = "warn"
@@ -94,8 +98,9 @@ class SitePolicy:
             raise ValueError(f"threshold_share must be at least 0.5 and below 1, not {self.threshold_share!r:.40}")
         if self.max_parameters is not None:
             require_within(self.max_parameters, "max_parameters", 1, PARAMETERS_MAX)
-        if self.epsilon is not None:
-            require_within(self.epsilon, "epsilon", 1e-6, EPSILON_MAX)
+        for name in ("epsilon", "epsilon_total"):
+            if (budget := getattr(self, name)) is not None:
+                require_within(budget, name, 1e-6, EPSILON_MAX)
         require_within(self.delta, "delta", DELTA_MIN, DELTA_MAX)
         require_within(self.colluders, "colluders", 0, TARGET_MAX)
         if len(self.allowed_runs) > RUNS_MAX:
@@ -113,6 +118,11 @@ class SitePolicy:
             raise ValueError('members_sha256 and members_epoch are of a list: name its file, members = "FILE"')
         if self.members is None and self.secure_aggregation == "required":
             raise ValueError('secure_aggregation = "required" needs the member list: members = "FILE"')
+
+    @property
+    def counts_cost(self) -> bool:
+        """Whether private rounds are held against a budget of this site."""
+        return self.epsilon is not None or self.epsilon_total is not None
 
     @property
     def requires_secure_rounds(self) -> bool:
@@ -152,7 +162,7 @@ class SitePolicy:
                 "this site's policy keeps its sample count (share_sample_count), and a report of this round says it"
             )
         self._check_size(n_parameters)
-        self._check_epsilon(None)
+        self._check_budgets(None)
 
     def check_secure_round(self, asked: SecureRound) -> None:
         """Raise `WorkRefused`, with the reason to give the coordinator, unless this round is within the limits, and
@@ -169,7 +179,7 @@ class SitePolicy:
         """The same but for the list: for a site that has no policy at all, and so believes its coordinator."""
         self._check_minimum(asked.minimum)  # what is the run's comes first: no other cohort would mend it
         self._check_size(asked.n_parameters)
-        self._check_epsilon(asked.epsilon)
+        self._check_budgets(asked)
         self._check_colluders(asked.colluders)
         self._check_cohort(asked)
 
@@ -250,16 +260,11 @@ class SitePolicy:
                 f"this site's policy allows models of {self.max_parameters} parameters, and this one has {n_parameters}"
             )
 
-    def _check_epsilon(self, epsilon: float | None) -> None:
-        if self.epsilon is None:
-            return
-        if epsilon is None:
-            raise WorkRefused("this site's policy has a privacy budget (epsilon), and this run adds no noise")
-        if not epsilon <= self.epsilon:  # also refuses a NaN
-            raise WorkRefused(
-                f"this site's privacy budget is epsilon = {self.epsilon:g} for a run, and this round would bring it to "
-                f"{epsilon:g}"
-            )
+    def _check_budgets(self, asked: SecureRound | None) -> None:
+        """`asked`: None for a round without secure aggregation, and so without noise."""
+        spent = (None, None) if asked is None else (asked.epsilon, asked.epsilon_total)
+        _check_budget("epsilon", self.epsilon, spent[0], "a run")
+        _check_budget("epsilon_total", self.epsilon_total, spent[1], "all runs together")
 
     def _check_colluders(self, colluders: int | None) -> None:
         if colluders is not None and colluders < self.colluders:
@@ -267,6 +272,17 @@ class SitePolicy:
                 f"this site's policy wants noise that counts on {self.colluders} colluders or more, and this round's "
                 f"counts on {colluders}"
             )
+
+
+def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str) -> None:
+    if budget is None:
+        return
+    if epsilon is None:
+        raise WorkRefused(f"this site's policy has a privacy budget ({key}), and this run adds no noise")
+    if not epsilon <= budget:  # also refuses a NaN
+        raise WorkRefused(
+            f"this site's privacy budget is {key} = {budget:g} for {of}, and this round would bring it to {epsilon:g}"
+        )
 
 
 def _few_changed(before: Collection[str], now: Collection[str], least: int) -> list[str]:

@@ -20,13 +20,23 @@ import base64
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from torch import Tensor
+
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer
-from umbel.aggregation.secagg.contribution import NOISE_KEY_BYTES, ContributionRefused, LocalWork, contribution
+from umbel.aggregation.secagg.contribution import (
+    NOISE_KEY_BYTES,
+    SILENT,
+    Contribution,
+    ContributionRefused,
+    LocalWork,
+    contribution,
+    nothing,
+)
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input
 from umbel.aggregation.secagg.messages import decode_indices
@@ -87,27 +97,57 @@ class SecureRound:
             lambda roster: self._site.check_roster(self._asked, roster, self._layout),
         )
 
-    def mask(self, app: Client, start: Path, done: Trained) -> tuple[str, int]:
-        """Write the masked update to disk: its SHA-256 and length. Raises `UnfitWork` for what must not be sent."""
+    @property
+    def is_private(self) -> bool:
+        """Whether noise covers what this site contributes. Then nothing may show how its training went."""
+        return self._asked.offer.plan.noise is not None
+
+    def mask(self, app: Client, start: Path, done: Trained | None) -> tuple[str, int]:
+        """Write the masked update to disk: its SHA-256 and length. `done`: None if training has failed, in a private
+        round alone. Raises `UnfitWork` for what must not be sent, never in a private round.
+        """
         for complaint in self._admitted.client.complaints:
             log.warning("round %d: a share does not open: %s", self._asked.assignment.round, complaint)
-        asked, admitted = self._asked, self._admitted
+        made = self._contribution(app, start, done)
+        for remark in made.remarks:
+            log.warning("%s: %s", self._id, remark)
+        self._site.sending(self._asked)
+        return self._store.save_update(masked_input(made, self._admitted.client))
+
+    def _contribution(self, app: Client, start: Path, done: Trained | None) -> Contribution:
+        def change() -> Iterator[Tensor]:
+            return weight_changes(app, self._layout, start)
+
+        if self.is_private:
+            return self._unseen(nothing(self._asked.composition) if done is None else change)
+        assert done is not None, "without noise, training that has failed is declined"
         try:
-            with unfit_refused(asked.assignment):
-                made = contribution(
-                    asked.composition,
-                    lambda: weight_changes(app, self._layout, start),
-                    self._local_work(done),
-                    admitted.index,
-                    b"" if asked.offer.plan.noise is None else os.urandom(NOISE_KEY_BYTES),
-                )
+            with unfit_refused(self._asked.assignment):
+                return self._made(change, self._local_work(done))
         except (ContributionRefused, WorkRefused) as error:
             raise UnfitWork(str(error)) from error
-        self._site.sending(asked)
-        return self._store.save_update(masked_input(made, admitted.client))
+
+    def _unseen(self, change: Callable[[], Iterator[Tensor]]) -> Contribution:
+        """With noise, whatever comes of `change`: to decline would tell the coordinator of it."""
+        try:
+            return self._made(change, SILENT)
+        except Exception as error:
+            log.error("%s: there is no update, so noise alone is sent: %s", self._id, error, exc_info=error)
+            return self._made(nothing(self._asked.composition), SILENT)
+
+    def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
+        noise_key = os.urandom(NOISE_KEY_BYTES) if self.is_private else b""
+        return contribution(self._asked.composition, change, work, self._admitted.index, noise_key)
 
     def _local_work(self, done: Trained) -> LocalWork:
         result, evaluation, words = done.result, done.evaluation, self._asked.composition.words
+        if result.sample_count > words.sample_count_max:
+            log.info(
+                "%s: %d of this client's %d samples count, the run's sample_count_max",
+                self._id,
+                words.sample_count_max,
+                result.sample_count,
+            )
         metrics, measured = finite(result.metrics), finite(evaluation.metrics) if evaluation else {}
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
         if cut := {name for values, name in of_both if abs(values.get(name, 0.0)) > METRIC_LIMIT}:

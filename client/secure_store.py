@@ -8,6 +8,7 @@
 """
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
 
 T = TypeVar("T")
+_SPENT_DIR = "spent"
 SUMS_MAX = 100  # of one run; with cohorts of a thousand clients some 2 MB
 _ADVICE = {
     "begun": "could begin an attempt twice: remove it once the round that is open now is over, then start again",
@@ -101,13 +103,23 @@ class SecureStore:
         """What this run's private rounds have cost so far."""
         return replace(_read(self._spent_path(run), _SPENT, _ADVICE["spent"]) or Ledger(delta), delta=delta)
 
+    def spent_beside(self, run: RunId, state_dir: Path, delta: float) -> Ledger:
+        """What the private rounds of all other runs have cost, those with other coordinators of this state directory
+        too.
+        """
+        paths = sorted(
+            path for path in state_dir.glob(f"*/secure/{_SPENT_DIR}/*.json") if path != self._spent_path(run)
+        )
+        ledgers = (_read(path, _SPENT, _ADVICE["spent"]) for path in paths)
+        return reduce(Ledger.plus, (one for one in ledgers if one is not None), Ledger(delta))
+
     def spend(self, run: RunId, ledger: Ledger) -> None:
-        """Durably, before an update is sent."""
+        """Durably, before anything of a private round hangs on this site's data."""
         make_private(self._spent_path(run).parent)
         write_atomically(self._spent_path(run), _SPENT.dump_json(ledger))
 
     def _spent_path(self, run: RunId) -> Path:
-        return self._root / "spent" / f"{run}.json"
+        return self._root / _SPENT_DIR / f"{run}.json"
 
     def _sums_path(self, run: RunId) -> Path:
         return self._root / "sums" / f"{run}.json"

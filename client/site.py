@@ -13,7 +13,7 @@ from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.members import MemberList, MembersRefused
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.errors import SecAggError
@@ -73,10 +73,15 @@ class Site:
             raise WorkRefused("this run has had secure rounds here; a plain one would show what they are to hide")
 
     def admit(self, asked: Asked, layout: Layout) -> Admitted:
-        """Take part in a secure round, or raise `WorkRefused`, `AttemptRefused`, `Alarm`: the reason to decline it."""
+        """Take part in a secure round, or raise `WorkRefused`, `AttemptRefused`, `Alarm`: the reason to decline it.
+
+        A private round is charged here, durably: whatever becomes of it afterwards may hang on this site's data, and
+        so it costs.
+        """
         context = asked.context
+        ledger = self._ledger_with(asked)
         self._check_own_key(asked)
-        self._check_limits(asked, context.names, layout)
+        self._check_limits(asked, context.names, layout, ledger)
         self._check_members(asked)
         self._memory.check_invitation(asked, self._members())
         begun = Begun(asked.assignment.id, context.attempt_id)
@@ -87,25 +92,24 @@ class Site:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:
             raise alarm_of(error) from error
-        self._kept.begin(begun)
+        self._kept.begin(begun)  # first: a restart declines what was begun, so nothing is charged twice
+        if ledger is not None:
+            self._kept.spend(self._run, ledger)
         return Admitted(client, asked.composition, client.index, secrets.randbits(_SEED_BITS))
 
     def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
         """Raise `AttemptRefused` unless those who have come are within the limits, too."""
         names = asked.context.names
-        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout)
+        charged = None if asked.offer.plan.noise is None else self._kept.spent(self._run, self.policy.delta)
+        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout, charged)
 
     def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
         """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
         self._memory.check_sum(asked, clients, self._members())
 
     def sending(self, asked: Asked) -> None:
-        """Remember, before the masked update is sent, that it may be in a sum, and count what a private round costs:
-        others can open the sum without this client.
-        """
+        """Remember, before the masked update is sent, that it may be in a sum: others can open it without this site."""
         self._memory.sending(asked)
-        if (noise := asked.offer.plan.noise) is not None:
-            self._kept.spend(self._run, self._kept.spent(self._run, self.policy.delta).after(noise.release))
 
     def signing(self, asked: Asked, clients: Collection[str]) -> None:
         """Remember, before it is signed, whose sum it is."""
@@ -126,9 +130,9 @@ class Site:
                 "this client is not in the cohort with its own key",
             )
 
-    def _check_limits(self, asked: Asked, names: Collection[str], layout: Layout) -> None:
+    def _check_limits(self, asked: Asked, names: Collection[str], layout: Layout, ledger: Ledger | None) -> None:
         """Raise `AttemptRefused` for what hangs on who they are, for others may come next time; `WorkRefused` for what
-        the run asks of everyone.
+        the run asks of everyone. `ledger`: of the run with this round; None without noise.
         """
         if len(names) < 2:
             raise AttemptRefused("a sum of one client is that client's update")
@@ -138,22 +142,35 @@ class Site:
                 f"{len(names)} of {n_invited} clients are too few to keep a secret, {roster_min(n_invited)} the fewest"
             )
         plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
-        cost, colluders = self._cost_with(asked), None if plan.noise is None else plan.noise.colluders
-        round_ = SecureRound(names, plan.minimum, parameters.t, parameters.k + 1, layout.n_values, cost, colluders)
+        round_ = SecureRound(
+            cohort=names,
+            minimum=plan.minimum,
+            threshold=parameters.t,
+            n_holders=parameters.k + 1,
+            n_parameters=layout.n_values,
+            colluders=None if plan.noise is None else plan.noise.colluders,
+            epsilon=self._epsilon_of(ledger),
+            epsilon_total=self._epsilon_in_all(ledger),
+        )
         if self._has_policy:
             self.policy.check_secure_round(round_)
         else:
             self.policy.check_secure_limits(round_)
 
-    def _cost_with(self, asked: Asked) -> float | None:
-        """What the run would have cost this site with this round; None where nobody has asked, or without noise."""
+    def _ledger_with(self, asked: Asked) -> Ledger | None:
+        """What the run's private rounds have cost this site, with this one; None for a round without noise."""
         noise = asked.offer.plan.noise
-        if noise is None or self.policy.epsilon is None:
+        return None if noise is None else self._kept.spent(self._run, self.policy.delta).after(noise.release)
+
+    def _epsilon_of(self, ledger: Ledger | None) -> float | None:
+        return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger)
+
+    def _epsilon_in_all(self, ledger: Ledger | None) -> float | None:
+        """Of all runs, `ledger` in the place of this one's."""
+        if ledger is None or self.policy.epsilon_total is None:
             return None
-        try:
-            return self._kept.spent(self._run, self.policy.delta).after(noise.release).epsilon
-        except AccountantMissing as error:
-            raise WorkRefused(f"this site's policy has a privacy budget, which cannot be reckoned: {error}") from error
+        beside = self._kept.spent_beside(self._run, self._state_dir, self.policy.delta)
+        return _epsilon(beside.plus(ledger))
 
     def _check_members(self, asked: Asked) -> None:
         lists = self._lists()
@@ -206,6 +223,13 @@ class Site:
                 "round; name the consortium's list in a policy (--policy)"
             )
         self._has_warned = True
+
+
+def _epsilon(ledger: Ledger) -> float:
+    try:
+        return ledger.epsilon
+    except AccountantMissing as error:
+        raise WorkRefused(f"this site's policy has a privacy budget, which cannot be reckoned: {error}") from error
 
 
 def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:

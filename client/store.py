@@ -9,6 +9,7 @@
 <state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
 <state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
 <state>/<coordinator>/feedback/       what error feedback has left over: VERSION.safetensors
+<state>/<coordinator>/failures/       how often this client has failed in secure rounds: failures.py
 <state>/<coordinator>/secure/         which secure attempt was begun, and which sums hold an update of this client
 ```
 
@@ -30,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.types import Assignment, AssignmentId, WorkDone
 from umbel.client.checkpoint import DiskCheckpoint
 from umbel.client.errors import StateError
+from umbel.client.failures import FailureStore
 from umbel.client.feedback_store import FeedbackStore
 from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
 from umbel.client.identity import Identity, load_or_make_key
@@ -65,6 +67,7 @@ class Store:
         self._report = self._pending / "report.json"
         self._update = self._pending / "update.bin"
         self.secure = SecureStore(self._root / "secure")
+        self.failures = FailureStore(self._root / "failures")
         self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
 
     def enrolled_name(self) -> str | None:

@@ -192,7 +192,7 @@ class SumMemory:
         ]
 
     def _is_budgeted(self, asked: Asked) -> bool:
-        return asked.offer.plan.noise is not None and self._policy.epsilon is not None
+        return asked.offer.plan.noise is not None and self._policy.counts_cost
 
 
 def _place_of(one: RememberedSum, run: RunId) -> str:

@@ -92,6 +92,11 @@ class Ledger:
         total = np.asarray(self.divergences) + n_rounds * release.divergences()
         return replace(self, n_rounds=self.n_rounds + n_rounds, divergences=tuple(total.tolist()))
 
+    def plus(self, other: Ledger) -> Ledger:
+        """Both together, of whatever runs they are: divergences of one order add up. At this ledger's delta."""
+        total = np.asarray(self.divergences) + np.asarray(other.divergences)
+        return replace(self, n_rounds=self.n_rounds + other.n_rounds, divergences=tuple(total.tolist()))
+
     @property
     def epsilon(self) -> float:
         """Of all rounds so far. Raises `AccountantMissing`."""

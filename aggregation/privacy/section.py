@@ -6,7 +6,7 @@ epsilon = 4.0           # for all rounds of the run together; or noise_multiplie
 delta = 1e-6
 noise_multiplier = 1.0  # the standard deviation of the noise in the sum, over the greatest norm of a client's part
 clip_norm = 1.0         # the greatest L2 norm of an update; by default, that of [codec]
-colluders = 0           # clients of the smallest cohort who may add no noise
+colluders = 1           # clients of the smallest cohort who may add no noise, or know their own
 ```
 """
 
@@ -36,7 +36,7 @@ class PrivacySection:
     delta: float = 1e-6
     noise_multiplier: float | None = None
     clip_norm: float | None = None
-    colluders: int = 0
+    colluders: int = 1
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:

@@ -2,9 +2,19 @@
 
     y = clip(x) w / weight_unit;    levels: y rotated and rounded on the step (`codec/rotated.py`)
 
-First the L2 norm is cut to the clip norm, then the client weighs. Nobody else could, and so only the client can see to
-it that no weight is above the run's `sample_count_max`, no value above `max_abs`. Whoever lies here is not found out:
+First each value is cut to `max_abs`, then the L2 norm to the clip norm, then the client weighs, by `sample_count_max`
+samples at most. Nobody else could, and so only the client can see to these bounds. Whoever lies here is not found out:
 secure aggregation hides that too.
+
+**No bound is answered by a refusal.** The coordinator chooses the bounds. If a client declined where its own numbers
+are beyond one, each attempt would tell the coordinator on which side of it they lie. So values are cut, samples beyond
+`sample_count_max` do not count, and a change that is too long is shortened. `Contribution.remarks` says so, for the
+client's own log.
+
+**A change that is not finite** is zeros and noise in a private round: the noise covers that, too. Elsewhere it is
+refused (`NonFiniteUpdate`). Zeros there would thin the sum out: where all clients but one send zeros, the sum is the
+update of that one, and a coordinator can bring that about by a learning rate at which training diverges for all but
+the client with the fewest steps. A client that declines is a drop-out instead, and t others must be left.
 
 What is refused is refused without numbers: the sentence may go to the coordinator, and it is not to know them.
 """
@@ -13,12 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.plan import NORM_MAX, as_float32
 from umbel.aggregation.codec.quantize import LEVEL_MAX
-from umbel.aggregation.grid import check_values, to_integers
+from umbel.aggregation.grid import cut_values, to_integers
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.secagg.composition import Composition
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 
 
 NOISE_KEY_BYTES = 32
+_NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that what float32 rounds off takes no norm beyond what can be rotated
 
 
 class ContributionRefused(SecAggError):
@@ -53,14 +64,15 @@ class LocalWork:
     draws: int = 1
 
 
-_SILENT = LocalWork(1, 1, 1)
+SILENT = LocalWork(1, 1, 1)
 """What every client says in a private round, so that nothing travels without noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """What a client masks. `words`: int64, `n_words`, to be masked as uint64. `values`: the weighted change, float32,
-    in layout order, zero where it travels among the words.
+    in layout order, zero where it travels among the words. `remarks`: what was cut or left out, and what helps; they
+    have numbers of this client, so they are for its own log alone.
     """
 
     composition: Composition
@@ -68,6 +80,7 @@ class Contribution:
     words: Tensor = field(repr=False)
     values: Tensor = field(repr=False)
     noise_key: bytes = field(default=b"", repr=False)
+    remarks: tuple[str, ...] = field(default=(), repr=False)
 
     def levels(self) -> Iterator[Tensor]:
         """The levels in consecutive parts, int32, each a new tensor: the same ones whenever asked. Their lowest `bits`
@@ -79,6 +92,18 @@ class Contribution:
         return self.composition.modular.residues(self.values, self.rank)
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A whole change. `values`: zero at exact values; `exact`: these values; `norm`: L2, of `values`; `n_cut`: how many
+    values, of both, were beyond `max_abs`.
+    """
+
+    values: Tensor
+    exact: Tensor
+    norm: float
+    n_cut: int = 0
+
+
 def contribution(
     composition: Composition,
     change: Callable[[], Iterator[Tensor]],
@@ -88,37 +113,53 @@ def contribution(
 ) -> Contribution:
     """`change` gives the weight change from its beginning as float32 in pieces, on the CPU. `rank`: in the cohort.
 
-    Raises `ContributionRefused`, and `NonFiniteUpdate` or `UpdateOutOfRange` for values that cannot stand on the grid,
-    whose words name a value. Memory: the change, as float32. `noise_key`: of a private round, 32 bytes that nobody can
-    guess, for this contribution alone.
+    Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite; in a private round, neither.
+    Memory: the change, as float32. `noise_key`: of a private round, 32 bytes that nobody can guess, for this
+    contribution alone.
     """
     if composition.secure.noise is not None:
         _check_private(composition, noise_key)
-        work = _SILENT
+        work, (read, remarks) = SILENT, _read_unseen(composition, change)
+    else:
+        read, remarks = _read_bounded(composition, change)
     weight = _weight(composition, work)
-    values, exact, norm = _read(composition, change)
-    scale = as_float32(composition.codec.scale(norm) * weight / composition.secure.weight_unit)
-    if not norm * scale <= NORM_MAX:
-        raise ContributionRefused("the weight change is far too long; train with a lower learning rate")
-    values.mul_(scale)
-    rms = norm * scale / math.sqrt(max(values.numel(), 1))
-    words = composition.words
-    measured = [_measured(composition, work.metrics.get(name), work.sample_count) for name in words.metrics]
+    scale = composition.codec.scale(read.norm) * weight / composition.secure.weight_unit
+    if read.norm * scale > _NORM_MOST:
+        scale = _NORM_MOST / read.norm
+        remarks += ("the weight change is far too long, and is shortened: train with a lower learning rate",)
+    scale = as_float32(scale)
+    read.values.mul_(scale)
+    counts, measured = _counts(composition, work, weight, read.norm * scale, is_private=bool(noise_key))
+    joined = composition.words.join(counts, measured, to_integers(read.exact, composition.grid).mul_(weight))
+    return Contribution(composition, rank, joined, read.values, noise_key, remarks)
+
+
+def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
+    """The change of a client of a private round whose training has failed: what it sends is noise alone."""
+    return lambda: iter([torch.zeros(composition.layout.n_values, dtype=torch.float32)])
+
+
+def _counts(
+    composition: Composition, work: LocalWork, weight: int, norm: float, *, is_private: bool
+) -> tuple[Counts, list[Measured]]:
+    """The words but for the exact values. `norm`: of the weighted change."""
+    samples, words = _samples(composition, work), composition.words
+    measured = [_measured(composition, work.metrics.get(name), samples) for name in words.metrics]
     measured += [
         _measured(composition, work.evaluation.get(name), work.evaluation_sample_count) for name in words.evaluation
     ]
+    rms = norm / math.sqrt(max(composition.layout.n_values, 1))
     counts = Counts(
         clients=1,
         weight=weight,
-        sample_count=work.sample_count,
+        sample_count=samples,
         n_partial=int(work.steps_done < work.steps_planned),
         steps_done=min(work.steps_done, STEPS_LIMIT),
         steps_planned=min(work.steps_planned, STEPS_LIMIT),
-        rms=0 if noise_key else round(min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT),
+        rms=0 if is_private else round(min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT),
         n_cut=sum(is_cut for _, is_cut in measured),
     )
-    joined = words.join(counts, [one for one, _ in measured], to_integers(exact, composition.grid).mul_(weight))
-    return Contribution(composition, rank, joined, values, noise_key)
+    return counts, [one for one, _ in measured]
 
 
 def _check_private(composition: Composition, noise_key: bytes) -> None:
@@ -128,33 +169,62 @@ def _check_private(composition: Composition, noise_key: bytes) -> None:
         raise ValueError(f"the noise of a private round takes a key of {NOISE_KEY_BYTES} random bytes")
 
 
+def _samples(composition: Composition, work: LocalWork) -> int:
+    """How many of its samples count."""
+    return min(work.sample_count, composition.sample_count_max)
+
+
 def _weight(composition: Composition, work: LocalWork) -> int:
     """What the client counts in the mean."""
-    if not 1 <= work.sample_count <= composition.sample_count_max:
-        raise ContributionRefused(
-            f"trained on no samples, or on more than the {composition.sample_count_max} that the run accepts: let "
-            "train return fewer, or have sample_count_max raised in the run file"
-        )
+    if work.sample_count < 1:
+        raise ContributionRefused("trained on no samples: let train return how many there are")
     if not 1 <= work.steps_done <= work.steps_planned:
         raise ContributionRefused("steps_done must lie between 1 and steps_planned; correct what train returns")
     if not composition.secure.is_proportional:
-        return work.sample_count
+        return _samples(composition, work)
     if not 1 <= work.draws <= composition.secure.clients_max:
         raise ContributionRefused("a round draws no client so often; the assignment is wrong")
     return work.draws
 
 
-def _read(composition: Composition, change: Callable[[], Iterator[Tensor]]) -> tuple[Tensor, Tensor, float]:
-    """The whole change, zero at exact values; these values; and the L2 norm of the others."""
+def _read_bounded(composition: Composition, change: Callable[[], Iterator[Tensor]]) -> tuple[_Change, tuple[str, ...]]:
+    """The change, each value within `max_abs`; and the remarks."""
+    read = _read(composition, change, lambda piece, first: cut_values(piece, composition.grid, first))
+    if not read.n_cut:
+        return read, ()
+    return read, (
+        f"values of the update beyond the run's max_abs {composition.grid.max_abs:g}: {read.n_cut}, each cut to that; "
+        "train with a lower learning rate, or have max_abs raised in the run file",
+    )
+
+
+def _read_unseen(composition: Composition, change: Callable[[], Iterator[Tensor]]) -> tuple[_Change, tuple[str, ...]]:
+    """The change of a private round, whatever its values are: the clip bounds them, and the noise covers zeros."""
+    read = _read(composition, change, lambda _piece, _first: 0)
+    if math.isfinite(read.norm):
+        return read, ()
+    read.values.zero_()
+    return replace(read, norm=0.0), (
+        "the update is not finite, so zeros and noise are sent in its place: training diverged, or the data hold a NaN "
+        "or infinity; check the data, then try a smaller learning rate",
+    )
+
+
+def _read(
+    composition: Composition,
+    change: Callable[[], Iterator[Tensor]],
+    cut: Callable[[Tensor, int], int],
+) -> _Change:
+    """`cut` changes a piece of the copy in place, the first value of which has this index; how many values."""
     values = torch.empty(composition.layout.n_values, dtype=torch.float32)
     exact = torch.empty(composition.exact.n_values, dtype=torch.float32)
-    energy, first = 0.0, 0
+    energy, first, n_cut = 0.0, 0, 0
     for piece in change():
-        check_values(piece, composition.grid, first)
         place = values[first : first + piece.numel()]
         if place.numel() != piece.numel():
             raise ValueError(f"there are more than the layout's {values.numel()} values")
         place.copy_(piece)
+        n_cut += cut(place, first)
         for at, here in composition.exact.within(first, piece.numel()):
             exact[at : at + here.stop - here.start] = place[here]
             place[here] = 0.0
@@ -162,7 +232,7 @@ def _read(composition: Composition, change: Callable[[], Iterator[Tensor]]) -> t
         first += piece.numel()
     if first != values.numel():
         raise ValueError(f"there are {first} values, the layout has {values.numel()}")
-    return values, exact, math.sqrt(energy)
+    return _Change(values, exact, math.sqrt(energy), n_cut)
 
 
 def _measured(composition: Composition, value: float | None, samples: int) -> tuple[Measured, bool]:

@@ -154,6 +154,7 @@ class SecureDouble(Double):
     """`peers`: who is in the cohort beside the ward. `told`: changes what the ward is told, by phase; None: not yet.
     `said`: all that it has said, by assignment and phase, repeats too. `over_in`: in this phase the round goes on
     without it. `keeps_model`: each round is of the same model. `fails_after_sum`: so many sums are of no use, it says.
+    `max_abs`, `sample_count_max`: the bounds that it chooses.
     """
 
     def __init__(self, model: nn.Module, rounds: int = 1, window_s: float = 60.0, peers: tuple[str, ...] = PEERS):
@@ -172,6 +173,8 @@ class SecureDouble(Double):
         self.open_again = 0
         self.keeps_model = False
         self.fails_after_sum = 0
+        self.max_abs = 8.0
+        self.sample_count_max = SAMPLE_COUNT_MAX
 
     def repeat_attempt(self) -> None:
         """The round is tried again."""
@@ -276,7 +279,7 @@ class SecureDouble(Double):
         keys = {name: peer_key(name) for name in self.peers} | {
             name: public_key_text(key) for name, key in self.keys.items()
         }
-        grid = Grid.finest(max_abs=8.0, total_weight_max=(len(keys) + 1) * SAMPLE_COUNT_MAX)
+        grid = Grid.finest(max_abs=self.max_abs, total_weight_max=(len(keys) + 1) * SAMPLE_COUNT_MAX)
         offer = SecureOffer(
             attempt_id=hashlib.sha256(plain["id"].encode()).hexdigest()[:32],
             opening_commitment=hashlib.sha256(OPENING).hexdigest(),
@@ -287,7 +290,7 @@ class SecureDouble(Double):
         )
         whole = plain | {
             "grid": {"step": grid.step, "max_abs": grid.max_abs, "total_weight_max": grid.total_weight_max},
-            "sample_count_max": SAMPLE_COUNT_MAX,
+            "sample_count_max": self.sample_count_max,
             "secure": TypeAdapter(SecureOffer).dump_python(offer, mode="json"),
         }
         assignment = _ASSIGNMENT.validate_json(json.dumps(whole))

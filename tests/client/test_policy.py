@@ -67,6 +67,12 @@ REFUSED: Mapping[str, tuple[SitePolicy, SecureRound, str]] = {
         replace(ROUND, epsilon=1.0, colluders=1),
         "noise that counts on 2 colluders or more, and this round's counts on 1",
     ),
+    "beyond the budget of all runs": (
+        replace(LISTED, epsilon=3.0, epsilon_total=2.0),
+        replace(ROUND, epsilon=0.5, epsilon_total=2.1),
+        "epsilon_total = 2 for all runs together, and this round would bring it to 2.1",
+    ),
+    "no noise, with a budget of all runs": (replace(LISTED, epsilon_total=2.0), ROUND, "adds no noise"),
     "a budget that is no number": (replace(LISTED, epsilon=2.0), replace(ROUND, epsilon=math.nan), "bring it to nan"),
 }
 
@@ -138,6 +144,8 @@ def test_a_plain_round_minds_size_and_budget_too() -> None:
         SitePolicy(max_parameters=999).check_plain_round(1000)
     with pytest.raises(WorkRefused, match="adds no noise"):
         SitePolicy(epsilon=1.0).check_plain_round(1)
+    with pytest.raises(WorkRefused, match=r"\(epsilon_total\), and this run adds no noise"):
+        SitePolicy(epsilon_total=1.0).check_plain_round(1)
 
 
 @given(st.integers(1, 100_000))
@@ -255,6 +263,7 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         max_parameters = 1_000_000
         retrain_after_release = false
         epsilon = 8
+        epsilon_total = 20
         delta = 1e-5
         colluders = 2
         allowed_runs = ["pilot"]
@@ -264,9 +273,9 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
     )
     members = tmp_path / "lists" / "pilot.json"
     assert policy == SitePolicy(
-        "required", members, HASH, 2, 5, 0.75, 1_000_000, False, 8.0, 1e-5, 2, ("pilot",), False, "refuse"
+        "required", members, HASH, 2, 5, 0.75, 1_000_000, False, 8.0, 20.0, 1e-5, 2, ("pilot",), False, "refuse"
     )
-    assert len(fields(policy)) == 14, "the file above says every key"
+    assert len(fields(policy)) == 15, "the file above says every key"
 
 
 def test_an_empty_file_says_the_defaults(tmp_path: Path) -> None:
@@ -297,6 +306,7 @@ UNUSABLE = {
     "max_parameters = 0": "max_parameters must lie between",
     "epsilon = 0": "epsilon must lie between",
     "epsilon = inf": "epsilon must lie between",
+    "epsilon_total = 0": "epsilon_total must lie between",
     "colluders = -1": "colluders must lie between 0",
     'allowed_runs = ["A run"]': "a run of allowed_runs must be",
     'allowed_runs = "pilot"': "allowed_runs: Input should be a valid",

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tests.client.double import TOKEN, URL, Double, Handler, problem
-from tests.client.secure_double import PEERS, SAMPLE_COUNT_MAX, WARD, SecureDouble, peer_key
+from tests.client.secure_double import PEERS, WARD, SecureDouble, peer_key
 from tests.consortium import OFFICERS, public_key, signed
 from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.member_files import members_bytes
@@ -30,8 +30,8 @@ from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
-from umbel.client.errors import Alarm, CoordinatorMisbehaved, TrainingFailed, WorkRefused
-from umbel.client.loop import FAILURES_MAX
+from umbel.client.errors import Alarm, CoordinatorMisbehaved, UnfitWork, WorkRefused
+from umbel.client.failures import FAILURES_MAX
 from umbel.client.secure_store import RememberedSum
 from umbel.client.shutdown import Shutdown
 from umbel.client.store import Store
@@ -428,7 +428,7 @@ def test_an_offer_that_no_secure_round_has_is_refused(
 
 
 def private_plan(plan: SecurePlan, **changes: object) -> SecurePlan:
-    noise = NoisePlan.of(4.0, 10**9, 320, least=3, colluders=0)
+    noise = NoisePlan.of(4.0, 10**9, 320, least=3, colluders=1)
     noise = replace(noise, **changes)  # type: ignore[arg-type]
     return replace(plan, metrics=(), evaluation=(), weight_unit=1, noise=noise)
 
@@ -818,17 +818,15 @@ def test_training_that_fails_says_no_number(tmp_path: Path) -> None:
         def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
             raise ValueError(f"{SAMPLES} samples, loss {LOSS}")
 
-    with pytest.raises(TrainingFailed):
+    with pytest.raises(UnfitWork, match="the client's own code failed with ValueError"):
         take_part(tmp_path, double, Failing())
-    assert set(double.declined.values()) == {"the client's own code failed with ValueError; see its log"}
+    assert set(double.declined.values()) == {"this client does not take part in this attempt"}, "not even the type"
     assert not {phase for _, phase in double.said} & {"consistency-check", "unmasking"}
 
 
 UNFIT: dict[str, tuple[TrainResult, float, str]] = {
-    "more samples than the run takes": (TrainResult(SAMPLE_COUNT_MAX + 7, 1, 1), 0.5, "more than the 1000"),
     "no step": (TrainResult(3, 0, 4), 0.5, "steps_done must lie between 1 and steps_planned"),
     "not finite": (TrainResult(3, 1, 1), float("nan"), "the update is not finite"),
-    "too far": (TrainResult(3, 1, 1), 99.0, "the update exceeds the run's max_abs 8"),
 }
 
 

@@ -15,6 +15,7 @@ from tests.client.test_sum_memory import ALL, ONE_MODEL, asked
 from tests.consortium import OFFICERS, first_list, signed, without
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
+from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused, WorkRefused
@@ -149,14 +150,120 @@ def test_who_has_come_ends_this_attempt_at_most_for_others_may_come_next_time(
 # --- noise ---
 
 
-@pytest.mark.parametrize(("colluders", "is_taken"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("colluders", "is_taken"), [(0, True), (1, True), (2, False)])
 def test_noise_must_count_on_as_many_colluders_as_the_policy_says(house: House, colluders: int, is_taken: bool) -> None:
-    """The round's noise counts on none."""
+    """The round's noise counts on one."""
     house.policy = replace(house.policy, colluders=colluders)
     house.site().admit(bound(asked(1), FIRST), LAYOUT)
     private = bound(asked(2, model=ONE_MODEL, is_private=True), FIRST)
     if is_taken:
         house.site().admit(private, LAYOUT)
     else:
-        with pytest.raises(WorkRefused, match="noise that counts on 1 colluders or more, and this round's counts on 0"):
+        with pytest.raises(WorkRefused, match="noise that counts on 2 colluders or more, and this round's counts on 1"):
             house.site().admit(private, LAYOUT)
+
+
+def test_noise_that_every_participant_could_take_a_share_of_off_is_refused_without_a_word_in_the_policy(
+    house: House,
+) -> None:
+    """Each client of the sum knows its own noise."""
+    private = bound(asked(1, is_private=True), FIRST)
+    assert private.assignment.secure is not None
+    secure = private.assignment.secure
+    assert secure.plan.noise is not None
+    on_none = replace(secure, plan=replace(secure.plan, noise=replace(secure.plan.noise, colluders=0)))
+    offer = read_offer(replace(private.assignment, secure=on_none), WARD, LAYOUT)
+    with pytest.raises(WorkRefused, match="noise that counts on 1 colluders or more, and this round's counts on 0"):
+        house.site().admit(offer, LAYOUT)
+
+
+# --- what it costs ---
+
+RELEASE = asked(1, is_private=True).assignment.secure.plan.noise.release  # type: ignore[union-attr]  # it is private
+OTHER = RunId("other")
+
+
+def kept(house: House) -> SecureStore:
+    return SecureStore(house.directory / "secure")
+
+
+def test_a_private_round_is_charged_when_it_is_admitted(house: House) -> None:
+    """Whatever becomes of it then may hang on the data, and so it costs."""
+    house.site().admit(bound(asked(1, is_private=True), FIRST), LAYOUT)
+    assert kept(house).spent(RunId("demo"), 1e-6) == Ledger(1e-6).after(RELEASE)
+
+
+def test_one_that_the_policy_refuses_costs_nothing(house: House) -> None:
+    house.policy = replace(house.policy, epsilon=1e-6)
+    with pytest.raises(WorkRefused, match="would bring it to"):
+        house.site().admit(bound(asked(1, is_private=True), FIRST), LAYOUT)
+    assert kept(house).spent(RunId("demo"), 1e-6) == Ledger(1e-6)
+
+
+def test_an_attempt_is_charged_once_though_it_is_offered_again_after_a_restart(house: House) -> None:
+    first, second = (bound(asked(round_, is_private=True), FIRST) for round_ in (1, 2))
+    house.site().admit(first, LAYOUT)
+    for _ in range(3):
+        with pytest.raises(AttemptRefused, match="restarted"):
+            house.site().admit(first, LAYOUT)
+    assert kept(house).spent(RunId("demo"), 1e-6).n_rounds == 1
+    house.site().admit(second, LAYOUT)
+    assert kept(house).spent(RunId("demo"), 1e-6).n_rounds == 2
+
+
+def test_a_kill_before_the_charge_is_written_leaves_an_attempt_that_is_not_begun_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = bound(asked(1, is_private=True), FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(SecureStore, "spend", killed)
+        with pytest.raises(KeyboardInterrupt):
+            house.site().admit(offer, LAYOUT)
+    with pytest.raises(AttemptRefused, match="restarted"):
+        house.site().admit(offer, LAYOUT)
+    assert kept(house).spent(RunId("demo"), 1e-6).n_rounds == 0, "nothing was trained in it"
+
+
+def killed(*_args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_who_has_come_is_held_against_the_budget_without_a_second_charge(house: House) -> None:
+    """The budget is that of one round, to the last digit."""
+    house.policy = replace(house.policy, epsilon=Ledger(1e-6).after(RELEASE).epsilon)
+    site, offer = house.site(), bound(asked(1, is_private=True), FIRST)
+    site.admit(offer, LAYOUT)
+    adverts = tuple(AdvertiseKeys(index, bytes(32), bytes(32), bytes(64)) for index in range(10))
+    site.check_roster(offer, Roster(bytes(32), adverts), LAYOUT)
+    assert kept(house).spent(RunId("demo"), 1e-6).n_rounds == 1
+
+
+@pytest.mark.parametrize("coordinator", ["here", "elsewhere"])
+@pytest.mark.parametrize(("n_before", "is_taken"), [(1, True), (2, False)])
+def test_a_budget_may_be_for_all_runs_of_all_coordinators(
+    house: House, coordinator: str, n_before: int, is_taken: bool
+) -> None:
+    """It is that of two rounds; this is the first one of its run."""
+    store = SecureStore(house.directory / coordinator / "secure")
+    store.spend(OTHER, Ledger(1e-9).after(RELEASE, n_before))
+    budget = Ledger(1e-6).after(RELEASE, 2).epsilon
+    house.policy = replace(house.policy, epsilon=budget, epsilon_total=1.0001 * budget)
+    offer = bound(asked(1, is_private=True), FIRST)
+    if is_taken:
+        house.site().admit(offer, LAYOUT)
+        return
+    with pytest.raises(WorkRefused, match=r"epsilon_total = .* for all runs together, and this round would bring it"):
+        house.site().admit(offer, LAYOUT)
+
+
+def test_a_run_that_goes_on_is_counted_once_in_the_budget_of_all(tmp_path: Path) -> None:
+    """Its own ledger stands among the others' on the disk."""
+    house = House(tmp_path)
+    house.policy = replace(house.policy, epsilon_total=1.0001 * Ledger(1e-6).after(RELEASE, 2).epsilon)
+    kept_here = SecureStore(tmp_path / "home" / "secure")
+    for round_ in (1, 2):
+        site = Site(RunId("demo"), Identity(WARD, identity(WARD)), house.policy, tmp_path, kept_here)
+        site.admit(bound(asked(round_, is_private=True), FIRST), LAYOUT)
+    third = bound(asked(3, is_private=True), FIRST)
+    with pytest.raises(WorkRefused, match="epsilon_total"):
+        Site(RunId("demo"), Identity(WARD, identity(WARD)), house.policy, tmp_path, kept_here).admit(third, LAYOUT)

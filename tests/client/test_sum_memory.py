@@ -39,7 +39,7 @@ def asked(
     double.keys[WARD] = public_key_bytes(peer_key(WARD), "a key")
     double.round = round_
     if is_private:
-        noise = NoisePlan.of(4.0, 10**9, 320, least=3, colluders=0)
+        noise = NoisePlan.of(1e9, 10**9, 320, least=3, colluders=1)
         double.plan = replace(double.plan, metrics=(), evaluation=(), weight_unit=1, noise=noise)
     offer = double.offered()
     assert offer.secure is not None

@@ -19,7 +19,7 @@ from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.member_files import members_bytes
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import AccessRefused
-from umbel.client.loop import FAILURES_MAX
+from umbel.client.failures import FAILURES_MAX
 from umbel.client.store import Store
 
 pytestmark = pytest.mark.slow

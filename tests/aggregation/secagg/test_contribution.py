@@ -25,9 +25,19 @@ from tests.aggregation.secagg.house import (
 )
 from umbel.aggregation.codec.packing import pack
 from umbel.aggregation.codec.quantize import LEVEL_MAX
-from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.errors import NonFiniteUpdate
+from umbel.aggregation.grid import cut_values
 from umbel.aggregation.layout import Layout, TensorSpec
-from umbel.aggregation.secagg.contribution import Contribution, ContributionRefused, LocalWork, contribution
+from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.skellam import Skellam
+from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.secagg.contribution import (
+    Contribution,
+    ContributionRefused,
+    LocalWork,
+    contribution,
+    nothing,
+)
 from umbel.aggregation.secagg.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, Measured
 from umbel.aggregation.wire import Codec
 
@@ -120,7 +130,6 @@ def test_the_steps_of_the_vastest_change_are_cut() -> None:
 @pytest.mark.parametrize(
     ("work", "says"),
     [
-        (LocalWork(4711, 3, 3), "more than the 1000 that the run accepts"),
         (LocalWork(0, 3, 3), "trained on no samples"),
         (LocalWork(500, 0, 4711), "steps_done"),
         (LocalWork(500, 4711, 3), "steps_done"),
@@ -134,23 +143,129 @@ def test_work_that_must_not_be_sent_is_refused_without_a_number_of_it(work: Loca
     assert "4711" not in str(refusal.value)
 
 
-def test_the_greatest_weight_is_accepted() -> None:
-    made = sent(composed(secure_plan(5), sample_count_max=1000), torch.zeros(N_VALUES), work_of(1000), 0)
-    assert counts_of(made)[1] == 1000
-
-
-def test_values_that_cannot_stand_on_the_grid_are_refused() -> None:
-    composition = composed(secure_plan(5), max_abs=1.0)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, N_VALUES - 1])
+def test_a_change_that_is_not_finite_is_refused(value: float, place: int) -> None:
+    values = torch.zeros(N_VALUES)
+    values[place] = value
     with pytest.raises(NonFiniteUpdate):
-        sent(composition, torch.full((N_VALUES,), math.nan), work_of(1), 0)
-    with pytest.raises(UpdateOutOfRange):
-        sent(composition, torch.full((N_VALUES,), 1.5), work_of(1), 0)
+        sent(composed(secure_plan(5), max_abs=1.0), values, work_of(1), 0)
 
 
-def test_a_change_beyond_all_numbers_is_refused_without_its_norm() -> None:
+# --- what is cut, for a refusal would answer whoever has chosen the bound ---------------------------------------------
+
+
+@pytest.mark.parametrize(("n_samples", "counted"), [(999, 999), (1000, 1000), (1001, 1000), (4711, 1000)])
+def test_samples_beyond_what_the_run_takes_do_not_count(n_samples: int, counted: int) -> None:
+    composition = composed(secure_plan(5, metrics=("loss",)), sample_count_max=1000)
+    made = sent(composition, torch.ones(N_VALUES), LocalWork(n_samples, 1, 1, {"loss": 0.5}), 0)
+    assert counts_of(made)[1:3] == [counted, counted]
+    assert measured_of(made)[0].samples == counted
+    assert torch.equal(made.values, torch.full((N_VALUES,), float(counted))), "it weighs as much as it says"
+
+
+def test_values_beyond_max_abs_are_cut_to_it_and_the_clients_own_log_can_say_so() -> None:
+    composition = composed(secure_plan(5), max_abs=1.0)
+    values = torch.linspace(-2.0, 2.0, N_VALUES)
+    made = sent(composition, values, work_of(1), 0)
+    assert torch.equal(made.values, values.clamp(-1.0, 1.0))
+    (remark,) = made.remarks
+    assert f"beyond the run's max_abs 1: {int((values.abs() > 1.0).sum())}, each cut to that" in remark
+    assert not sent(composition, values.clamp(-1.0, 1.0), work_of(1), 0).remarks
+
+
+@pytest.mark.parametrize("max_abs", [0.1, 1 / 3, 2.0**-64, 2.0**64])
+def test_what_is_cut_is_within_max_abs_also_where_that_is_no_float32(max_abs: float) -> None:
+    grid = composed(secure_plan(5), max_abs=max_abs).grid
+    values = torch.tensor([3.0e38, -3.0e38, 0.0])
+    assert cut_values(values, grid) == 2
+    assert max_abs * (1 - 2.0**-23) <= float(values[0]) <= max_abs
+    assert values.tolist() == [float(values[0]), -float(values[0]), 0.0]
+    assert cut_values(values, grid) == 0
+
+
+def test_exact_values_are_cut_too() -> None:
+    composition = composed(secure_plan(5), MIXED, max_abs=4.0)
+    made = sent(composition, torch.full((MIXED.n_values,), 5.0), work_of(7), 1)
+    assert made.words[-8:].tolist() == [round(4.0 / composition.grid.step) * 7] * 8
+
+
+def test_a_change_beyond_all_numbers_is_shortened() -> None:
     composition = composed(secure_plan(5), max_abs=2.0**60)
-    with pytest.raises(ContributionRefused, match="far too long; train with a lower learning rate"):
-        sent(composition, torch.full((N_VALUES,), 2.0**50), work_of(1 << 20), 0)
+    made = sent(composition, torch.full((N_VALUES,), 2.0**50), work_of(1 << 20), 0)
+    assert 2.0**59 < float(made.values.norm()) <= 2.0**60
+    assert "far too long" in made.remarks[0]
+    assert sum(part.numel() for part in made.levels()) == composition.n_levels
+
+
+# --- private rounds: nothing is refused -------------------------------------------------------------------------------
+
+NOISE_KEY = bytes(range(32))
+
+
+def private(clip_norm: float | None = 1.0, step: float = 0.01, bound_squared: int = 20_000) -> Composition:
+    n_levels = composed(secure_plan(5)).n_levels
+    noise = NoisePlan(2.0**-20, bound_squared, n_levels, least=3, colluders=1)
+    return composed(replace(secure_plan(5), noise=noise), step=step, clip_norm=clip_norm, max_abs=2.0**-64)
+
+
+def of_private_round(composition: Composition, values: Tensor) -> tuple[Contribution, Tensor]:
+    """What a client contributes of this change, and its levels without noise."""
+    made = contribution(composition, lambda: pieces_of(values), work_of(1), 0, NOISE_KEY)
+    assert composition.secure.noise is not None
+    noise = Skellam(composition.secure.noise.variance_per_client).draw(NOISE_KEY, 0, composition.n_levels)
+    return made, torch.cat(list(made.levels())) - noise
+
+
+ODD_VALUES = {
+    "not a number": math.nan,
+    "infinite": math.inf,
+    "minus infinity": -math.inf,
+    "1e30": 1e30,
+    "the greatest float32": 3.4028234e38,
+    "denormal": 1e-45,
+    "beyond max_abs": 0.5,
+}
+
+
+@pytest.mark.parametrize("everywhere", [False, True], ids=["one value", "all values"])
+@pytest.mark.parametrize("clip_norm", [None, 2.0**-60, 1.0, 2.0**60])
+@pytest.mark.parametrize("step", [2.0**-99, 0.01, 2.0**99])
+@pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES.keys())
+def test_whatever_the_values_are_a_private_round_gets_levels_within_the_bound(
+    value: float, step: float, clip_norm: float | None, everywhere: bool
+) -> None:
+    """Also where the coordinator has chosen a clip norm and a step at the ends of what a plan may say."""
+    values = torch.full((N_VALUES,), value) if everywhere else torch.zeros(N_VALUES)
+    values[N_VALUES // 2] = value
+    composition = private(clip_norm, step)
+    made, levels = of_private_round(composition, values)
+    assert composition.secure.noise is not None
+    assert int(levels.to(torch.int64).square().sum()) <= composition.secure.noise.bound_squared
+    assert counts_of(made) == [1, 1, 1, 0, 1, 1, 0, 0], "what every client of a private round says"
+    if not math.isfinite(value):
+        assert not levels.any()
+        assert "not finite, so zeros and noise are sent" in made.remarks[0]
+
+
+def test_a_long_change_in_a_private_round_keeps_its_direction() -> None:
+    """It is clipped as any other is, not thrown away: 1e30 in one value is a spike of the clip norm."""
+    values = torch.zeros(N_VALUES)
+    values[7] = 1e30
+    _, levels = of_private_round(private(bound_squared=40_000), values)
+    spike = torch.zeros(N_VALUES)
+    spike[7] = 1.0
+    _, expected = of_private_round(private(bound_squared=40_000), spike)
+    assert levels.any()
+    assert torch.equal(levels, expected)
+
+
+def test_a_client_whose_training_has_failed_contributes_noise_alone() -> None:
+    composition = private()
+    made = contribution(composition, nothing(composition), work_of(1), 0, NOISE_KEY)
+    _, levels = of_private_round(composition, torch.zeros(N_VALUES))
+    assert not made.values.any()
+    assert not levels.any()
 
 
 @pytest.mark.parametrize("n_values", [N_VALUES - 1, N_VALUES + 1])
