@@ -14,7 +14,7 @@ LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-ha
 	--custom-compile-command "make locks" --no-emit-index-url -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check fmt fuzz bench docs locks clean
+.PHONY: help demo test test-fast check fmt fuzz mutants bench docs locks clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,10 @@ fmt: $(VENV)/.dev ## format and sort
 fuzz: $(VENV)/.dev ## strangers' bytes, for minutes: each reader for SECONDS, then the API by its own document
 	$(BIN)/python -m tests.fuzz.fuzz $(or $(SECONDS),60)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/contracts/test_openapi.py tests/fuzz
+
+mutants: $(VENV)/.dev ## small mistakes in what changed since BASE, or in RANDOM=200 places: does a test notice each?
+	$(BIN)/python -m tests.mutation.mutants $(if $(BASE),--base $(BASE)) \
+		$(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(IN))
 
 bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator

@@ -1,0 +1,135 @@
+"""Which mutations of the code does no test notice?
+
+    make mutants                                      what changed since main, or since the last commit on main
+    make mutants BASE=HEAD~3                          what changed since that commit
+    make mutants RANDOM=200 SEED=20261123             two hundred places of the whole product, drawn with a seed
+    make mutants RANDOM=20 SEED=1 IN="server/auth.py aggregation/secagg"
+
+A mutant is the code with one small mistake: a bound off by one, a refusal that refuses nothing, a lock that is gone, a
+flag turned round. The tests near the file run once without a mutant, which tells the lines that each test runs. Then
+each mutant meets the tests that run its line, the quick ones first, until one fails. It survives if none does: no test
+decides that line. Either a test is missing, or the line is not needed, or both ways are right.
+
+Everything happens in copies in a temporary folder. Tests marked slow take part with --slow only.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.mutation.choice import Mutant, at_random, changed_since, files_in, merge_base
+from tests.mutation.neighbours import PARTS
+from tests.mutation.trials import Limits, Outcome, Verdict, tests_near, trials
+
+ROOT = Path(__file__).parents[2]
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m tests.mutation.mutants", description=__doc__, formatter_class=raw)
+    parser.add_argument("places", nargs="*", default=list(PARTS), help="with --random: files and folders to draw from")
+    parser.add_argument("--base", help="mutate the functions that changed since this commit (default: since main)")
+    parser.add_argument("--random", type=int, metavar="N", help="mutate N places, drawn with --seed")
+    parser.add_argument("--each", type=int, metavar="N", help="mutate N places of each file, drawn with --seed")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
+    parser.add_argument("--share", type=float, default=0.1, help="survivors that are tolerated (default 0.1)")
+    parser.add_argument("--workers", type=int, default=2, help="processes that run tests (default 2)")
+    parser.add_argument("--budget", type=float, default=90.0, metavar="S", help="of tests for a mutant (default 90 s)")
+    parser.add_argument("--near", type=int, default=10, metavar="N", help="test files for a file, at most (default 10)")
+    parser.add_argument("--tests", type=Path, nargs="+", help="these test files, in place of those near")
+    parser.add_argument("--slow", action="store_true", help="run the tests marked slow, too")
+    parser.add_argument("--out", type=Path, help="write every verdict there, as JSON lines")
+    return parser.parse_args(words)
+
+
+def chosen(options: argparse.Namespace) -> list[Mutant]:
+    files = files_in(ROOT, options.places)
+    if options.each is not None:
+        return [mutant for path in files for mutant in at_random(ROOT, [path], options.each, options.seed)]
+    if options.random is not None:
+        return at_random(ROOT, files, options.random, options.seed)
+    return changed_since(ROOT, options.base or merge_base(ROOT))
+
+
+def tried(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[Verdict]:
+    """The verdicts, told as they come."""
+    paths = {mutant.path for mutant in mutants}
+    near = (
+        {path: list[Path](options.tests) for path in paths} if options.tests else tests_near(ROOT, paths, options.near)
+    )
+    files = {test for tests in near.values() for test in tests}
+    _say(f"{len(mutants)} mutants in {len(near)} files; {len(files)} test files are near: first without a mutant")
+    verdicts, began = list[Verdict](), time.monotonic()
+    with trials(ROOT, options.workers, Limits(budget_s=options.budget, slow=options.slow)) as work:
+        baseline = work.baseline(files, _say)
+        _say(f"{len(baseline.seconds)} tests took {time.monotonic() - began:.0f} s")
+        mirrors = {path: tests[:3] for path, tests in near.items()}
+        for verdict in work.verdicts(mutants, baseline, mirrors):
+            verdicts.append(verdict)
+            if not verdict.outcome.noticed:
+                _say(described(verdict))
+            if options.out:
+                with options.out.open("a") as file:
+                    print(json.dumps(record(verdict)), file=file)
+    return verdicts
+
+
+def described(verdict: Verdict) -> str:
+    mutant, ran = verdict.mutant, Counter(test.partition("::")[0] for test in verdict.ran)
+    tests = ", ".join(f"{file} ({count})" for file, count in sorted(ran.items()))
+    more = f", and {verdict.left_out} over the budget were not run" if verdict.left_out else ""
+    return (
+        f"\n{mutant.path}:{mutant.place.first}: {verdict.outcome}\n{mutant.source.difference(mutant.place)}\n"
+        f"  {len(verdict.ran)} tests ran{more}{': ' + tests if tests else ''}"
+    )
+
+
+def record(verdict: Verdict) -> dict[str, object]:
+    mutant = verdict.mutant
+    return {
+        "path": str(mutant.path),
+        "line": mutant.place.first,
+        "difference": mutant.source.difference(mutant.place),
+        "outcome": verdict.outcome.name,
+        "tests": len(verdict.ran),
+        "noticed_by": verdict.noticed_by,
+        "left_out": verdict.left_out,
+    }
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    by_folder: Mapping[str, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        by_folder[str(verdict.mutant.path.parent)].append(verdict)
+    lines = [
+        f"{folder}: {sum(v.outcome.noticed for v in of)} of {len(of)} noticed"
+        for folder, of in sorted(by_folder.items())
+    ]
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    lines.append(", ".join(f"{outcome}: {counts[outcome]}" for outcome in Outcome))
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    options = arguments(sys.argv[1:])
+    mutants = chosen(options)
+    if not mutants:
+        _say("nothing to mutate")
+        return
+    verdicts = tried(mutants, options)
+    survivors = sum(not verdict.outcome.noticed for verdict in verdicts)
+    _say(f"\n{summary(verdicts)}")
+    _say(f"{len(verdicts) - survivors} of {len(verdicts)} noticed; survivors may be {options.share:.0%} of them")
+    sys.exit(survivors > options.share * len(verdicts))
+
+
+if __name__ == "__main__":
+    main()
