@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from tests.client.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
+from umbel.aggregation.runfile_sections import AggregationSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import AccessRefused, CoordinatorMisbehaved, StateError, TrainingFailed, WorkRefused
@@ -684,6 +686,50 @@ def test_no_more_samples_are_reported_than_were_announced(tmp_path: Path) -> Non
     with pytest.raises(WorkRefused, match="trained on 6 samples, but this client checked in with 5"):
         take_part(tmp_path, double, Boaster())
     assert "POST update" not in double.requests
+
+
+@pytest.mark.parametrize(("most", "is_taken"), [(5, True), (4, False)])
+def test_a_site_may_have_as_many_samples_as_a_run_accepts_and_no_more(
+    tmp_path: Path, most: int, is_taken: bool
+) -> None:
+    double = Double(AddOne().model)
+    double.run_file = replace(double.run_file, aggregation=AggregationSection(sample_count_max=most))
+    if is_taken:
+        assert take_part(tmp_path, double).accepted == 1
+        return
+    with pytest.raises(WorkRefused, match="has 5 samples, the run accepts at most 4"):
+        take_part(tmp_path, double)
+    assert "POST update" not in double.requests
+
+
+class Grown(AddOne):
+    """Its data grow while it trains."""
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        self.sample_count += 1
+        return super().train(model, plan)
+
+
+@pytest.mark.parametrize(("most", "is_taken"), [(6, True), (5, False)])
+def test_what_it_trained_on_is_held_against_the_runs_bound_too(tmp_path: Path, most: int, is_taken: bool) -> None:
+    double = Double(AddOne().model)
+    double.run_file = replace(double.run_file, aggregation=AggregationSection(sample_count_max=most))
+    if is_taken:
+        assert take_part(tmp_path, double, Grown()).accepted == 1
+        return
+    with pytest.raises(WorkRefused):
+        take_part(tmp_path, double, Grown())
+    assert "trained on 6 samples, the run accepts at most 5" in double.declined["demo.1.1.ward-7"]
+    assert "POST update" not in double.requests
+
+
+def test_an_update_without_its_report_is_removed(tmp_path: Path) -> None:
+    """A process that was killed between the two has left it: nobody will send it, and it may tell of the data."""
+    store = Store(tmp_path, URL)
+    store.save_update([b"weights"])
+    assert pending_files(tmp_path) == ["update.bin"]
+    assert Store(tmp_path, URL).pending() is None
+    assert pending_files(tmp_path) == []
 
 
 def test_a_model_larger_than_this_clients_own_is_not_fetched(tmp_path: Path) -> None:

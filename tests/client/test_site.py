@@ -18,7 +18,7 @@ from umbel.aggregation.members import MemberList
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster
 from umbel.aggregation.types import RunId
-from umbel.client.errors import AttemptRefused, WorkRefused
+from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
 from umbel.client.identity import Identity
 from umbel.client.members_store import MembersStore
 from umbel.client.policy import SitePolicy
@@ -145,6 +145,16 @@ def test_who_has_come_ends_this_attempt_at_most_for_others_may_come_next_time(
     site.admit(offer, LAYOUT)
     with pytest.raises(AttemptRefused, match=sentence) if sentence else nullcontext():
         site.check_roster(offer, Roster(bytes(32), adverts), LAYOUT)
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["without this client", "with another key for it"])
+def test_a_cohort_in_which_somebody_would_speak_in_its_place_is_an_alarm(house: House, is_named: bool) -> None:
+    offer = bound(asked(1), FIRST)
+    others = {name: key for name, key in offer.context.cohort if name != WARD}
+    cohort = others | {WARD: peer_key("a stranger")} if is_named else others
+    told = replace(offer, context=replace(offer.context, cohort=tuple(sorted(cohort.items()))))
+    with pytest.raises(Alarm, match="has another key for this client, or none"):
+        house.site().admit(told, LAYOUT)
 
 
 # --- noise ---

@@ -1,11 +1,12 @@
 """The ready trainer: what it computes, how long it goes on, and what it reports."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from umbel.client import LocalPlan, TorchClient
 from umbel.client.batches import shuffled_batches, split_sizes
@@ -104,6 +105,38 @@ def test_local_steps_go_round_the_data_as_often_as_needed() -> None:
     model = network()
     result = ready(model).train(model, LocalPlan(steps=7, batch_size=16))
     assert (result.steps_done, result.steps_planned) == (7, 7)
+
+
+class ByName(Dataset[tuple[torch.Tensor, dict[str, torch.Tensor]]]):
+    """Five samples whose targets have names."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return torch.zeros(4), {"class": torch.tensor(0), "value": torch.tensor(1.0 + index)}
+
+
+@pytest.mark.parametrize("in_a_list", [False, True])
+def test_batches_whose_targets_have_names_count_by_their_samples(in_a_list: bool) -> None:
+    """Batches of two, two and one: a mean over batches would be 3.17, one over samples is 3."""
+
+    def named(target: Any) -> Any:
+        return target["value"] if not in_a_list else target[0]["value"]
+
+    def batch(samples: list[Any]) -> Any:
+        inputs, targets = default_collate(samples)
+        return inputs, [targets] if in_a_list else targets
+
+    model = nn.Linear(4, 1)
+    loader = DataLoader(ByName(), batch_size=2, collate_fn=batch)
+
+    def loss(output: torch.Tensor, target: Any) -> torch.Tensor:
+        value: torch.Tensor = named(target).mean() + output.sum() * 0
+        return value
+
+    result = TorchClient(model, loss, loader, device="cpu", metrics={}).train(model, LocalPlan(epochs=1))
+    assert result.metrics["loss"] == pytest.approx(3.0)
 
 
 def test_at_the_deadline_partial_work_is_returned() -> None:

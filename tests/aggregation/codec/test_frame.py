@@ -1,5 +1,6 @@
 """Frames from strangers: bombs, lies and appendages have typed refusals, and cost little memory."""
 
+import random
 import struct
 import tracemalloc
 from collections.abc import Callable, Iterable
@@ -11,7 +12,14 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.frame import compress, decompress, decompress_whole, framed_bytes_max
+from umbel.aggregation.codec.frame import (
+    compress,
+    compress_apart,
+    compressed_bytes,
+    decompress,
+    decompress_whole,
+    framed_bytes_max,
+)
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused
 
 MIB = 1 << 20
@@ -40,6 +48,15 @@ def test_what_was_compressed_comes_back(pieces: list[bytes], n_piece: int, level
     made = b"".join(compress(pieces, len(data), level))
     assert len(made) <= framed_bytes_max(len(data))
     assert read((made[i : i + n_piece] for i in range(0, len(made), n_piece)), len(data)) == data
+
+
+def test_parts_of_different_symbols_take_no_more_bytes_together_than_each_alone() -> None:
+    """They share a frame and no code table; with one table for both they would take more."""
+    rng = random.Random(1)
+    parts = [bytes(rng.choices(range(first, first + 4), k=20_000)) for first in (0, 100)]
+    made, n_raw = compress_apart(parts, 40_000), 40_000
+    assert read_whole([made], n_raw) == b"".join(parts)
+    assert len(made) <= sum(compressed_bytes(parts)) < len(b"".join(compress([b"".join(parts)], n_raw)))
 
 
 @BOTH

@@ -57,3 +57,11 @@ def test_only_exact_values_are_linear_and_only_a_sketch_of_them_unbiased() -> No
 def test_other_masks_are_refused(every: int) -> None:
     with pytest.raises(ValueError, match="every"):
         RandomMask(every)
+
+
+def test_a_gradient_is_masked_where_it_is() -> None:
+    """Torch's "meta" device takes no operand from the processor, as a GPU takes none."""
+    context = context_of(1000)
+    projections = RandomMask(4).projections(context)
+    gradients = {name: torch.ones(mask.shape, device="meta") for name, mask in RandomMask(4).trained(context).items()}
+    assert {projections[name](gradient).device.type for name, gradient in gradients.items()} == {"meta"}

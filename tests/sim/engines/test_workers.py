@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Literal
 
 import pytest
 import torch
@@ -22,6 +23,15 @@ def test_any_number_of_threads_gives_the_same_bits(n_workers: int, monkeypatch: 
     values, losses = all_changes(ThreadsEngine(made_by, n_workers), start_of(made_by), WORK)
     assert torch.equal(values, expected)
     assert (losses == expected_losses).all()
+
+
+@pytest.mark.parametrize("arithmetic", ["sdk", "fast"])
+def test_threads_compute_in_the_arithmetic_that_is_asked_for(arithmetic: Literal["sdk", "fast"]) -> None:
+    """With convolutions the two differ in their last bits."""
+    made_by = recipe("convolutions")
+    expected, _ = all_changes(SequentialEngine(made_by, arithmetic=arithmetic), start_of(made_by), WORK)
+    values, _ = all_changes(ThreadsEngine(made_by, 2, arithmetic=arithmetic), start_of(made_by), WORK)
+    assert torch.equal(values, expected)
 
 
 @pytest.mark.parametrize("name", ["with_dropout", "shaken"])
