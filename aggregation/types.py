@@ -18,6 +18,7 @@ from umbel.aggregation.grid import Grid
 from umbel.aggregation.metric_names import METRICS_MAX, require_metric_name
 from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.task import Task
 
 RunId = NewType("RunId", str)
@@ -231,6 +232,13 @@ class RoundPlan:
     def patience_s(self) -> float:
         """How long to wait for a full cohort before starting with fewer: a tenth of the window, 0.2 s to 30 s."""
         return min(max(self.window_s / 10, 0.2), 30.0)
+
+    def seed_of(self, client: ClientId) -> int:
+        """What this client's batch order, dropout and the like are drawn from.
+
+        The attempt is left out: a round that had to be tried again trains as it would have the first time.
+        """
+        return derive_seed(self.seed, "client", self.number, client)
 
     @property
     def total_weight_max(self) -> int:

@@ -77,14 +77,14 @@ from umbel.client.refusals import decline
 from umbel.client.secure_offer import read_offer
 from umbel.client.secure_round import SecureRound
 from umbel.client.shutdown import Interrupted, Shutdown
-from umbel.client.site import Site
+from umbel.client.site import SeedOf, Site, own_seed
 from umbel.client.state_dir import locked
 from umbel.client.store import PendingReport, Store
 from umbel.client.timing import Timing, within
 from umbel.client.told import name_of, warn_if_too_slow
 from umbel.client.transport import Patience, Transport, connect, patiently
 from umbel.client.watch import Watch
-from umbel.client.work import Trained, save_work, train
+from umbel.client.work import Trained, asked_of_site, save_work, train
 
 # The least time between two questions, whatever the coordinator says: a check-in that is held open costs nothing more,
 # one that is answered at once must not become a flood.
@@ -128,14 +128,17 @@ def run_client(
     policy: SitePolicy | None = None,
     shutdown: Shutdown | None = None,
     transport: httpx.BaseTransport | None = None,
+    secure_seed: SeedOf = own_seed,
 ) -> RunEnd:
     """Take part in `run` until it ends or this client is told to leave.
 
     `server`: the coordinator's address, or those of its replicas, `URL[,URL...]`; one that does not answer is left for
     the next. `token`: needed until the client has enrolled once. `name`: how the client is known; by default made from
     the host's name. `labels`: facts about this site, told at its enrolment, such as `{"tier": "hospital"}`.
-    `policy`: what this site allows, whatever it is asked. `transport`: for tests and proxies. Raises `ClientError`;
-    `ValueError` for unusable arguments, and `OSError`, or `MembersRefused`, for the policy's member list.
+    `policy`: what this site allows, whatever it is asked. `transport`: for tests and proxies. `secure_seed`: what the
+    training in a secure round is drawn from, for tests that repeat one; anywhere else the default alone is safe.
+    Raises `ClientError`; `ValueError` for unusable arguments, and `OSError`, or `MembersRefused`, for the policy's
+    member list.
     """
     state_dir, shutdown = Path(state_dir), shutdown or Shutdown()
     try:
@@ -148,7 +151,7 @@ def run_client(
         store = Store(state_dir, server)
         identity = identify(store, name, token)
         coordinator = Coordinator(Transport(replicas, identity.authorize))
-        site = Site(RunId(run), identity, policy, state_dir, store.secure)
+        site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_seed)
         participant = Participant(app, coordinator, store, RunId(run), identity, site, shutdown)
         try:
             with shutdown.interruptible():
@@ -416,16 +419,8 @@ class Participant:
         return replace(plan, within=codec.within(), checkpoint=checkpoint)
 
     def _plan(self, offer: Assignment, window_end: float, watch: Watch, update_bytes_max: int) -> LocalPlan:
-        asked = offer.training
-        return LocalPlan(
-            epochs=asked.local_epochs,
-            steps=asked.local_steps,
-            batch_size=asked.batch_size,
-            learning_rate=asked.learning_rate,
-            proximal_mu=asked.proximal_mu,
-            seed=offer.seed,
-            evaluate=asked.evaluate,
-            share=offer.share,
+        return replace(
+            asked_of_site(offer.training, offer.seed, offer.share),
             deadline=window_end - self._delivery.link.reserve_s(update_bytes_max, offer.window_s),
             told_to_stop=_either(lambda: watch.ended, lambda: self._shutdown.reason),
         )

@@ -5,9 +5,10 @@ Everything here is settled before a word is said in a secure round, and before a
 
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.layout import Layout
@@ -19,7 +20,7 @@ from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
-from umbel.aggregation.types import RunId
+from umbel.aggregation.types import Assignment, RunId
 from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused
 from umbel.client.identity import Identity
 from umbel.client.members_store import MembersStore, members_in_force
@@ -33,11 +34,20 @@ _SEED_BITS = 62  # what every generator takes
 log = logging.getLogger("umbel.client")
 
 
+SeedOf: TypeAlias = Callable[[Assignment], int]
+"""What a site's training in a secure round is drawn from."""
+
+
+def own_seed(_offer: Assignment) -> int:
+    """A seed that is drawn here: trained twice from one that the coordinator gives, an update would be the same in two
+    sums.
+    """
+    return secrets.randbits(_SEED_BITS)
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A secure round that this site takes part in. `index`: its place in the cohort. `seed`: for its training, drawn
-    here: trained twice from one that the coordinator gives, an update would be the same in two sums.
-    """
+    """A secure round that this site takes part in. `index`: its place in the cohort. `seed`: for its training."""
 
     client: SecureClient
     composition: Composition
@@ -52,7 +62,13 @@ class Site:
     """
 
     def __init__(
-        self, run: RunId, identity: Identity, policy: SitePolicy | None, state_dir: Path, kept: SecureStore
+        self,
+        run: RunId,
+        identity: Identity,
+        policy: SitePolicy | None,
+        state_dir: Path,
+        kept: SecureStore,
+        seed_of: SeedOf = own_seed,
     ) -> None:
         self.policy = policy or SitePolicy()
         self._has_policy = policy is not None
@@ -60,6 +76,7 @@ class Site:
         self._identity = identity
         self._state_dir = state_dir
         self._kept = kept
+        self._seed_of = seed_of
         self._memory = SumMemory(run, self.policy, kept)
         self._has_warned = False
         self.policy.check_run(run)
@@ -95,7 +112,7 @@ class Site:
         self._kept.begin(begun)  # first: a restart declines what was begun, so nothing is charged twice
         if ledger is not None:
             self._kept.spend(self._run, ledger)
-        return Admitted(client, asked.composition, client.index, secrets.randbits(_SEED_BITS))
+        return Admitted(client, asked.composition, client.index, self._seed_of(asked.assignment))
 
     def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
         """Raise `AttemptRefused` unless those who have come are within the limits, too."""

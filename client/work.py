@@ -13,7 +13,7 @@ from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
 from umbel.aggregation.grid import PIECE_VALUES
 from umbel.aggregation.layout import Layout, weight_change
-from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, WorkDone
+from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, TrainingPlan, WorkDone
 from umbel.aggregation.update_codec import codec_for
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
@@ -33,6 +33,20 @@ class Trained:
     evaluation: Evaluation | None
     train_s: float
     step_s: float
+
+
+def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> LocalPlan:
+    """What a site's own code is asked, by the run file; whoever calls it adds until when, and what stops it."""
+    return LocalPlan(
+        epochs=training.local_epochs,
+        steps=training.local_steps,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        proximal_mu=training.proximal_mu,
+        seed=seed,
+        evaluate=training.evaluate,
+        share=share,
+    )
 
 
 def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
@@ -128,15 +142,16 @@ def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.T
     """The change as float32, in pieces.
 
     The start weights are read from their file again: neither they nor the change are in memory beside the model.
+    (Nothing is yielded inside `torch.no_grad`, which would hold for whoever reads this, and for good where an update is
+    refused in the middle.)
     """
     local, before = app.model.state_dict(), load_model(start, layout)
     layout.require(local, "the trained model")
-    with torch.no_grad():
-        for spec in layout.owners():
-            values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
-            for first in range(0, spec.n_values, PIECE_VALUES):
-                piece = slice(first, first + PIECE_VALUES)
-                yield weight_change(spec, values[piece].cpu(), start_values[piece])
+    for spec in layout.owners():
+        values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
+        for first in range(0, spec.n_values, PIECE_VALUES):
+            piece = slice(first, first + PIECE_VALUES)
+            yield weight_change(spec, values[piece].cpu(), start_values[piece])
 
 
 def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link: Link) -> WorkDone:

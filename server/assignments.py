@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from umbel.aggregation.round import Closing, Training
 from umbel.aggregation.secagg.offer import SecureOffer
-from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import Assignment, ClientId, ranks_of
 from umbel.server.services import Services
 from umbel.server.stored import LiveRun
@@ -21,11 +20,7 @@ class Assignments:
         self._ranks: tuple[int, dict[ClientId, int]] | None = None
 
     async def of(self, live: LiveRun, client: ClientId, state: Training | Closing) -> Assignment:
-        """What this client of the cohort is asked to do.
-
-        Its seed leaves the attempt out: a round that had to be tried again trains as it would have the first time. (Not
-        a secure one, whose clients draw seeds of their own.)
-        """
+        """What this client of the cohort is asked to do. (A client of a secure round draws a seed of its own.)"""
         plan, file = state.plan, live.run.file
         away_s = state.away_s
         left_s = state.opened_at + plan.window_s + away_s - self._services.clock.now()
@@ -39,7 +34,7 @@ class Assignments:
             codec=plan.codec,
             grid=plan.grid,
             sample_count_max=plan.sample_count_max,
-            seed=derive_seed(plan.seed, "client", plan.number, client),
+            seed=plan.seed_of(client),
             window_s=max(0.0, left_s),
             task=plan.task,
             share=file.share_of(plan.task),

@@ -26,10 +26,22 @@ from umbel.aggregation.grid import Grid, GridAccumulator, check_values, to_integ
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import HasMean, Layout
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.wire import HEADER_BYTES, header_for, read_header
+from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def projections(plan: CodecPlan, layout: Layout) -> Projections:
+    """By tensor, what takes a gradient to the part that this plan's updates can carry; nothing where that is all of it,
+    now or later. One for the whole cohort.
+    """
+    if plan.feedback or plan.codec in (Codec.FLOAT32, Codec.INTEGER):
+        return {}
+    codec = vector_codec(plan.codec, plan.parameters)
+    if isinstance(codec, RandomMask | LowRank) and codec.mode is Mode.STRUCTURED:
+        return codec.projections(Context(layout, plan.key))
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +79,7 @@ class VectorUpdateCodec:
         yield from self._framed(exact, tuple(self._codec.encode(self._clipped(values), self._context(rank))), rank)
 
     def within(self) -> Projections:
-        codec = self._codec
-        if self._plan.feedback:
-            return {}
-        if isinstance(codec, RandomMask | LowRank) and codec.mode is Mode.STRUCTURED:
-            return codec.projections(self._context(0))
-        return {}
+        return projections(self._plan, self._layout)
 
     def encode_fed(
         self, change: Callable[[], Iterator[Tensor]], rank: int, version: int, before: Residual | None

@@ -1,8 +1,9 @@
 """The local training of one client after another on one resident model: what the SDK's trainer does, and its bits.
 
-Batches, their order, the mean loss, FedProx's term, the optimizer and what dropout draws are those of
-`client.trainer.TorchClient` with the client's seed; what the SDK makes anew for every client (a copy of the model, an
-optimizer, a loader, all generators) is kept here and put back. `tests/sim/engines/test_local.py` compares the bits.
+Batches, their order, the mean loss, FedProx's term, what the codec lets be trained, the optimizer and what dropout
+draws are those of `client.trainer.TorchClient` with the client's seed; what the SDK makes anew for every client (a copy
+of the model, an optimizer, a loader, all generators) is kept here and put back. `tests/sim/engines/test_local.py`
+compares the bits.
 
 On a CPU, models with two-dimensional convolutions are kept in the order that those like best, channels last, and take
 their steps in one call for all tensors: up to a third faster, and equal within rounding (`arithmetic = "fast"`).
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.batches import split_sizes
@@ -94,6 +96,9 @@ class LocalTrainer:
         module, plan, wanted = self._resident.module, work.plan, work.optimizer
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._proximal = ProximalTerm(module, plan.proximal_mu)
+        within = projections(work.codec, self.layout)
+        named = module.named_parameters(remove_duplicate=False)
+        self._within = [(p, within[name]) for name, p in named if name in within and p.requires_grad]
         self._optimizer = Sgd(self._parameters, plan, wanted, is_fused=self._is_fast)
 
     def train(self, work: CohortWork, positions: Indices, values: Tensor) -> Losses:
@@ -128,6 +133,9 @@ class LocalTrainer:
             loss = self._loss_of(samples, chosen)
             loss.backward()
             self._proximal.add_gradient()
+            for parameter, project in self._within:
+                if parameter.grad is not None:
+                    parameter.grad = project(parameter.grad)
             if clip_norm is not None:
                 clip_grad_norm_(self._parameters, clip_norm)
             self._optimizer.step()

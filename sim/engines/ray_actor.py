@@ -10,14 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.population import CohortData
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.device import whole_float32
 from umbel.sim.engines.local import Arithmetic, LocalTrainer, Losses
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.threads import one_thread
-from umbel.sim.engines.work import CohortWork, LocalOptimizer
+from umbel.sim.engines.work import CohortWork
 
 
 def packed(tensor: Tensor) -> NDArray[np.uint8]:
@@ -52,8 +51,7 @@ class RayWorker:
         """Train some clients of a cohort: what they have changed (k, n_values), and their losses (k, 3)."""
         rows, starts, seeds, steps = part
         samples = Samples(*map(unpacked, (inputs, targets), terms["dtypes"]))
-        plan, optimizer = TrainingPlan(**terms["plan"]), LocalOptimizer(**terms["optimizer"])
-        work = CohortWork(CohortData(samples, rows, starts), seeds, steps, plan, optimizer)
+        work = CohortWork.on(CohortData(samples, rows, starts), seeds, steps, terms)
         values = torch.empty(len(seeds), self._trainer.layout.n_values)
         with one_thread(), whole_float32(self._trainer.device):
             if cohort != self._cohort:

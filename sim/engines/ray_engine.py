@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -145,8 +144,7 @@ def _connected(address: str | None) -> tuple[Any, bool]:
 def _message(part: CohortWork) -> tuple[list[Any], dict[str, Any]]:
     samples = part.data.samples
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (samples.inputs, samples.targets)]
-    terms = {"plan": asdict(part.plan), "optimizer": asdict(part.optimizer), "dtypes": dtypes}
-    return [part.data.rows, part.data.starts, part.seeds, part.steps], terms
+    return [part.data.rows, part.data.starts, part.seeds, part.steps], {**part.terms, "dtypes": dtypes}
 
 
 def _paths() -> list[str]:

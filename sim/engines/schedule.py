@@ -7,6 +7,7 @@ does not depend on who did the others.
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -44,9 +45,9 @@ def chunks(steps: Indices, n_workers: int, rows_max: int) -> Iterator[Indices]:
 
 def part_of(work: CohortWork, positions: Indices) -> CohortWork:
     """The work of these clients alone, in this order, over the same samples."""
-    return CohortWork(
-        work.data.part(positions), work.seeds[positions], work.steps[positions], work.plan, work.optimizer
-    )
+    clients = work.clients[positions] if len(work.clients) else work.clients
+    data, seeds, steps = work.data.part(positions), work.seeds[positions], work.steps[positions]
+    return replace(work, data=data, seeds=seeds, steps=steps, clients=clients)
 
 
 def devices_of(device: str, n_workers: int | None) -> list[str]:

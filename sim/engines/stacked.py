@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.layout import Layout
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.samples import Samples
@@ -90,7 +91,7 @@ class StackedEngine:
 
     def _train_group(self, start: Tensor, work: CohortWork, steps: Lockstep) -> Changes:
         weights = torch.empty(len(steps.positions), self._layout.n_values, device=self._device)
-        if self._dense is not None:
+        if self._dense is not None and not projections(work.codec, self._layout):
             losses = train_dense(self._dense, start, work, steps, weights)
         else:
             losses = self._train_traced(start, work, steps, weights)
@@ -98,6 +99,7 @@ class StackedEngine:
 
     def _train_traced(self, start: Tensor, work: CohortWork, steps: Lockstep, weights: Tensor) -> Tensor:
         weights[:] = start
+        within = projections(work.codec, self._layout)
         gradients = torch.empty_like(weights)
         taking = StackedSteps(start, weights, gradients, work.plan, work.optimizer)
         by_name, gradients_by_name = self._views(weights), self._views(gradients)
@@ -116,6 +118,9 @@ class StackedEngine:
                 )
                 for name, one in gradients_by_name.items():
                     one[:n_active] = found[name]
+                    if name in within:
+                        for gradient in one[:n_active]:
+                            gradient.copy_(within[name](gradient))
                 taking.take(n_active)
                 done += n_active
         return losses

@@ -1,14 +1,16 @@
 """What an engine is given, and what it gives back: the local training of a whole cohort."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.wire import Codec
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import CohortData
 
@@ -28,7 +30,9 @@ class CohortWork:
 
     `seeds`: uint64, of each client, for the order of its samples (`aggregation.sample_order`), dropout and the like.
     `steps`: int64, how many steps of SGD each takes, at least 1; they go through its data pass after pass, in batches
-    as the SDK makes them (`client.batches.split_sizes`). `plan`: batch size, learning rate, FedProx's mu.
+    as the SDK makes them (`client.batches.split_sizes`). `plan`: batch size, learning rate, FedProx's mu. `codec`: how
+    updates are written; where they can carry a part of the model alone, clients train within that (`projections`).
+    `clients`: int64, the number of each; none where an engine need not know who they are.
     """
 
     data: CohortData
@@ -36,6 +40,20 @@ class CohortWork:
     steps: Indices
     plan: TrainingPlan
     optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
+    codec: CodecPlan = field(default_factory=CodecPlan)
+    clients: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What is alike for all of them, as JSON can carry it; `CohortWork.on` is the inverse."""
+        return {"plan": asdict(self.plan), "optimizer": asdict(self.optimizer), "codec": asdict(self.codec)}
+
+    @staticmethod
+    def on(data: CohortData, seeds: NDArray[np.uint64], steps: Indices, terms: Mapping[str, Any]) -> "CohortWork":
+        """Work on these terms."""
+        codec: dict[str, Any] = {**terms["codec"], "codec": Codec(terms["codec"]["codec"])}
+        plan, optimizer = TrainingPlan(**terms["plan"]), LocalOptimizer(**terms["optimizer"])
+        return CohortWork(data, seeds, steps, plan, optimizer, CodecPlan(**codec))
 
 
 @dataclass(frozen=True, slots=True)

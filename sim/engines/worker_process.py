@@ -10,7 +10,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.population import CohortData
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.channel import Channel, Message
@@ -26,7 +24,7 @@ from umbel.sim.engines.device import whole_float32
 from umbel.sim.engines.local import LocalTrainer, Losses
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.shared import SharedTensor, mapped
-from umbel.sim.engines.work import CohortWork, LocalOptimizer
+from umbel.sim.engines.work import CohortWork
 from umbel.sim.tether import when_the_starter_is_gone
 
 
@@ -42,8 +40,11 @@ def send_shared(channel: Channel, kind: str, *shared: SharedTensor) -> None:
 
 def send_chunk(channel: Channel, cohort: int, half: int, part: CohortWork) -> None:
     """`cohort`: another number for each; `half`: of the block, to leave the changes in."""
-    fields = {"cohort": cohort, "half": half, "plan": asdict(part.plan), "optimizer": asdict(part.optimizer)}
-    channel.send("chunk", fields, [part.data.rows, part.data.starts, part.seeds, part.steps])
+    channel.send(
+        "chunk",
+        {"cohort": cohort, "half": half, "terms": part.terms},
+        [part.data.rows, part.data.starts, part.seeds, part.steps],
+    )
 
 
 class Worker:
@@ -84,7 +85,7 @@ class Worker:
         assert self._trainer is not None
         rows, starts, seeds, steps = arrays
         data = CohortData(Samples(*self._shared["samples"]), rows, starts)
-        work = CohortWork(data, seeds, steps, TrainingPlan(**fields["plan"]), LocalOptimizer(**fields["optimizer"]))
+        work = CohortWork.on(data, seeds, steps, fields["terms"])
         if self._cohort != fields["cohort"]:
             self._trainer.begin(self._shared["start"][0], work)
             self._cohort = fields["cohort"]

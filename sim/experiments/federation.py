@@ -19,6 +19,7 @@ from torch import Tensor
 
 from umbel.aggregation.advance import advance, next_deadline
 from umbel.aggregation.audit import sum_sha256
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.endings import Known, Measured, abandoned, finished
 from umbel.aggregation.layout import HasMean
 from umbel.aggregation.ledger import client_records
@@ -56,7 +57,7 @@ from umbel.sim.experiments.versions import ModelState, Summed
 from umbel.sim.experiments.window import Cohort, Toil, book_of, play, toil_of
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault
-from umbel.sim.fleet.fleet import Fleet
+from umbel.sim.fleet.fleet import Devices
 from umbel.sim.secure.exchange import seeded_bytes
 
 _LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
@@ -72,7 +73,7 @@ class World:
     """
 
     population: Population
-    fleet: Fleet
+    fleet: Devices
     engine: Engine
     meter: Meter
     optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
@@ -253,7 +254,9 @@ class Federation:
             measured = (one.evaluation if one else {} for one in self._evaluations(reports.held.part(who)))
             reports.note_evaluations(who.tolist(), measured)
         start = start_vector(self.model.layout, self.model.published)
-        for changes in world.engine.train(start, CohortWork(data, seeds, steps, training, world.optimizer)):
+        codec = CodecPlan() if plan.secure is not None else plan.codec  # under masks all of a change can be sent
+        work = CohortWork(data, seeds, steps, training, world.optimizer, codec, numbers[who])
+        for changes in world.engine.train(start, work):
             chosen = who[changes.positions]
             kinds = cohort.fates.fault[chosen]
             if (kinds != Fault.NONE).any():

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId, RoundPlan, TrainingPlan
 from umbel.client.app import SHARE_STEPS_MIN
 from umbel.sim.data.partition import Indices
@@ -31,8 +30,8 @@ def steps_asked(plan: TrainingPlan, sizes: Indices, share: float) -> Indices:
 
 
 def client_seeds(plan: RoundPlan, names: Sequence[ClientId]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """The seeds that the coordinator gives: of the round and the client, whatever the attempt."""
-    return np.array([derive_seed(plan.seed, "client", plan.number, name) for name in names], dtype=np.uint64)
+    """The seeds that the coordinator gives; a site of a secure round would draw its own, which nobody could repeat."""
+    return np.array([plan.seed_of(name) for name in names], dtype=np.uint64)
 
 
 def as_taught(data: CohortData, kinds: Kinds) -> CohortData:

@@ -7,7 +7,7 @@ device, so that a million of them cost nothing.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -59,6 +59,24 @@ class Network:
             self.up.usual(devices),
             np.full(len(devices), self.latency_s),
         )
+
+
+class Devices(Protocol):
+    """What a federation asks of its devices: who waits, what becomes of those that are asked, and who lies.
+
+    A `Fleet` draws it from a seed; a script can say it outright.
+    """
+
+    @property
+    def faults(self) -> Faults: ...
+
+    def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
+        """As `Fleet.waiting`."""
+        ...
+
+    def fates(self, devices: Indices, number: int, attempt: int, opened_at: float, ask: CohortAsk) -> Fates:
+        """As `Fleet.fates`. The same attempt may be asked for again, and is told the same."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.wire import Codec
 from umbel.sim.data.population import CohortData, ShardedPopulation
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.local import Losses
@@ -17,6 +19,10 @@ from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 
 MODELS = "tests.sim.engines.models"
 N_FEATURES, N_CLASSES = 12, 4
+STRUCTURED = {  # codecs whose updates carry a part of the model alone, within which clients train
+    "mask": CodecPlan(Codec.MASK, key=7, parameters={"every": 3, "mode": "structured"}),
+    "lowrank": CodecPlan(Codec.LOWRANK, key=7, parameters={"rank": 2, "mode": "structured"}),
+}
 
 
 def recipe(name: str, **arguments: object) -> ModelRecipe:
@@ -48,11 +54,13 @@ def work_of(
     proximal_mu: float = 0.0,
     optimizer: LocalOptimizer | None = None,
     seed: int = 1,
+    codec: CodecPlan | None = None,
 ) -> CohortWork:
     plan = TrainingPlan(batch_size=batch_size, learning_rate=learning_rate, proximal_mu=proximal_mu)
     seeds = np.random.default_rng(seed).integers(1 << 63, size=len(sizes), dtype=np.uint64)
     counts = np.array(steps, dtype=np.int64)
-    return CohortWork(cohort_data(sizes, seed), seeds, counts, plan, optimizer or LocalOptimizer())
+    codec = codec or CodecPlan()
+    return CohortWork(cohort_data(sizes, seed), seeds, counts, plan, optimizer or LocalOptimizer(), codec)
 
 
 def all_changes(engine: Engine, start: Tensor, work: CohortWork) -> tuple[Tensor, Losses]:

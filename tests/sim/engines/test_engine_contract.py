@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.sim.engines.cohorts import N_CLASSES, N_FEATURES, all_changes, recipe, start_of, work_of
+from tests.sim.engines.cohorts import N_CLASSES, N_FEATURES, STRUCTURED, all_changes, recipe, start_of, work_of
+from umbel.aggregation.codec.codec import Context
+from umbel.aggregation.codec.registry import vector_codec
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.local import Losses
@@ -113,6 +116,20 @@ def test_every_client_is_trained_as_by_hand(engine: Engine, what: str, options: 
     assert (values - expected).abs().max() < 1e-6
     assert np.abs(losses - expected_losses).max() < 1e-5
     assert (values != 0).any(1).all(), "everybody has moved"
+
+
+@pytest.mark.parametrize("codec", STRUCTURED)
+def test_clients_train_what_their_codec_can_carry_and_nothing_of_it_is_lost(engine: Engine, codec: str) -> None:
+    work, start = work_of([9, 4, 13], [7, 2, 12], proximal_mu=0.3, codec=STRUCTURED[codec]), start_of(LOGISTIC)
+    values, _ = all_changes(engine, start, work)
+    expected, _ = all_changes(SequentialEngine(LOGISTIC), start, work)
+    assert torch.equal(values, expected) if engine.name in SAME_BITS else torch.allclose(values, expected, atol=1e-6)
+    layout = Layout.of_state(LOGISTIC.make().state_dict())
+    carrying, context = vector_codec(work.codec.codec, work.codec.parameters), Context(layout, work.codec.key)
+    for change in values:
+        arrived = torch.cat(list(carrying.decode(carrying.encode(change, context), context)))
+        assert torch.allclose(arrived, change, atol=1e-6)
+        assert change.abs().max() > 0.01
 
 
 @pytest.mark.parametrize("name", SAME_BITS)

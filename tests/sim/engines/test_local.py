@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
+from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of, work_of
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.layout import Layout
 from umbel.client.app import LocalPlan
@@ -63,6 +66,7 @@ def by_the_sdk(made_by: ModelRecipe, work: CohortWork) -> tuple[Tensor, list[lis
             learning_rate=work.plan.learning_rate,
             proximal_mu=work.plan.proximal_mu,
             seed=int(work.seeds[i]),
+            within=projections(work.codec, layout),
         )
         with one_thread():  # sums over many threads come in another order
             done = client.train(model, plan)
@@ -97,6 +101,14 @@ def test_running_statistics_start_from_the_global_ones_for_every_client(name: st
     expected, expected_losses = by_the_sdk(recipe(name), work)
     assert torch.equal(values, expected)
     assert losses == expected_losses
+
+
+@pytest.mark.parametrize("codec", STRUCTURED)
+def test_a_client_trains_what_its_codec_can_carry_as_on_its_device_to_the_bit(codec: str) -> None:
+    work = work_of(SIZES, STEPS, proximal_mu=0.1, optimizer=ALL, codec=STRUCTURED[codec])
+    values, _ = trained(recipe("mlp"), work)
+    assert torch.equal(values, by_the_sdk(recipe("mlp"), work)[0])
+    assert not torch.equal(values, trained(recipe("mlp"), replace(work, codec=CodecPlan()))[0])
 
 
 def test_what_a_client_does_depends_on_nobody_before_it() -> None:

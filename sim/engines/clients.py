@@ -1,0 +1,92 @@
+"""The engine of real clients: each does its own `train`, by the SDK's own steps from a model file to a weight change.
+
+A `Client` decides by itself how it trains; how long, its simulated device decides: after so many steps it is told to
+stop, as by a coordinator. Nothing else of the SDK runs here, neither HTTP nor state on disk.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.codec.vector_update import projections
+from umbel.aggregation.layout import Layout, published
+from umbel.client.app import Client, TrainResult
+from umbel.client.errors import TrainingFailed
+from umbel.client.work import asked_of_site, train, weight_changes
+from umbel.sim.engines.threads import one_thread
+from umbel.sim.engines.work import Changes, CohortWork, EngineError
+
+
+class ClientsEngine:
+    """`clients`: by their numbers, of one model each. What the work says of data and optimizer is left to them."""
+
+    name = "clients"
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        self._clients = clients
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        """As `Engine.train`, one client after another. Work must say who the clients are."""
+        if len(work.clients) != len(work.data):
+            raise EngineError("this engine trains clients by their numbers, and the work does not say them")
+        with tempfile.TemporaryDirectory(prefix="umbel-clients-") as folder:
+            path = Path(folder) / "model.safetensors"
+            for position, number in enumerate(work.clients.tolist()):
+                app = self._clients[number]
+                layout = Layout.of_state(app.model.state_dict())
+                if position == 0:
+                    path.write_bytes(_model_file(layout, start))
+                with one_thread():
+                    done = _trained(app, layout, path, work, position)
+                    values = torch.cat(list(weight_changes(app, layout, path)))
+                yield _changes(position, values, done)
+
+    def close(self) -> None:
+        """Nothing is held: the clients are the caller's."""
+
+
+def _model_file(layout: Layout, start: Tensor) -> bytes:
+    """The model that clients fetch. `start`: float32 in layout order."""
+    owned = {s.name: published(s, start[s.place].to(s.master_dtype)).view(s.shape) for s in layout.owners()}
+    return encode_model(layout.full_state(owned))
+
+
+def _trained(app: Client, layout: Layout, start: Path, work: CohortWork, position: int) -> TrainResult:
+    """Raises `EngineError` where the client's own code fails, or does not stop when it is told to."""
+    n_steps, number = int(work.steps[position]), int(work.clients[position])
+    plan = replace(
+        asked_of_site(work.plan, int(work.seeds[position])),
+        evaluate=False,  # a federation measures models by itself
+        within=projections(work.codec, layout),
+        told_to_stop=stop_after(n_steps),
+    )
+    try:
+        done = train(app, layout, start, plan).result
+    except TrainingFailed as error:
+        raise EngineError(f"client {number} failed: {error.__cause__!r}") from error
+    if done.steps_done != n_steps:
+        raise EngineError(
+            f"client {number} did {done.steps_done} steps, and its device has time for {n_steps}: train must do the "
+            "steps that its plan asks for, ask plan.should_stop() after each, and stop when it is told to"
+        )
+    return done
+
+
+def stop_after(n_steps: int) -> Callable[[], str | None]:
+    """What tells a training to stop once it has done so many steps, and has asked after each of them."""
+    asked = itertools.count(1)
+    return lambda: "its time is up" if next(asked) >= n_steps else None
+
+
+def _changes(position: int, values: Tensor, done: TrainResult) -> Changes:
+    mean = done.metrics.get("loss", np.nan)
+    told = (mean, done.first_loss, done.last_loss)
+    losses = (np.array([mean if loss is None else loss], dtype=np.float64) for loss in told)
+    return Changes(np.array([position]), values.unsqueeze(0), *losses)

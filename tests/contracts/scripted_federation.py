@@ -1,0 +1,439 @@
+"""One script of a federation, played twice: by a real coordinator and real clients over HTTP, and by the simulator.
+
+The script says what becomes of each place of a cohort, by steps and requests and never by a clock: who does all of its
+work, who is stopped after some steps, who dies and where, whose work is not needed in the end. The simulator is
+played first. So it is known by name what each client is to do over HTTP; who is asked there and was not in the
+simulation declines with an error, and no round is made.
+"""
+
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.records import Fate, RoundRecord
+from umbel.aggregation.runfile import RunFile
+from umbel.client import LocalPlan, Operator, TorchClient, TrainResult, run_client
+from umbel.client.loop import RunEnd
+from umbel.sim.data.partition import Indices
+from umbel.sim.data.population import ShardedPopulation, client_name
+from umbel.sim.data.samples import Samples
+from umbel.sim.engines.clients import ClientsEngine, stop_after
+from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.sequential import SequentialEngine
+from umbel.sim.engines.threads import one_thread
+from umbel.sim.engines.work import Engine
+from umbel.sim.experiments.federation import Federation, World
+from umbel.sim.experiments.local_work import Meter
+from umbel.sim.experiments.standing import beginning
+from umbel.sim.experiments.versions import ModelState
+from umbel.sim.fleet.dropouts import Stage
+from umbel.sim.fleet.fates import CohortAsk, Fates, Lines
+from umbel.sim.fleet.faults import Fault, Faults
+from umbel.sim.fleet.section import CorruptSection, MaliciousSection
+
+SIZES = (7, 12, 5, 21, 9, 16, 6, 11)
+"""Samples of each client, no two alike."""
+N_FEATURES, N_CLASSES = 6, 3
+DEADLINE_S = 120.0
+_PAUSE_S = 0.02
+_MODULE = "tests.contracts.scripted_federation"
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+class Death(Enum):
+    """Where a client dies: after some steps, or as it begins to send what it has made of them."""
+
+    IN_TRAINING = "in training"
+    AT_ITS_UPLOAD = "at its upload"
+
+
+class Return(Enum):
+    """When one that has died is started again."""
+
+    NEVER = "never"
+    IN_THIS_ROUND = "in this round"
+    IN_THE_NEXT = "in the next round"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What becomes of one place in a cohort. `steps`: after which it is stopped, or dies; None: it does all of them.
+    `is_unneeded`: it is at work until the round has closed without it. `has_nan`: what it makes cannot be sent.
+    """
+
+    steps: int | None = None
+    death: Death | None = None
+    comes_back: Return = Return.NEVER
+    is_unneeded: bool = False
+    has_nan: bool = False
+
+    @property
+    def reports(self) -> bool:
+        """Whether its work is in the sum."""
+        return not self.is_unneeded and (self.death is None or self.comes_back is Return.IN_THIS_ROUND)
+
+
+WHOLE = Role()
+Attempt: TypeAlias = tuple[int, int]
+"""The number of a round, and of the attempt at it."""
+Script: TypeAlias = Mapping[Attempt, Mapping[int, Role]]
+"""By attempt, by place in the order of the cohort's names; who is not named does all its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What an attempt has made. `model_sha256`: None of one that was abandoned. `accepted`: by client, its samples, the
+    steps that it did, and those that it was asked; zeros in a secure round, where only the sum is known.
+    """
+
+    attempt: Attempt
+    model_sha256: str | None
+    cohort: tuple[str, ...]
+    declined: tuple[str, ...]
+    accepted: Mapping[str, tuple[int, int, int]]
+
+    @staticmethod
+    def of(record: RoundRecord) -> "Made":
+        clients = sorted(record.clients, key=lambda one: one.client)
+        counted = (one for one in clients if one.fate in (Fate.ACCEPTED, Fate.PARTIAL))
+        return Made(
+            (record.round, record.attempt),
+            record.model_sha256 if record.committed else None,
+            tuple(one.client for one in clients),
+            tuple(one.client for one in clients if one.fate is Fate.DECLINED),
+            {one.client: (one.sample_count, one.steps_done, one.steps_planned) for one in counted},
+        )
+
+
+# --- the clients ------------------------------------------------------------------------------------------------------
+
+
+def model() -> nn.Module:
+    """With weights that are trained, statistics and a counter that run along, and draws at random."""
+    return nn.Sequential(
+        nn.Linear(N_FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, N_CLASSES)
+    )
+
+
+RECIPE = ModelRecipe(f"{_MODULE}:model", seed=3)
+
+
+def samples() -> Samples:
+    """Those of all clients, one client after another."""
+    draw = torch.Generator().manual_seed(11)
+    inputs = torch.randn(sum(SIZES), N_FEATURES, generator=draw)
+    targets = torch.randint(N_CLASSES, (sum(SIZES),), generator=draw)
+    return Samples(inputs, targets)
+
+
+def shards() -> list[Indices]:
+    """Whose they are."""
+    return np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+
+
+def own_data(number: int) -> TensorDataset:
+    own = samples().take(shards()[number])
+    return TensorDataset(own.inputs, own.targets)
+
+
+def torch_client(number: int) -> TorchClient:
+    """As a site would write it."""
+    return TorchClient(RECIPE.make(), nn.CrossEntropyLoss(), own_data(number), device="cpu")
+
+
+# --- the simulator ----------------------------------------------------------------------------------------------------
+
+
+def of_real_clients() -> Engine:
+    return ClientsEngine([torch_client(number) for number in range(len(SIZES))])
+
+
+def of_the_simulator() -> Engine:
+    return SequentialEngine(RECIPE)
+
+
+class ScriptedDevices:
+    """A fleet of which is said outright what becomes of each. A device that is not needed is the slowest."""
+
+    faults = Faults(0, CorruptSection(0.0), MaliciousSection(0.0))
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._gone = dict[int, int]()  # by client, the round in which it died for good
+        self.roles = dict[Attempt, dict[str, Role]]()  # by name, in the order of attempts, as it turned out
+
+    def waiting(self, now: float, number: int, attempt: int, n_devices: int, n_wanted: int) -> Indices:
+        return np.array([one for one in range(n_devices) if self._gone.get(one, number) >= number])
+
+    def fates(self, devices: Indices, number: int, attempt: int, opened_at: float, ask: CohortAsk) -> Fates:
+        roles = [self._script.get((number, attempt), {}).get(rank, WHOLE) for rank in range(len(devices))]
+        for one, role in zip(devices.tolist(), roles, strict=True):
+            if role.death and role.comes_back is Return.NEVER:
+                self._gone.setdefault(one, number)
+        self.roles[number, attempt] = {
+            client_name(one): role for one, role in zip(devices.tolist(), roles, strict=True)
+        }
+        return _fates(devices, roles, ask)
+
+
+def _fates(devices: Indices, roles: Sequence[Role], ask: CohortAsk) -> Fates:
+    k, window_s, latency_s = len(devices), ask.window_s, 1.0
+    done = [n if role.steps is None or role.death else role.steps for role, n in zip(roles, ask.steps, strict=True)]
+    steps, is_in = np.array(done), np.array([role.reports for role in roles])
+    has_died = np.array([role.death is not None for role in roles])
+    at_upload = np.array([role.death is Death.AT_ITS_UPLOAD for role in roles])
+    is_back = np.array([role.comes_back is Return.IN_THIS_ROUND for role in roles])
+    trained_s = np.where([role.is_unneeded for role in roles], 0.9, np.where(is_back, 0.4, 0.2)) * window_s
+    lost_s = np.where(at_upload & ~is_back, trained_s + latency_s / 2, 0.1 * window_s)
+    return Fates(
+        devices=devices,
+        ask=ask,
+        lines=Lines(np.full(k, 1e9), np.full(k, 1e9), np.full(k, 1e9), np.full(k, latency_s)),
+        fetched_s=np.full(k, 2 * latency_s),
+        step_s=trained_s / steps,
+        trained_s=np.where(is_in | at_upload | ~has_died, trained_s, np.inf),
+        steps_done=np.where(has_died & ~is_in, 0, steps),
+        report_s=np.where(has_died & ~is_in, np.inf, trained_s + 2 * latency_s),
+        lost_s=np.where(has_died, lost_s, np.inf),
+        back_s=np.where(is_back, 0.2 * window_s, np.inf),
+        stage=np.where(has_died, np.where(at_upload, Stage.UPLOAD, Stage.TRAINING), Stage.NONE).astype(np.int8),
+        fault=np.where([role.has_nan for role in roles], Fault.NAN, Fault.NONE).astype(np.int8),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """`roles`: by attempt, what each client of the cohort was to do."""
+
+    made: list[Made]
+    roles: Mapping[Attempt, Mapping[str, Role]]
+
+
+def simulated(run_file: str, script: Script, engine: Engine) -> Simulated:
+    """The federation in the simulator; under masks, with masks."""
+    file = TypeAdapter(RunFile).validate_python(tomllib.loads(run_file))
+    everyone, all_samples = ScriptedDevices(script), samples()
+    population = ShardedPopulation(all_samples, shards(), all_samples.take(np.arange(0)))
+    meter = Meter(RECIPE.make(), LOSSES["cross-entropy"], accuracy=True)
+    first = ModelState.first(RECIPE.make().state_dict())
+    world = World(population, everyone, engine, meter, masks=True)
+    records = [one.record for one in Federation(world, beginning(file, first), first).attempts()]
+    return Simulated([Made.of(record) for record in records], everyone.roles)
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+class Died(BaseException):
+    """This client's process is gone: nothing of the SDK may catch it."""
+
+
+_generators = threading.Lock()  # torch's, Python's and numpy's: threads here share what each process would have
+
+
+class Director:
+    """Tells clients in their threads what to do in the round under way, and waits for them by name."""
+
+    def __init__(self) -> None:
+        self.roles: Mapping[str, Role] = {}
+        self.strangers = set[str]()
+        self._at_work, self._dead = set[str](), set[str]()
+        self._may_train, self._is_over = threading.Event(), threading.Event()
+
+    def begin(self, roles: Mapping[str, Role]) -> None:
+        self._may_train.clear()
+        self._is_over.clear()
+        self.roles, self._at_work, self._dead = roles, set(), set()
+
+    def let_train(self) -> None:
+        self._may_train.set()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    @property
+    def all_are_at_work(self) -> bool:
+        assert not self.strangers, f"{self.strangers} were asked over HTTP, and not in the simulation"
+        return self._at_work == set(self.roles)
+
+    def role_of(self, name: str) -> Role:
+        """Called by a client that is to train, which waits here until the whole cohort is at work."""
+        if name not in self.roles:
+            self.strangers.add(name)
+            raise AssertionError(f"{name} is not in the simulated cohort {sorted(self.roles)}")
+        self._at_work.add(name)
+        assert self._may_train.wait(DEADLINE_S)
+        return self._now(name)
+
+    def dies(self, name: str, where: Death) -> bool:
+        """Whether this client is to die here, which it does once."""
+        return name in self.roles and self._now(name).death is where
+
+    def has_died(self, name: str) -> bool:
+        """Note it; whether it is started again, which then is now the time to do."""
+        role = self.roles[name]
+        self._dead.add(name)
+        if role.comes_back is Return.IN_THE_NEXT:
+            assert self._is_over.wait(DEADLINE_S)
+        return role.comes_back is not Return.NEVER
+
+    def _now(self, name: str) -> Role:
+        return WHOLE if name in self._dead else self.roles[name]
+
+
+class ScriptedSite(TorchClient):
+    """The site's own client, with what may happen to it."""
+
+    def __init__(self, number: int, director: Director) -> None:
+        with _generators:
+            super().__init__(RECIPE.make(), nn.CrossEntropyLoss(), own_data(number), device="cpu")
+        self._name, self._director = client_name(number), director
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        role = self._director.role_of(self._name)
+        if role.is_unneeded:
+            until(lambda: plan.told_to_stop() is not None, "the round goes on without this client")
+        with _generators, one_thread():
+            done = super().train(model, replace(plan, told_to_stop=self._stops(role, plan.told_to_stop)))
+        if role.has_nan:
+            with torch.no_grad():
+                next(model.parameters()).view(-1)[0] = torch.nan
+        return done
+
+    def _stops(self, role: Role, told_to_stop: Callable[[], str | None]) -> Callable[[], str | None]:
+        if role.steps is None:
+            return told_to_stop
+        is_time = stop_after(role.steps)
+
+        def stop() -> str | None:
+            if (reason := is_time()) is not None and role.death is Death.IN_TRAINING:
+                raise Died
+            return reason
+
+        return stop
+
+
+class MortalLine(httpx.BaseTransport):
+    """A client's way to its coordinator, on which it may die as it begins to send an update."""
+
+    def __init__(self, name: str, director: Director) -> None:
+        self._name, self._director = name, director
+        self._inner = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        is_upload = request.method == "POST" and request.url.path.endswith("/update")
+        if is_upload and self._director.dies(self._name, Death.AT_ITS_UPLOAD):
+            raise Died
+        return self._inner.handle_request(request)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass
+class Sites:
+    """All clients, each in a thread that lives as long as its script lets it. `ends`: of those that left."""
+
+    url: str
+    run: str
+    folder: Path
+    tokens: Sequence[str]
+    director: Director = field(default_factory=Director)
+    ends: dict[str, RunEnd] = field(default_factory=dict[str, RunEnd])
+
+    def start(self) -> list[threading.Thread]:
+        threads = [threading.Thread(target=self._live, args=(i,), daemon=True) for i in range(len(self.tokens))]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _live(self, number: int) -> None:
+        name, goes_on = client_name(number), True
+        while goes_on:
+            try:
+                self.ends[name] = run_client(
+                    ScriptedSite(number, self.director),
+                    self.url,
+                    self.folder / name,
+                    self.run,
+                    self.tokens[number],
+                    name,
+                    transport=MortalLine(name, self.director),
+                    secure_seed=lambda offer: offer.seed,
+                )
+                return
+            except Died:
+                goes_on = self.director.has_died(name)
+
+
+def over_http(
+    operator: Operator, url: str, run_file: str, folder: Path, roles: Mapping[Attempt, Mapping[str, Role]]
+) -> list[Made]:
+    """The federation for real. Between attempts the run is paused until all that live wait for work, so that the cohort
+    is drawn from the same candidates as in the simulation.
+    """
+    name = str(tomllib.loads(run_file)["name"])
+    operator.create_run(name, run_file, operator.upload_model(encode_model(RECIPE.make().state_dict())))
+    operator.pause_run(name, "until all are there")
+    sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)))
+    threads, alive = sites.start(), set(map(client_name, range(len(SIZES))))
+    for n_ended, (attempt, of_attempt) in enumerate(roles.items(), 1):
+        sites.director.begin(of_attempt)
+        with _explained(operator, name):
+            until(partial(_n_waiting_is, operator, name, len(alive)), f"{len(alive)} wait for attempt {attempt}")
+            operator.resume_run(name)
+            until(lambda: sites.director.all_are_at_work, f"the cohort of attempt {attempt} is at work")
+            operator.pause_run(name, "until all are back")
+            sites.director.let_train()
+            until(partial(_n_ended_is, operator, name, n_ended), f"attempt {attempt} has ended")
+        sites.director.end()
+        alive -= {one for one, role in of_attempt.items() if role.death and role.comes_back is Return.NEVER}
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert {one: end.status for one, end in sites.ends.items()} == dict.fromkeys(sorted(alive), "finished")
+    return [Made.of(record) for record in operator.progress(name).ended]
+
+
+def _n_waiting_is(operator: Operator, run: str, n: int) -> bool:
+    live = operator.progress(run).live
+    return live is not None and live.waiting == n
+
+
+def _n_ended_is(operator: Operator, run: str, n: int) -> bool:
+    return len(operator.progress(run).ended) == n
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """Wait for it. Raises `TimeoutError` with these words."""
+    ends_at = time.monotonic() + DEADLINE_S
+    while not is_so():
+        if time.monotonic() > ends_at:
+            raise TimeoutError(f"it never came to this: {what}")
+        time.sleep(_PAUSE_S)
+
+
+@contextmanager
+def _explained(operator: Operator, run: str) -> Generator[None]:
+    """What the coordinator says of the run, beside an error."""
+    try:
+        yield
+    except (AssertionError, TimeoutError) as error:
+        error.add_note(f"as the coordinator has it: {operator.progress(run)}")
+        raise

@@ -1,0 +1,84 @@
+"""The same run file with the same clients makes the same models over HTTP and in the simulator, bit for bit.
+
+A coordinator process and eight clients with the loop of the SDK; then the simulator, with the same clients, and with an
+engine of its own. The same cohorts are drawn, the same reports count, and every version has the same SHA-256.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.scripted_federation import (
+    Death,
+    Return,
+    Role,
+    Script,
+    of_real_clients,
+    of_the_simulator,
+    over_http,
+    simulated,
+)
+from tests.contracts.test_life_of_a_run import House
+
+pytestmark = pytest.mark.slow
+RUN = """
+name = "{name}"
+seed = 5
+rounds = {{ count = 4, target = {target}, minimum = 3, over_selection = {over_selection}, window_s = 300 }}
+training = {{ local_epochs = 2, batch_size = 4, learning_rate = 0.1, proximal_mu = 0.05 }}
+"""
+STRAGGLER, UNNEEDED, UNFIT = Role(steps=2), Role(is_unneeded=True), Role(has_nan=True)
+PLAIN: Script = {  # six are asked, and four reports close a round
+    (1, 1): {0: Role(3, Death.IN_TRAINING, Return.IN_THE_NEXT), 3: STRAGGLER, 5: UNNEEDED},
+    (2, 1): {1: Role(None, Death.AT_ITS_UPLOAD, Return.NEVER), 2: UNNEEDED, 4: STRAGGLER},
+    (3, 1): dict.fromkeys(range(4), UNFIT),  # two reports are too few: the round is tried again with others
+    (3, 2): {0: Role(2, Death.IN_TRAINING, Return.IN_THIS_ROUND), 1: UNNEEDED, 2: UNNEEDED, 5: STRAGGLER},
+    (4, 1): {2: Role(None, Death.AT_ITS_UPLOAD, Return.IN_THIS_ROUND), 3: STRAGGLER, 4: UNNEEDED, 5: UNNEEDED},
+}
+CODECS = {
+    "float32": 'codec = { name = "float32" }',
+    "integer": 'codec = { name = "integer" }\ndownlink = { name = "change" }',
+    "auto": 'codec = { name = "auto" }',
+    "lowrank": 'codec = { name = "lowrank", rank = 2 }',
+    "topk": 'codec = { name = "topk", share = 0.2, error_feedback = true }',
+}
+
+
+MASKED: Script = {  # of six, five are the fewest; keys are in memory alone, so who dies is out of the round
+    (1, 1): {0: Role(None, Death.AT_ITS_UPLOAD, Return.IN_THE_NEXT), 3: STRAGGLER},
+    (2, 1): {1: Role(None, Death.AT_ITS_UPLOAD, Return.NEVER), 4: STRAGGLER},
+    (3, 1): {2: UNNEEDED, 5: STRAGGLER},
+    (4, 1): {0: STRAGGLER, 5: Role(None, Death.AT_ITS_UPLOAD, Return.NEVER)},
+}
+UNDER_MASKS = """
+codec = { name = "integer", first_norm = 1.0 }
+secure_aggregation = { expected_sample_count = 10 }
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path / "coordinator")
+    yield house
+    house.kill()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_plain_run_makes_the_same_models_over_http_and_in_the_simulator(
+    codec: str, house: House, tmp_path: Path
+) -> None:
+    run_file = RUN.format(name=f"plain-{codec}", target=4, over_selection=1.5) + CODECS[codec]
+    found = simulated(run_file, PLAIN, of_real_clients())
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles) == found.made
+    assert simulated(run_file, PLAIN, of_the_simulator()).made == found.made
+
+
+def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:
+    """Sites are given the seeds of their training here, which they would draw themselves."""
+    run_file = RUN.format(name="masked", target=5, over_selection=1.2) + UNDER_MASKS
+    found = simulated(run_file, MASKED, of_real_clients())
+    with house.operator() as operator:
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles) == found.made
+    assert simulated(run_file, MASKED, of_the_simulator()).made == found.made
