@@ -1,15 +1,27 @@
-"""Files that survive a kill: written aside, flushed, then renamed into place; readable by their owner alone."""
+"""Files that survive a kill: written aside, flushed, then renamed into place; readable by their owner alone.
 
+A client's state directory decides whom the client trusts, and remembers what it has given away. So no other user of the
+machine may read or exchange what is in it. Root can do both anyway. Systems without Unix's owners skip these checks.
+"""
+
+import contextlib
 import hashlib
+import logging
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
+
+from umbel.client.errors import StateError
+
+log = logging.getLogger("umbel.client")
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     """Replace `path` by these bytes, durably: after a crash it holds either the old content or all of the new."""
     aside = path.with_name(path.name + ".tmp")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    aside.unlink(missing_ok=True)  # a crash left it, or somebody else did: then it would stay theirs
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
         write_all(file.fileno(), parts)
         os.fsync(file.fileno())
@@ -42,9 +54,47 @@ def sync_directory(path: Path) -> None:
 
 
 def make_private(path: Path) -> Path:
-    """A directory, made if missing, that only its owner may enter."""
+    """A directory, made if missing, that only its owner may enter, and in which nothing is another user's.
+
+    One that others may enter is closed to them. Raises `StateError` for one that is another user's, that is reached by
+    another user's link, that all users share, or that cannot be closed.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not hasattr(os, "geteuid"):
+        return path
+    require_own(path, path.lstat())  # a link's own owner decides where it leads
+    require_own(path, found := path.stat())
+    if found.st_mode & stat.S_ISVTX:
+        raise StateError(
+            f"{path} is shared by all users of this machine; name a directory inside it, which is then made"
+        )
+    if found.st_mode & 0o077:
+        _close(path, found.st_mode)
+    for entry in path.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has renamed what it wrote aside
+            require_own(entry, entry.lstat())
     return path
+
+
+def require_own(path: Path, found: os.stat_result) -> None:
+    """Raise `StateError` unless this file or directory is of this process's user, or root's."""
+    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
+        raise StateError(
+            f"{path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: the other could "
+            "exchange what is in it; run this as its owner, or name another directory with --state"
+        )
+
+
+def _close(path: Path, mode: int) -> None:
+    try:
+        path.chmod(0o700)
+    except OSError as error:
+        raise StateError(
+            f"others can look into {path}, and it cannot be closed to them ({error.strerror}): run "
+            f"`chmod 700 {path}` as its owner, or name a directory inside it, which is then made"
+        ) from error
+    if mode & 0o022:
+        log.warning("others could write into %s until now; check that what is in it is yours", path)
 
 
 def _sync(path: Path) -> None:

@@ -20,7 +20,7 @@ from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.signatures import Target, sign
 from umbel.aggregation.types import ClientId
 from umbel.client.errors import StateError
-from umbel.client.files import write_atomically
+from umbel.client.files import require_own, write_atomically
 
 _PEM_BYTES_MAX = 4096
 
@@ -52,12 +52,15 @@ class Identity:
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """The key at `path`, made on first use with mode 0600. Raises `StateError` for a file others can read."""
+    """The key at `path`, made on first use with mode 0600. Raises `StateError` for a file that others can read, or that
+    is another user's.
+    """
     if not path.exists():
         made = Ed25519PrivateKey.generate()
         write_atomically(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return made
-    if os.stat(path).st_mode & 0o077:
+    require_own(path, found := path.stat())
+    if found.st_mode & 0o077:
         raise StateError(f"{path} can be read by others; run `chmod 600 {path}`, or enrol anew if it may have leaked")
     try:
         key = load_pem_private_key(path.read_bytes()[:_PEM_BYTES_MAX], password=None)
