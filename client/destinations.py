@@ -1,23 +1,38 @@
-"""Where a link of the coordinator's may lead: not to this machine, nor to what only this machine's network answers.
+"""Where a link of the coordinator's may lead: to public addresses, and to hosts that the site's own policy names.
 
 A coordinator that is hostile could otherwise have a hospital's client call on services that trust whoever can reach
-them, such as one on localhost or a cloud's metadata service, and learn from what the client does next what is there.
-Private addresses (10.0.0.0/8 and the like) are allowed: hospitals keep their buckets there.
+them (a printer, a database, one on localhost, a cloud's metadata), and learn from what the client does next what is
+there. That the coordinator itself is near, at a private address or on this machine, permits nothing: a tunnel or a VPN
+makes a far one look so.
+
+| a link leads to | unnamed host | host in `link_hosts`, at that port |
+|---|---|---|
+| a public address | unless `links = "none"` | yes |
+| a private one (10.0.0.0/8, fc00::/7 and the like) | with `links = "private"`, over https on port 443 | yes |
+| this machine | no | if `link_hosts` has its address itself: a name could come to mean this machine |
+| link-local, metadata, multicast, reserved | no | no |
 
 A name is looked up once, and the connection goes to an address that was checked: it cannot be another a moment later.
 Where a proxy is set (HTTPS_PROXY), it looks names up itself and its own rules hold; addresses are checked all the same.
 """
 
+import re
 import socket
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import httpcore
 import httpx
 
+LinkLevel = Literal["none", "public", "private"]
 _TRIED_MAX = 4
+_LINK_HOST = re.compile(r"(?P<host>[^\s:/?#@\[\]%]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _METADATA = frozenset(
     map(
         ip_address,
@@ -35,19 +50,24 @@ _METADATA = frozenset(
 _AMAZONS_OWN = ip_network("fd00:ec2::/32")  # metadata, a pod's credentials, name service, time
 _THIS_NETWORK = ip_network("0.0.0.0/8")
 _NAT64 = ip_network("64:ff9b::/96")
+_LOCAL_NAT64 = ip_network("64:ff9b:1::/48")  # RFC 8215: a site's own, for private addresses too
 
 
 class Forbidden(StrEnum):
-    """Kinds of places that a link may not lead to, in words."""
+    """Kinds of addresses that are not public, in words."""
 
     HERE = "this machine itself"
     LINK_LOCAL = "an address of this network segment only"
     METADATA = "a cloud's metadata service"
     NOBODY = "no single host's address"
+    PRIVATE = "an address of a private network"
 
 
 def kind_of(host: str) -> Forbidden | None:
-    """Why nobody may be sent to a host, by its address, or by the one name that always means this machine."""
+    """What kind of place a host is, by its address, or by the one name that always means this machine.
+
+    None: a public address, or a name of which only a look-up tells.
+    """
     if host == "localhost" or host.endswith(".localhost"):
         return Forbidden.HERE
     try:
@@ -60,30 +80,86 @@ def kind_of(host: str) -> Forbidden | None:
         return Forbidden.HERE
     if address.is_link_local:
         return Forbidden.LINK_LOCAL
-    return Forbidden.NOBODY if address.is_multicast or address.is_reserved else None
+    if address.is_multicast or (address.is_reserved and address not in _LOCAL_NAT64):
+        return Forbidden.NOBODY
+    return None if _is_public(address) else Forbidden.PRIVATE
 
 
-def guarded(http: httpx.Client, coordinator: str) -> httpx.Client:
-    """Have this client connect to no forbidden address. `coordinator`: the host that sends us.
+@dataclass(frozen=True, slots=True)
+class LinkHost:
+    """A host that links may lead to. `port`: None for that of the link's scheme."""
 
-    Who took a coordinator on this machine (a demo, a test) may be sent to its like. Its address must stand in the URL:
-    what a name leads to is the choice of whoever owns the name.
+    host: str
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "LinkHost":
+        """`host`, `host:port` or `[IPv6]:port`. Raises `ValueError`."""
+        match = _LINK_HOST.fullmatch(text)
+        try:
+            if match is None or not 0 < int(match["port"] or 443) < 1 << 16:
+                raise ValueError
+            host = _spelled(httpx.URL(f"https://{match['host']}"))
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ValueError(
+                f'link_hosts has {text[:80]!r}, which is no host or host:port such as "store.example.org:9000"'
+            ) from error
+        return cls(host, int(match["port"]) if match["port"] else None)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRules:
+    """What a site says of links. `level`: which of the hosts that it does not name they may lead to; `named`: which
+    hosts they may lead to besides.
     """
+
+    level: LinkLevel = "public"
+    named: frozenset[LinkHost] = frozenset()
+
+    @property
+    def allow_none(self) -> bool:
+        return self.level == "none" and not self.named
+
+    def refusal(self, url: httpx.URL, address: str) -> str | None:
+        """Why a link may not lead to this address of its host, in words; None if it may."""
+        kind, host = kind_of(address), _spelled(url)
+        if self._names(url, host):
+            is_allowed = kind in (None, Forbidden.PRIVATE) or kind is kind_of(host) is Forbidden.HERE
+            return None if is_allowed else f"{kind}, where no link may lead by a name"
+        if kind is None:
+            return None if self.level != "none" else "not named in link_hosts of this site's policy"
+        if kind is not Forbidden.PRIVATE:
+            return f"{kind}, where no link may lead"
+        if self.level == "private" and url.scheme == "https" and url.port in (None, 443):
+            return None
+        return f"{kind}, where this site's policy lets no link lead (links, link_hosts)"
+
+    def _names(self, url: httpx.URL, host: str) -> bool:
+        default = _DEFAULT_PORTS.get(url.scheme)
+        port = url.port or default
+        return LinkHost(host, port) in self.named or (port == default and LinkHost(host) in self.named)
+
+
+def guarded(http: httpx.Client, refusal: Callable[[str], str | None]) -> httpx.Client:
+    """Have this client connect to no address that is refused: what a name leads to is the choice of whoever owns it."""
     transport = cast(
         Any, http
     )._transport  # the seam of `deadline.bound`; other than there, proxies are left as they are
     if isinstance(transport, httpx.HTTPTransport):
         pool = cast(Any, transport)._pool
-        pool._network_backend = _Guard(pool._network_backend, kind_of(coordinator))
+        pool._network_backend = _Guard(pool._network_backend, refusal)
     return http
 
 
 class _Guard(httpcore.NetworkBackend):
-    """The backend it wraps, for connections to addresses that are looked up and checked here."""
+    """The backend it wraps, for connections to addresses that are looked up and checked here.
 
-    def __init__(self, backend: httpcore.NetworkBackend, allowed: Forbidden | None) -> None:
+    The look-up and all tries together take no longer than one connection may.
+    """
+
+    def __init__(self, backend: httpcore.NetworkBackend, refusal: Callable[[str], str | None]) -> None:
         self._backend = backend
-        self._allowed = allowed
+        self._refusal = refusal
 
     def connect_tcp(
         self,
@@ -93,10 +169,15 @@ class _Guard(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.NetworkStream:
+        until = None if timeout is None else time.monotonic() + timeout
         failed: httpcore.ConnectError | httpcore.ConnectTimeout = httpcore.ConnectError("the name has no address")
-        for address in self._addresses(host, port)[:_TRIED_MAX]:
+        addresses = self._addresses(host, port, timeout)[:_TRIED_MAX]
+        for n_before, address in enumerate(addresses):
+            share_s = None if until is None else (until - time.monotonic()) / (len(addresses) - n_before)
+            if share_s is not None and share_s <= 0:
+                raise httpcore.ConnectTimeout("no address of it answers in time")
             try:
-                return self._backend.connect_tcp(address, port, timeout, local_address, socket_options)
+                return self._backend.connect_tcp(address, port, share_s, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failed = error
         raise failed
@@ -104,16 +185,48 @@ class _Guard(httpcore.NetworkBackend):
     def sleep(self, seconds: float) -> None:
         self._backend.sleep(seconds)
 
-    def _addresses(self, host: str, port: int) -> list[str]:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError(str(error)) from error
-        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+    def _addresses(self, host: str, port: int, timeout: float | None) -> list[str]:
+        addresses = _look_up(host, port, timeout)
         for address in addresses:
-            if (kind := kind_of(address)) not in (None, self._allowed):
-                raise httpcore.ConnectError(f"it leads to {kind}, where no link may")
+            if (why := self._refusal(address)) is not None:
+                raise httpcore.ConnectError(f"it leads to {why}")
         return addresses
+
+
+def _look_up(host: str, port: int, timeout: float | None) -> list[str]:
+    """The addresses of a host. Raises httpcore's errors; the system's own look-up knows no timeout."""
+    found: list[str] = []
+    failed: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.extend(dict.fromkeys(str(one[4][0]) for one in answers))
+        except (OSError, ValueError, OverflowError) as error:  # the last two: of names and ports that are none
+            failed.append(error)
+
+    asking = threading.Thread(target=ask, name="umbel-look-up", daemon=True)
+    asking.start()
+    asking.join(timeout)
+    if asking.is_alive():
+        raise httpcore.ConnectTimeout("the name was not looked up in time")
+    if failed:
+        raise httpcore.ConnectError(str(failed[0])) from failed[0]
+    return found
+
+
+def _spelled(url: httpx.URL) -> str:
+    """A URL's host in the one spelling that equal hosts have: lower case, ASCII, IPv6 shortened."""
+    host = url.raw_host.decode()
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return host
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    is_site_local = isinstance(address, IPv6Address) and (address.is_site_local or address in _LOCAL_NAT64)
+    return address.is_global and not is_site_local
 
 
 def _innermost(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

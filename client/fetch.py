@@ -6,7 +6,6 @@ whatever it is, the model is fetched whole.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from umbel.aggregation.types import ModelChange, ModelRef
 from umbel.client.changes import apply_changes
 from umbel.client.coordinator import Coordinator
 from umbel.client.download import download
+from umbel.client.elsewhere import Links
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.files import file_sha256
 from umbel.client.link import Link
@@ -40,7 +40,7 @@ class Wanted:
 
 
 def fetch_model(
-    coordinator: Coordinator, store: Store, wanted: Wanted, link: Link, patience: Patience
+    coordinator: Coordinator, store: Store, wanted: Wanted, link: Link, patience: Patience, links: Links
 ) -> tuple[Path, Link]:
     """Where the model lies on disk, and what the link was seen to carry. Every other model is removed.
 
@@ -53,11 +53,11 @@ def fetch_model(
         return path, link
     needed = _needed(store, wanted.changes)
     store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
-    if not (needed and _is_made(coordinator, store, wanted, needed, patience)):
+    if not (needed and _is_made(coordinator, store, wanted, needed, patience, links)):
         store.keep_only(model.sha256)  # first, for there may be no room for both
-        started, part = time.perf_counter(), store.part_path(model.sha256)
-        n_bytes = download(coordinator, model, part, patience)
-        link = link.after_download(n_bytes, time.perf_counter() - started)
+        part = store.part_path(model.sha256)
+        came = download(coordinator, model, part, patience, links)
+        link = link.after_download(came.n_bytes, came.seconds)
         part.replace(path)
     store.keep_only(model.sha256)
     return path, link
@@ -77,14 +77,19 @@ def _needed(store: Store, changes: Sequence[ModelChange]) -> Sequence[ModelChang
 
 
 def _is_made(
-    coordinator: Coordinator, store: Store, wanted: Wanted, needed: Sequence[ModelChange], patience: Patience
+    coordinator: Coordinator,
+    store: Store,
+    wanted: Wanted,
+    needed: Sequence[ModelChange],
+    patience: Patience,
+    links: Links,
 ) -> bool:
     """Fetch the changes and make the model of them; False if that cannot be done."""
     base, making = store.model_path(needed[0].from_sha256), store.making_path(wanted.model.sha256)
     try:
         for change in needed:
             if not (path := store.change_path(change.sha256)).exists():
-                download(coordinator, change, part := store.part_path(change.sha256), patience)
+                download(coordinator, change, part := store.part_path(change.sha256), patience, links)
                 part.replace(path)
         load_model(base, wanted.layout)  # where a client was killed before its training, nobody has looked into it yet
         apply_changes(wanted.layout, base, [store.change_path(change.sha256) for change in needed], making)

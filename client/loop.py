@@ -51,6 +51,7 @@ from umbel.client.app import Checkpoint, Client, LocalPlan
 from umbel.client.backoff import DECLINED_BACKOFF, RETRY_AFTER_MAX_S
 from umbel.client.coordinator import Coordinator
 from umbel.client.delivery import Delivery
+from umbel.client.elsewhere import Links
 from umbel.client.enrol import ensure_enrolled, identify
 from umbel.client.errors import (
     AccessRefused,
@@ -183,6 +184,7 @@ class Participant:
         self._shutdown = shutdown
         self._layout = Layout.of_state(app.model.state_dict())
         self._delivery = Delivery(coordinator, store)
+        self._links = Links(site.policy.link_rules)
         self._failures = 0
         self._declines = 0
         self._has_checked_in = False
@@ -405,7 +407,7 @@ class Participant:
         try:
             with self._shutdown.interruptible():
                 path, self._delivery.link = fetch_model(
-                    self._coordinator, self._store, wanted, self._delivery.link, patience
+                    self._coordinator, self._store, wanted, self._delivery.link, patience, self._links
                 )
                 return path
         except Interrupted as interruption:

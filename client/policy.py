@@ -22,6 +22,7 @@ from umbel.aggregation.fingerprint import members_sha256_of
 from umbel.aggregation.members import COHORT_MIN, MemberList
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.types import TARGET_MAX, require_slug, require_within
+from umbel.client.destinations import LinkHost, LinkLevel, LinkRules
 from umbel.client.errors import AttemptRefused, WorkRefused
 
 _ANOTHER_MODEL = "a run from another model (umbel model init makes the same one each time, unless --seed is another)"
@@ -29,6 +30,7 @@ EPOCH_MAX = 1 << 53
 PARAMETERS_MAX = 1 << 53
 EPSILON_MAX = 1e6
 RUNS_MAX = 1000
+LINK_HOSTS_MAX = 100
 _DENOMINATOR_MAX = 1000  # 0.6667 means two thirds
 
 
@@ -71,7 +73,8 @@ class SitePolicy:
     private round must count on, at least, as adding none. `allowed_runs`: by name; empty for
     all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are here.
     `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; over
-    one and the same model more than that is asked, and less refused always (`check_same_model`).
+    one and the same model more than that is asked, and less refused always (`check_same_model`). `links`: to which
+    hosts that are not in `link_hosts` the coordinator may send this site for a model (`destinations.py`).
     """
 
     secure_aggregation: Literal["required", "allowed"] | None = None
@@ -89,6 +92,8 @@ class SitePolicy:
     allowed_runs: tuple[str, ...] = ()
     share_sample_count: bool = True
     cohort_change: Literal["warn", "refuse"] = "warn"
+    links: LinkLevel = "public"
+    link_hosts: tuple[str, ...] = ()
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a limit that would not hold
 
     def __post_init__(self) -> None:
@@ -107,6 +112,9 @@ class SitePolicy:
             raise ValueError(f"allowed_runs names {len(self.allowed_runs)} runs, at most {RUNS_MAX} can be named")
         for run in self.allowed_runs:
             require_slug(run, "a run of allowed_runs")
+        if len(self.link_hosts) > LINK_HOSTS_MAX:
+            raise ValueError(f"link_hosts names {len(self.link_hosts)} hosts, at most {LINK_HOSTS_MAX} can be named")
+        _ = self.link_rules  # raises for what is no host
         self._check_members()
 
     def _check_members(self) -> None:
@@ -128,6 +136,11 @@ class SitePolicy:
     def requires_secure_rounds(self) -> bool:
         """Whoever pins a member list wants no round without it, unless the policy says "allowed" in so many words."""
         return (self.secure_aggregation or ("allowed" if self.members is None else "required")) == "required"
+
+    @property
+    def link_rules(self) -> LinkRules:
+        """Where the coordinator may send this site for a model."""
+        return LinkRules(self.links, frozenset(map(LinkHost.parse, self.link_hosts)))
 
     @property
     def tells_count(self) -> bool:

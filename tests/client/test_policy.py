@@ -167,6 +167,10 @@ def test_only_runs_that_are_named_are_allowed() -> None:
         policy.check_run("third")
 
 
+def test_a_hundred_hosts_of_links_can_be_named() -> None:
+    assert len(SitePolicy(link_hosts=tuple(f"store-{i}:9000" for i in range(100))).link_rules.named) == 100
+
+
 def test_a_list_older_than_the_policy_takes_is_refused() -> None:
     second = after(first_list())
     policy = replace(LISTED, members_epoch=2)
@@ -269,13 +273,31 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         allowed_runs = ["pilot"]
         share_sample_count = false
         cohort_change = "refuse"
+        links = "private"
+        link_hosts = ["store:9000"]
         """,
     )
     members = tmp_path / "lists" / "pilot.json"
     assert policy == SitePolicy(
-        "required", members, HASH, 2, 5, 0.75, 1_000_000, False, 8.0, 20.0, 1e-5, 2, ("pilot",), False, "refuse"
+        "required",
+        members,
+        HASH,
+        2,
+        5,
+        0.75,
+        1_000_000,
+        False,
+        8.0,
+        20.0,
+        1e-5,
+        2,
+        ("pilot",),
+        False,
+        "refuse",
+        "private",
+        ("store:9000",),
     )
-    assert len(fields(policy)) == 15, "the file above says every key"
+    assert len(fields(policy)) == 17, "the file above says every key"
 
 
 def test_an_empty_file_says_the_defaults(tmp_path: Path) -> None:
@@ -310,6 +332,10 @@ UNUSABLE = {
     "colluders = -1": "colluders must lie between 0",
     'allowed_runs = ["A run"]': "a run of allowed_runs must be",
     'allowed_runs = "pilot"': "allowed_runs: Input should be a valid",
+    'links = "all"': "links: Input should be 'none', 'public' or 'private'",
+    'link_hosts = ["https://store"]': "link_hosts has 'https://store', which is no host",
+    'link_hosts = ["store:0"]': "link_hosts has 'store:0', which is no host",
+    "link_hosts = [" + '"store", ' * 101 + "]": "link_hosts names 101 hosts, at most 100",
     'cohort_change = "ignore"': "cohort_change: Input should be 'warn' or 'refuse'",
     "minimum_cohort = 3\nminimum_cohort = 5": "is not valid TOML",
     "minimum_cohort = 2026-01-01": "does not parse",
