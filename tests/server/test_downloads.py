@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +14,9 @@ from tests.s3_server import S3Server, Wire, bucket_fields, s3_server
 from tests.server_device import house, problem, run_file, update_of
 from umbel.aggregation.artifact import encode_model
 from umbel.server import bucket
-from umbel.server.downloads import Span, parse_range
+from umbel.server.copies import Copies
+from umbel.server.downloads import MEDIA_TYPE, Download, FileAnswer, Span, parse_range
+from umbel.server.local_blobs import LocalBlobs
 from umbel.server.problems import Refused
 
 
@@ -67,6 +70,32 @@ def test_a_model_comes_whole_in_ranges_or_not_at_all(tmp_path: Path) -> None:
             assert problem(outside) == "range-not-satisfiable"
 
     asyncio.run(scenario())
+
+
+def test_what_was_sent_of_a_file_of_many_pieces_is_counted_once(tmp_path: Path) -> None:
+    blobs = LocalBlobs(tmp_path)
+    blobs.prepare()
+    data = bytes(range(250)) * 4000  # a million bytes
+    with blobs.scratch() as path:
+        path.write_bytes(data)
+        blobs.put(path, "models/one")
+    counted, got = list[int](), bytearray()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        got.extend(message.get("body", b""))
+
+    async def receive() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def scenario() -> None:
+        wanted = Download(206, {}, Span(10, len(data)), MEDIA_TYPE)
+        await FileAnswer(Copies(blobs), "models/one", wanted, counted.append)({"type": "http"}, receive, send)
+
+    asyncio.run(scenario())
+    assert bytes(got) == data[10:]
+    assert len(counted) > 1
+    assert sum(counted) == len(data) - 10
 
 
 @pytest.fixture(scope="module")

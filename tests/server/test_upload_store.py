@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from sqlalchemy import text
 
 from tests.postgres import Cluster
-from tests.server_device import House, house, run_file, small_state
+from tests.server_device import House, house, run_file, small_state, update_of
 from umbel.aggregation.types import AssignmentId
 from umbel.server.database import Database
 from umbel.server.stored import Chunk, StoredUpload
@@ -62,6 +63,42 @@ def test_a_chunk_that_counts_though_nobody_was_told_counts_once_when_it_is_tried
                 await store.add_chunk(first_chunk(name, "updates/a/another"))
             with pytest.raises(UploadOver):
                 await store.add_chunk(first_chunk(AssignmentId("demo.9.1.d0")))
+
+    asyncio.run(scenario())
+
+
+def test_an_update_that_counted_is_neither_changed_nor_dropped_by_a_replica_that_lags(tmp_path: Path) -> None:
+    """It has not heard yet that the report is in; the database has."""
+
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout, store = await it.begin(run_file(target=2), small_state()), it.state.services.uploads
+            [device] = await it.devices(1)
+            name = AssignmentId((await device.work(layout))["id"])
+            update = update_of(layout, torch.ones(layout.n_values))
+            assert (await device.upload(name, update)).status_code == 201
+            before = await store.look(name)
+            assert before is not None
+            assert (await device.report(name, update)).json()["outcome"] == "accepted"
+            anew = replace(NEW, sha256="1" * 64)
+            with pytest.raises(UploadOver):
+                await store.add_chunk(Arrived(name, before, anew, Chunk("updates/a/other", 60), is_last=False))
+            with pytest.raises(UploadOver):
+                await store.drop(name, before)
+            assert await store.look(name) == before
+
+    asyncio.run(scenario())
+
+
+def test_an_update_that_no_report_stands_on_may_be_begun_anew_or_dropped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            [name], store = await assignments(it, 1), it.state.services.uploads
+            begun = await store.add_chunk(first_chunk(name))
+            with pytest.raises(UploadMoved):
+                await store.drop(name, replace(begun, offset=59))
+            assert await store.drop(name, begun) == begun.chunks
+            assert await store.look(name) is None
 
     asyncio.run(scenario())
 
