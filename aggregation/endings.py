@@ -285,14 +285,11 @@ def _deleted(run: Run, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
 
 
 def _with(history: Sequence[KeptVersion], end: RoundEnd, now: float) -> list[VersionRecord]:
-    """The run's versions as they are after this ending; nothing if they were not looked up."""
+    """The run's versions after this ending, with what stopping and retention go by; nothing if not looked up."""
     versions = [one.record for one in history]
-    if versions and (measured := end.measured) is not None:
+    if (measured := end.measured) is not None and measured.judged is not None:
         versions = [
-            replace(one, evaluation=measured.means, judged=one.judged if measured.judged is None else measured.judged)
-            if one.version == measured.version
-            else one
-            for one in versions
+            replace(one, judged=measured.judged) if one.version == measured.version else one for one in versions
         ]
     if versions and (new := end.model) is not None:
         versions.append(
@@ -302,7 +299,6 @@ def _with(history: Sequence[KeptVersion], end: RoundEnd, now: float) -> list[Ver
                 new.ref.size_bytes,
                 now,
                 rolled_back_to=new.rolled_back_to,
-                metrics=new.metrics,
                 judged=new.judged,
             )
         )

@@ -7,7 +7,7 @@ import pytest
 
 from umbel.aggregation.advance import advance
 from umbel.aggregation.cohort import Member, PassedOver
-from umbel.aggregation.coverage import Gap, Roll, gaps, names, words
+from umbel.aggregation.coverage import Gap, Roll, Samples, gaps, names, words
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.round import (
     Abandoned,
@@ -222,3 +222,14 @@ def test_a_floor_that_makes_no_sense_is_refused(floor: dict[str, Any], message: 
 def test_a_plan_cannot_name_more_than_its_target() -> None:
     with pytest.raises(ValueError, match="names 3 sites and tiers, more than the target of 2"):
         replace(PLAN, coverage=CoverageFloor(sites=(A, B), tiers=("lab",)))
+
+
+@pytest.mark.parametrize(("selected", "share"), [(10, 0.9), (1000, 0.7), (3, 1 / 3)])
+def test_a_share_that_is_met_exactly_is_met_however_floats_round(selected: int, share: float) -> None:
+    exactly = round(selected * share)
+    for n_in in range(exactly + 1):
+        still_open = exactly - n_in
+        assert Samples(selected, n_in, still_open).may_reach(share)
+        assert not Samples(selected, n_in, still_open - 1).may_reach(share)
+    assert Samples(selected, exactly, 0).reaches(share)
+    assert not Samples(selected, exactly - 1, 1).reaches(share)

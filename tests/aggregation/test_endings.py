@@ -1,21 +1,24 @@
 """What follows an attempt that made no model: how a run's limits hold there too."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.endings import Known, abandoned, rolled_back
-from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.cohort import Member
+from umbel.aggregation.endings import Known, Measured, abandoned, finished, rolled_back
+from umbel.aggregation.messages import Outcome, RunStatus
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.records import VersionRecord
-from umbel.aggregation.round import Abandoned
+from umbel.aggregation.round import Abandoned, Accepted, Closing
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import EvaluationSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection
-from umbel.aggregation.types import ModelRef, RoundPlan
+from umbel.aggregation.stopping import StopRule
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, WorkDone
 
 PLAIN = RunFile("demo", RoundsSection(3, target=8, minimum=6, attempts_max=4))
 PRIVATE = replace(
@@ -120,3 +123,113 @@ def test_a_rollback_stores_the_older_version_as_the_newest() -> None:
     assert (end.model.ref.version, end.model.ref.sha256, end.model.rolled_back_to) == (3, OLD.record.sha256, 0)
     assert (end.model.master_sha256, end.model.parent_sha256) == (OLD.master_sha256, "2" * 64)
     assert end.record.committed is False
+
+
+# --- rounds that have closed ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class File:
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Files:
+    """What was made of a round's sum."""
+
+    published: File = field(default_factory=lambda: File("a" * 64, 200))
+    master_sha256: str = "b" * 64
+    sum_sha256: str = "c" * 64
+    n_values: int = 10
+    update_rms: float | None = None
+    change: File | None = field(default_factory=lambda: File("d" * 64, 20))
+    totals: None = None
+    shown: None = None
+
+
+SITES = tuple(ClientId(name) for name in ("north", "south", "west"))
+
+
+def closed(plan: RoundPlan, work: WorkDone | EvaluationDone) -> Closing:
+    accepted = {site: Accepted(10, work) for site in SITES}
+    cohort = {site: Member(1, 10) for site in SITES}
+    return Closing(plan, cohort, accepted, {}, Outcome.SURPLUS, "3 of 3 have reported", 100.0, 150.0)
+
+
+def committed(file: RunFile, number: int, loss: float = 1.0, known: Known = KNOWN, n_released: int = 0) -> RoundEnd:
+    plan = replace(file.first_plan(100), number=number, n_released=n_released)
+    work = WorkDone(10, 4, 4, "e" * 64, metrics={"loss": loss})
+    return finished(Going(file), closed(plan, work), Files(), known)
+
+
+def test_a_round_that_is_made_is_the_next_version_and_the_next_round_follows() -> None:
+    end = committed(PLAIN, 2)
+    assert end.model is not None
+    assert (end.model.ref, end.model.round, end.model.parent_sha256) == (
+        ModelRef(3, "a" * 64, 200, "3" * 64),
+        2,
+        "2" * 64,
+    )
+    assert (end.model.master_sha256, end.model.sum_sha256, end.model.metrics) == ("b" * 64, "c" * 64, {"loss": 1.0})
+    assert end.model.change is not None
+    assert (end.model.change.sha256, end.model.change.size_bytes) == ("d" * 64, 20)
+    assert end.next_state is not None
+    assert (end.status, end.next_state.plan.number, end.next_state.plan.attempt) == (RunStatus.RUNNING, 3, 1)
+    assert end.next_state.since == KNOWN.now
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "the one round is committed"), (3, "all 3 rounds are committed")])
+def test_after_its_last_round_a_run_is_finished(count: int, words: str) -> None:
+    end = committed(replace(PLAIN, rounds=replace(PLAIN.rounds, count=count)), count)
+    assert (end.status, end.reason, end.next_state) == (RunStatus.FINISHED, words, None)
+
+
+@pytest.mark.parametrize(("n_before", "status"), [(1, RunStatus.RUNNING), (2, RunStatus.FINISHED)])
+def test_a_private_round_spends_of_the_budget_and_the_last_of_it_ends_the_run(n_before: int, status: RunStatus) -> None:
+    """A sum of an attempt that failed has cost too, so the budget may end before the rounds do."""
+    end = committed(PRIVATE, 2, n_released=n_before)
+    assert (end.status, end.n_released) == (status, n_before + 1)
+    assert end.record.epsilon is not None
+
+
+def test_a_target_that_is_reached_ends_the_run_with_how_it_was_measured() -> None:
+    file = replace(PLAIN, stop=StopRule("training.loss", target=0.5, minimum=3))
+    past = replace(KNOWN, history=(OLD,))
+    assert committed(file, 1, 0.6, past).status is RunStatus.RUNNING
+    end = committed(file, 1, 0.5, past)
+    assert (end.status, end.next_state) == (RunStatus.FINISHED, None)
+    assert end.reason.startswith("stopped early after round 1 of 3: ")
+    assert end.reason.endswith("(the mean over 1 of 3 clients, without the 1 least and the 1 greatest)")
+
+
+def test_an_evaluation_asks_clients_that_did_not_train_and_then_the_run_goes_on() -> None:
+    file = replace(PLAIN, evaluation=EvaluationSection(2, 3))
+    after_first, after_second = committed(file, 1).next_state, committed(file, 2).next_state
+    assert after_first is not None
+    assert after_second is not None
+    assert after_first.plan.task is Task.TRAINING
+    assert (after_second.plan.task, after_second.plan.number, after_second.excluded) == (Task.EVALUATION, 2, SITES)
+    end = finished(Going(file), closed(after_second.plan, EvaluationDone(10, {"loss": 0.25})), Measured(), KNOWN)
+    assert end.model is None
+    assert end.measured is not None
+    assert (end.measured.version, end.measured.means) == (2, {"loss": 0.25})
+    assert end.next_state is not None
+    assert (end.next_state.plan.task, end.next_state.plan.number, end.next_state.excluded) == (Task.TRAINING, 3, ())
+
+
+def test_where_others_measure_what_those_who_trained_have_measured_does_not_count() -> None:
+    work = WorkDone(10, 4, 4, "e" * 64, evaluation={"loss": 0.25}, evaluation_sample_count=5)
+    for file, is_measured in ((PLAIN, True), (replace(PLAIN, evaluation=EvaluationSection(1, 3)), False)):
+        end = finished(Going(file), closed(file.first_plan(100), work), Files(), KNOWN)
+        assert (end.measured is not None) == is_measured
+
+
+def test_a_measurement_of_a_version_decides_whether_the_run_ends() -> None:
+    rule = StopRule("evaluation.loss", target=0.5, minimum=3)
+    file = replace(PLAIN, evaluation=EvaluationSection(1, 3), stop=rule)
+    newest = KeptVersion(VersionRecord(2, "2" * 64, 100, 20.0, round=1), "1" * 64)
+    known = replace(KNOWN, history=(OLD, newest))
+    for loss, status in ((0.6, RunStatus.RUNNING), (0.4, RunStatus.FINISHED)):
+        done = closed(file.evaluation_plan(1), EvaluationDone(10, {"loss": loss}))
+        assert finished(Going(file), done, Measured(), known).status is status

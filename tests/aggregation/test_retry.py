@@ -143,6 +143,7 @@ def test_a_run_gives_up_after_as_many_attempts_as_its_file_allows(
 
 
 def test_giving_up_says_why_in_a_sentence() -> None:
+    assert str(gives_up(failed(replace(PLAN, attempt=1)), 1)).startswith("round 3 was abandoned once, and the run file")
     assert gives_up(failed(replace(PLAN, attempt=2)), 2) == (
         "round 3 was abandoned 2 times, and the run file allows no more (rounds.attempts_max); "
         "the last time because the window of 60 s is over with 1 of at least 2 reports"

@@ -6,7 +6,9 @@ from dataclasses import replace
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from umbel.aggregation.advance import advance
 from umbel.aggregation.cohort import Choice, PassedOver
+from umbel.aggregation.round import Gathered, Recruiting, Training
 from umbel.aggregation.secagg.parameters import roster_min, survivors_min
 from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.second_sum import NAMES_MAX, OpenedSum, Past, choose_again, with_sum
@@ -214,3 +216,15 @@ def test_no_more_names_are_kept_than_go_with_every_state() -> None:
     small, large = OpenedSum(FLEET[:5], 6), OpenedSum(tuple(ClientId(f"n{i}") for i in range(NAMES_MAX)), NAMES_MAX)
     assert with_sum((small,), large) == (large,)
     assert with_sum((), OpenedSum((*large.clients, FLEET[0]), NAMES_MAX + 1)) == ()
+
+
+def test_while_a_cohort_is_asked_again_the_round_says_whom_it_needs() -> None:
+    """An operator sees it for the length of the window; of other rounds there is nothing to say."""
+    names = FLEET[:6]
+    gathered = Gathered(0.0, tuple(waiting(names)), bytes(48))
+    fresh, _ = advance(Recruiting(PLAN, 0.0), gathered)
+    again, _ = advance(Recruiting(PLAN, 0.0, opened=(OpenedSum(names, 6),)), gathered)
+    assert isinstance(fresh, Training)
+    assert isinstance(again, Training)
+    assert fresh.why == ""
+    assert again.why.startswith("the 6 of a sum over this model that was opened in vain")

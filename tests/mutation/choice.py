@@ -13,7 +13,7 @@ from tests.mutation.neighbours import PARTS
 from tests.mutation.places import Place, Source, source_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mutant:
     """One place of one file."""
 

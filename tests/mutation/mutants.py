@@ -7,8 +7,9 @@
 
 A mutant is the code with one small mistake: a bound off by one, a refusal that refuses nothing, a lock that is gone, a
 flag turned round. The tests near the file run once without a mutant, which tells the lines that each test runs. Then
-each mutant meets the tests that run its line, the quick ones first, until one fails. It survives if none does: no test
-decides that line. Either a test is missing, or the line is not needed, or both ways are right.
+each mutant meets the tests that run its line, the quick ones first, until one fails. Those that survive the nearest two
+test files meet the others. A mutant survives if no test fails: no test decides that line. Either a test is missing, or
+the line is not needed, or both ways are right.
 
 Everything happens in copies in a temporary folder. Tests marked slow take part with --slow only.
 """
@@ -23,9 +24,10 @@ from pathlib import Path
 
 from tests.mutation.choice import Mutant, at_random, changed_since, files_in, merge_base
 from tests.mutation.neighbours import PARTS
-from tests.mutation.trials import Limits, Outcome, Verdict, tests_near, trials
+from tests.mutation.trials import Baseline, Limits, Outcome, Verdict, tests_near, trials
 
 ROOT = Path(__file__).parents[2]
+_FIRST_RING = 2  # test files
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -56,26 +58,32 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
 
 
 def tried(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[Verdict]:
-    """The verdicts, told as they come."""
+    """The verdicts. Most mutants are noticed by the tests of their own file; the others meet those further away."""
     paths = {mutant.path for mutant in mutants}
     near = (
-        {path: list[Path](options.tests) for path in paths} if options.tests else tests_near(ROOT, paths, options.near)
+        {path: list[Path](options.tests) for path in paths}
+        if options.tests
+        else tests_near(ROOT, paths, options.near, options.slow)
     )
-    files = {test for tests in near.values() for test in tests}
-    _say(f"{len(mutants)} mutants in {len(near)} files; {len(files)} test files are near: first without a mutant")
-    verdicts, began = list[Verdict](), time.monotonic()
+    rings = [len(options.tests)] if options.tests else sorted({min(_FIRST_RING, options.near), options.near})
+    noticed, survivors = list[Verdict](), list[Verdict]()
+    pending, baseline, known = list(mutants), Baseline(), set[Path]()
     with trials(ROOT, options.workers, Limits(budget_s=options.budget, slow=options.slow)) as work:
-        baseline = work.baseline(files, _say)
-        _say(f"{len(baseline.seconds)} tests took {time.monotonic() - began:.0f} s")
-        mirrors = {path: tests[:3] for path, tests in near.items()}
-        for verdict in work.verdicts(mutants, baseline, mirrors):
-            verdicts.append(verdict)
-            if not verdict.outcome.noticed:
-                _say(described(verdict))
-            if options.out:
-                with options.out.open("a") as file:
-                    print(json.dumps(record(verdict)), file=file)
-    return verdicts
+        for ring in rings:
+            wanted = {test for mutant in pending for test in near[mutant.path][:ring]}
+            _say(f"{len(pending)} mutants; {len(wanted - known)} test files are near: first without a mutant")
+            began = time.monotonic()
+            work.learn(baseline, wanted - known, _say)
+            known |= wanted
+            _say(f"{len(baseline.seconds)} tests are known after {time.monotonic() - began:.0f} s")
+            met = {verdict.mutant: verdict.ran for verdict in survivors}
+            verdicts = list(work.verdicts(pending, baseline, {path: tests[:3] for path, tests in near.items()}, met))
+            noticed += [verdict for verdict in verdicts if verdict.outcome.noticed]
+            survivors = [verdict for verdict in verdicts if not verdict.outcome.noticed]
+            pending = [verdict.mutant for verdict in survivors]
+    for verdict in survivors:
+        _say(described(verdict))
+    return [*noticed, *survivors]
 
 
 def described(verdict: Verdict) -> str:
@@ -125,6 +133,8 @@ def main() -> None:
         _say("nothing to mutate")
         return
     verdicts = tried(mutants, options)
+    if options.out:
+        options.out.write_text("".join(json.dumps(record(verdict)) + "\n" for verdict in verdicts))
     survivors = sum(not verdict.outcome.noticed for verdict in verdicts)
     _say(f"\n{summary(verdicts)}")
     _say(f"{len(verdicts) - survivors} of {len(verdicts)} noticed; survivors may be {options.share:.0%} of them")

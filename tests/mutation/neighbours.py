@@ -1,32 +1,41 @@
-"""Which test files stand near a product file: they mirror its name, or import it directly or by few hops."""
+"""Which test files stand near a product file: they mirror its name, or import it directly or by hops."""
 
 import ast
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
 PARTS = ("aggregation", "client", "server", "sim", "umbel")
-HOPS_MAX = 2  # the coordinator's app, which most tests of the server drive, stands two hops from all that it is made of
 
 
 class Neighbours:
     """The imports of a checkout, read and not run."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, slow: bool = False) -> None:
+        """`slow`: with the test files that are slow as a whole."""
         self._root = root
+        self._slow = slow
         self._files = {_module(path): path for path in _python_files(root)}
         self._imports = {path: frozenset(self._imported(path)) - {path} for path in self._files.values()}
 
     @cached_property
     def tests(self) -> Sequence[Path]:
-        return sorted(path for path in self._imports if path.name.startswith("test_"))
+        tests = sorted(path for path in self._imports if path.name.startswith("test_"))
+        return [path for path in tests if self._slow or not _SLOW.search((self._root / path).read_text("utf-8"))]
 
     def tests_near(self, product: Path, count: int) -> list[Path]:
         """So many, the nearest first. A helper of the tests is no hop: it is part of the test that imports it."""
         near = {test: hops for test in self.tests if (hops := self._hops(test).get(product)) is not None}
         mirrors = {test for test in near if _mirrors(test, product)}
-        return sorted(near, key=lambda test: (test not in mirrors, near[test], test))[:count]
+        size = {test: (self._root / test).stat().st_size for test in near}  # the best guess at how long it takes
+
+        def distance(test: Path) -> tuple[bool, int, bool, int]:
+            return test not in mirrors, near[test], test.parts[1] != product.parts[0], size[test]
+
+        return sorted(near, key=distance)[:count]
 
     def _hops(self, test: Path) -> Mapping[Path, int]:
         """The fewest hops from a test to each file that it imports."""
@@ -35,7 +44,7 @@ class Neighbours:
             here = waiting.popleft()
             for path in self._imports[here]:
                 cost = path.parts[0] != "tests"
-                if hops[here] + cost < hops.get(path, HOPS_MAX + 1):
+                if path not in hops or hops[here] + cost < hops[path]:
                     hops[path] = hops[here] + cost
                     waiting.append(path)
         return hops

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from tests.mutation.choice import Mutant
 from tests.mutation.neighbours import Neighbours
@@ -55,6 +55,14 @@ class Verdict:
     ran: Sequence[str]  # the tests that it met, up to the first that failed
     noticed_by: str | None
     left_out: int  # tests that run the line but were over the budget
+
+    def after(self, before: Sequence[str]) -> "Verdict":
+        """This verdict on a mutant that has met other tests `before`, and none of them noticed it."""
+        outcome = Outcome.SURVIVED if before and self.outcome is Outcome.NOT_RUN else self.outcome
+        return replace(self, outcome=outcome, ran=[*before, *self.ran])
+
+
+Met: TypeAlias = Mapping[Mutant, Sequence[str]]
 
 
 @dataclass
@@ -153,9 +161,8 @@ class Trials:
     places: Sequence[Workplace]
     limits: Limits
 
-    def baseline(self, tests: Iterable[Path], told: Callable[[str], None]) -> Baseline:
+    def learn(self, baseline: Baseline, tests: Iterable[Path], told: Callable[[str], None]) -> None:
         """Run these test files without a mutant, each once."""
-        baseline = Baseline()
 
         def one(test: Path, place: Workplace) -> tuple[Path, int | None, Report]:
             return test, *place.run(self._job(place, [str(test)], self.limits.baseline_s, lines=True))
@@ -166,14 +173,18 @@ class Trials:
                 told(
                     f"{test} fails without a mutant ({', '.join(report.failed[:3]) or code}): its failures are left out"
                 )
-        return baseline
 
     def verdicts(
-        self, mutants: Sequence[Mutant], baseline: Baseline, mirrors: Mapping[Path, Sequence[Path]]
+        self, mutants: Sequence[Mutant], baseline: Baseline, mirrors: Mapping[Path, Sequence[Path]], met: Met
     ) -> Iterator[Verdict]:
+        """What becomes of each, among the tests that it has not `met` before."""
+
         def one(mutant: Mutant, place: Workplace) -> Verdict:
-            tests, left_out = baseline.tests_of(mutant, mirrors.get(mutant.path, ()), self.limits.budget_s)
-            return self._verdict(mutant, place, tests, left_out, sum(baseline.seconds.get(t, 0.0) for t in tests))
+            found, left_out = baseline.tests_of(mutant, mirrors.get(mutant.path, ()), self.limits.budget_s)
+            before = met.get(mutant, ())
+            tests = [test for test in found if test not in before]
+            verdict = self._verdict(mutant, place, tests, left_out, sum(baseline.seconds.get(t, 0.0) for t in tests))
+            return verdict.after(before)
 
         return self._each(mutants, one)
 
@@ -222,6 +233,6 @@ def trials(root: Path, workers: int, limits: Limits) -> Generator[Trials]:
         yield Trials(root, places, limits)
 
 
-def tests_near(root: Path, paths: Iterable[Path], count: int) -> dict[Path, list[Path]]:
-    neighbours = Neighbours(root)
+def tests_near(root: Path, paths: Iterable[Path], count: int, slow: bool) -> dict[Path, list[Path]]:
+    neighbours = Neighbours(root, slow)
     return {path: neighbours.tests_near(path, count) for path in paths}
