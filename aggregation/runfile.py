@@ -43,6 +43,7 @@ metrics = ["loss"]      # of training, and of held-out data below, added up unde
 evaluation = ["loss", "accuracy"]
 expected_sample_count = 128  # of a usual client, for the first round's step
 members_sha256 = "..."  # of the consortium's member list, if clients pin one, as `umbel members show` prints it
+minimum_work = 1.0      # share of its planned steps that a client must have done, or its update is not sent
 
 [privacy]               # noise in every sum; docs/security.md. Needs [secure_aggregation]
 epsilon = 4.0           # for all rounds together; or noise_multiplier
@@ -232,6 +233,7 @@ class RunFile:
         if self.secure is not None and self.privacy is not None:
             step, clip = self.codec.step_asked, self.codec.clip_norm
             codec, secure = private_numbers(self.privacy, step, clip, plan, n_values, self.rounds.count)
+            secure = replace(secure, minimum_work=self.secure.work_floor(has_noise=True))
             return replace(plan, codec=replace(codec, key=key), secure=secure)
         if self.secure is not None:
             codec, secure = self.secure.first(self.codec, plan, n_values, key)

@@ -14,6 +14,7 @@ ClientError                       `str(error)` is one sentence that says what to
 ├── CoordinatorMisbehaved         an answer that breaks the protocol: too large, wrong digest, not what was asked for
 ├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
 │   ├── AttemptRefused            what it refuses is of this attempt alone; the next is another matter
+│   │   ├── TooLittleDone         less of the work than a masked update must have; nothing else is told
 │   │   └── StrangersInvited      clients that are not on the member list, whom the operator may have let in by mistake
 │   └── UnfitWork                 its training failed in a secure round, or is not finite; nothing else is told
 ├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
@@ -25,6 +26,8 @@ ClientError                       `str(error)` is one sentence that says what to
 """
 
 from pydantic import ValidationError
+
+NO_REASON = "this client does not take part in this attempt"
 
 
 class ClientError(Exception):
@@ -113,12 +116,20 @@ class StrangersInvited(AttemptRefused):
         return "the cohort is not of the member list"
 
 
+class TooLittleDone(AttemptRefused):
+    """`told`: no reason, for how much of its work a site has done is nobody's business."""
+
+    @property
+    def told(self) -> str:
+        return NO_REASON
+
+
 class UnfitWork(WorkRefused):
     """Its reason hangs on the site's data, so the coordinator hears none. Private rounds have no such refusal."""
 
     @property
     def told(self) -> str:
-        return "this client does not take part in this attempt"
+        return NO_REASON
 
 
 class Alarm(ClientError):

@@ -53,7 +53,8 @@ class Exchange(Watch):
 
     @property
     def ended(self) -> str | None:
-        return self._closed or ("the secure round has failed" if self._given_up is not None else None)
+        has_failed = self._given_up is not None and not self._has_heard  # later only the watch has, which is no matter
+        return self._closed or ("the secure round has failed" if has_failed else None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -64,13 +65,17 @@ class Exchange(Watch):
     def wait(self, seconds: float) -> None:
         """Until the client knows with whom it masks. Raises what has ended the exchange before, `OutOfTime`."""
         is_settled = self._is_settled.wait(seconds)
-        if self._closed is not None:
-            raise AssignmentClosed("assignment-closed", self._closed[:REASON_CHARS_MAX], 409)
+        self.check()
         if not self._has_heard:
-            if isinstance(self._given_up, ClientError):
-                raise self._given_up
             what = "the thread that exchanges keys has failed" if is_settled else "who masks was not told in time"
             raise OutOfTime(f"{what}; the next attempt is another matter") from self._given_up
+
+    def check(self) -> None:
+        """Raise what has ended the exchange, if anything has."""
+        if self._closed is not None:
+            raise AssignmentClosed("assignment-closed", self._closed[:REASON_CHARS_MAX], 409)
+        if not self._has_heard and isinstance(self._given_up, ClientError):
+            raise self._given_up
 
     def _run(self) -> None:
         try:

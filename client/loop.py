@@ -43,7 +43,7 @@ from umbel.aggregation.messages import (
     Outcome,
     RunStatus,
 )
-from umbel.aggregation.secagg.server import after_s
+from umbel.aggregation.secagg.server import ASKED_SHARE, after_s
 from umbel.aggregation.types import Assignment, ClientId, RunId
 from umbel.aggregation.update_codec import codec_for
 from umbel.client.addresses import addresses_in, warn_if_readable
@@ -75,7 +75,7 @@ from umbel.client.measure import measure
 from umbel.client.offer import check_able, check_layout, check_offer
 from umbel.client.policy import SitePolicy
 from umbel.client.refusals import decline
-from umbel.client.secure_offer import read_offer
+from umbel.client.secure_offer import check_window, read_offer
 from umbel.client.secure_round import SecureRound
 from umbel.client.shutdown import Interrupted, Shutdown
 from umbel.client.site import SeedOf, Site, own_seed
@@ -344,16 +344,21 @@ class Participant:
         """The same in a round whose coordinator learns the sum alone. Nothing of it outlives this process."""
         check_layout(offer, self._layout)
         asked = read_offer(offer, self._client, self._layout)
+        check_window(asked, offer.window_s, ASKED_SHARE, "it was asked")
         admitted, timing = self._site.admit(asked, self._layout), within(offer.window_s)
         patience = self._patience(timing)
         part = SecureRound(self._coordinator, self._store, self._site, self._layout, asked, admitted, patience)
         with part.exchange() as exchange:
             start = self._fetch(offer, timing, window_end)
+            part.check_time(window_end - time.monotonic())
             log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
             plan = self._plan(offer, window_end, exchange, part.update_bytes)
             done = self._train_unseen(part, offer, start, replace(plan, seed=admitted.seed))
             if self._delivery.reports == 0 and done is not None:
                 warn_if_too_slow(offer, done, time.monotonic() - window_end)
+            exchange.check()
+            if done is not None:
+                part.check_work(plan, done)
             if self._shutdown.reason is not None:
                 log.info("%s: staying until its sum is opened; ask again to leave at once", name_of(offer))
             exchange.wait(window_end - time.monotonic())

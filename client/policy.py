@@ -21,7 +21,8 @@ from typing import Literal
 from umbel.aggregation.fingerprint import members_sha256_of
 from umbel.aggregation.members import COHORT_MIN, MemberList
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
-from umbel.aggregation.types import TARGET_MAX, require_slug, require_within
+from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
+from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
 from umbel.client.destinations import LinkHost, LinkLevel, LinkRules
 from umbel.client.errors import AttemptRefused, WorkRefused
 
@@ -74,7 +75,10 @@ class SitePolicy:
     all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are here.
     `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; over
     one and the same model more than that is asked, and less refused always (`check_same_model`). `links`: to which
-    hosts that are not in `link_hosts` the coordinator may send this site for a model (`destinations.py`).
+    hosts that are not in `link_hosts` the coordinator may send this site for a model (`destinations.py`). `minimum_work`:
+    the least share of the planned steps of an update that is sent in a secure round, where the run's own is not greater;
+    None for all of them, or one step where there is noise. `weight_max`: how many samples this site counts at most in
+    a masked sum, which a site with many more than the others would be nearly all of.
     """
 
     secure_aggregation: Literal["required", "allowed"] | None = None
@@ -94,6 +98,8 @@ class SitePolicy:
     cohort_change: Literal["warn", "refuse"] = "warn"
     links: LinkLevel = "public"
     link_hosts: tuple[str, ...] = ()
+    minimum_work: float | None = None
+    weight_max: int | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a limit that would not hold
 
     def __post_init__(self) -> None:
@@ -108,6 +114,10 @@ class SitePolicy:
                 require_within(budget, name, 1e-6, EPSILON_MAX)
         require_within(self.delta, "delta", DELTA_MIN, DELTA_MAX)
         require_within(self.colluders, "colluders", 0, TARGET_MAX)
+        if self.minimum_work is not None:
+            require_floor(self.minimum_work, "minimum_work")
+        if self.weight_max is not None:
+            require_within(self.weight_max, "weight_max", 1, SAMPLE_COUNT_MAX)
         if len(self.allowed_runs) > RUNS_MAX:
             raise ValueError(f"allowed_runs names {len(self.allowed_runs)} runs, at most {RUNS_MAX} can be named")
         for run in self.allowed_runs:
@@ -146,6 +156,17 @@ class SitePolicy:
     def tells_count(self) -> bool:
         """Whether the coordinator may be told in clear how much data there is: not where rounds must be secure."""
         return self.share_sample_count and not self.requires_secure_rounds
+
+    def work_floor(self, of_run: float, *, has_noise: bool) -> float:
+        """The least share of its planned steps that this site must have done to send a masked update: the run's floor
+        or its own, whichever is greater. `has_noise`: whether noise covers what it sends.
+        """
+        own = usual_floor(has_noise=has_noise) if self.minimum_work is None else self.minimum_work
+        return max(of_run, own)
+
+    def samples_that_count(self, n_samples: int) -> int:
+        """How many of so many samples count in a masked sum."""
+        return n_samples if self.weight_max is None else min(n_samples, self.weight_max)
 
     def threshold_least(self, n_holders: int) -> int:
         """The least threshold that this site takes part under: floor(share * n) + 1, exact for two thirds of any n."""

@@ -11,7 +11,7 @@ from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.types import Assignment, ClientId, require_slug
-from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved
 from umbel.client.offer import WINDOW_S_MAX
 
 
@@ -49,10 +49,26 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
             "it weighs clients by how often they were drawn, which is the coordinator's word for each of them: one "
             "could be given all the weight, and its update read from the sum"
         )
+    if assignment.share != 1:
+        raise ValueError("it asks for a share of the work, which only a canary does")
     for name, key in offer.cohort:
         require_slug(name, "a name in the cohort")
         if public_key_text(public_key_bytes(key, "a key in the cohort")) != key:
             raise ValueError("a key in the cohort is not the base64 that its bytes have")
+
+
+def check_window(asked: Asked, left_s: float, least: float, what: str) -> None:
+    """Raise `AttemptRefused` if less than a share, `least`, of the round's window is left. `what`: has come so late.
+
+    The window is in the context that all sign; what is left of it is the coordinator's word to each client alone.
+    """
+    window_s = asked.offer.window_s
+    if left_s < least * window_s:
+        raise AttemptRefused(
+            f"{what} with {max(left_s, 0.0):.3g} s left of the round's window of {window_s:g} s, and this client takes "
+            f"part with {least * window_s:.3g} s or more: so late, too little of the work could be done; the next "
+            "round is another matter"
+        )
 
 
 def _check_noise(composition: Composition) -> None:

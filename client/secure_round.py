@@ -40,16 +40,18 @@ from umbel.aggregation.secagg.contribution import (
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input
 from umbel.aggregation.secagg.messages import decode_indices
-from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.secagg.server import MODEL_SHARE, Phase
 from umbel.aggregation.secagg.words import METRIC_LIMIT
+from umbel.aggregation.secagg.work_floor import ONE_STEP
 from umbel.aggregation.types import MaskedInput
-from umbel.client.app import Client
+from umbel.client.app import Client, LocalPlan
 from umbel.client.coordinator import Coordinator
 from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
 from umbel.client.exchange import Exchange
 from umbel.client.refusals import alarm_of
-from umbel.client.secure_offer import Asked
+from umbel.client.secure_offer import Asked, check_window
 from umbel.client.site import Admitted, Site
+from umbel.client.steps import check_floor, check_steps
 from umbel.client.store import Store
 from umbel.client.transport import Patience, patiently
 from umbel.client.watch import PAUSE_S, renewal_s
@@ -81,6 +83,8 @@ class SecureRound:
         self._admitted = admitted
         self._patience = patience
         self._id = asked.assignment.id
+        plan = asked.offer.plan
+        self._floor = site.policy.work_floor(plan.minimum_work, has_noise=plan.noise is not None)
 
     @property
     def update_bytes(self) -> int:
@@ -139,6 +143,19 @@ class SecureRound:
         noise_key = os.urandom(NOISE_KEY_BYTES) if self.is_private else b""
         return contribution(self._asked.composition, change, work, self._admitted.index, noise_key)
 
+    def check_time(self, left_s: float) -> None:
+        """Raise `AttemptRefused` where the model has come too late for the work that this site's update must have."""
+        if self._floor > ONE_STEP:
+            check_window(self._asked, left_s, MODEL_SHARE, "the model came")
+
+    def check_work(self, plan: LocalPlan, done: Trained) -> None:
+        """Raise `TooLittleDone` for an update with less of the work in it than this site sends, and `UnfitWork` for one
+        whose steps its code cannot have done.
+        """
+        if self._floor > ONE_STEP:
+            check_steps(plan, done)
+            check_floor(done.result, self._floor)
+
     def _local_work(self, done: Trained) -> LocalWork:
         result, evaluation, words = done.result, done.evaluation, self._asked.composition.words
         if result.sample_count > words.sample_count_max:
@@ -152,13 +169,14 @@ class SecureRound:
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
         if cut := {name for values, name in of_both if abs(values.get(name, 0.0)) > METRIC_LIMIT}:
             log.warning("cut to %g, the most that a masked sum takes: %s", METRIC_LIMIT, ", ".join(sorted(cut)))
+        count = self._site.policy.samples_that_count
         return LocalWork(
-            sample_count=result.sample_count,
+            sample_count=count(result.sample_count),
             steps_done=result.steps_done,
             steps_planned=result.steps_planned,
             metrics=metrics,
             evaluation=measured,
-            evaluation_sample_count=evaluation.sample_count if evaluation else 0,
+            evaluation_sample_count=count(evaluation.sample_count) if evaluation else 0,
             draws=self._asked.offer.draws,
         )
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,12 +27,16 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the site's own code answered, and how long it took; `step_s`: one step, the first left out if possible."""
+    """What the site's own code answered, and how long it took; `step_s`: one step, the first left out if possible.
+
+    `was_stopped`: whether that code has asked if it should stop, and was told that it should.
+    """
 
     result: TrainResult
     evaluation: Evaluation | None
     train_s: float
     step_s: float
+    was_stopped: bool = False
 
 
 def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> LocalPlan:
@@ -64,25 +68,31 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
     evaluation = app.evaluate(app.model) if plan.evaluate else None
-    asks, started = _Asks(plan.told_to_stop), time.perf_counter()
+    asks, started = _Asks(plan), time.perf_counter()
     result = app.train(app.model, replace(plan, told_to_stop=asks))
     ended = time.perf_counter()
     if not isinstance(result, TrainResult):  # pyright: ignore[reportUnnecessaryIsInstance] - it is a user's code
         raise TypeError(f"train must return a TrainResult, not {type(result).__name__}")
-    return Trained(result, evaluation, ended - started, _step_s(result.steps_done, started, asks.first_at, ended))
+    step_s = _step_s(result.steps_done, started, asks.first_at, ended)
+    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped)
 
 
 class _Asks:
-    """Whether to stop, as it was; and when that was asked first, which is after the first step."""
+    """Whether to stop, as it was; when that was asked first, which is after the first step; and whether it was ever so,
+    be it for the deadline.
+    """
 
-    def __init__(self, told_to_stop: Callable[[], str | None]) -> None:
+    def __init__(self, plan: LocalPlan) -> None:
         self.first_at: float | None = None
-        self._told_to_stop = told_to_stop
+        self.was_stopped = False
+        self._plan = plan
 
     def __call__(self) -> str | None:
         if self.first_at is None:
             self.first_at = time.perf_counter()
-        return self._told_to_stop()
+        reason = self._plan.told_to_stop()
+        self.was_stopped |= reason is not None or self._plan.seconds_left <= 0
+        return reason
 
 
 def _step_s(n_steps: int, started: float, first_at: float | None, ended: float) -> float:

@@ -25,9 +25,15 @@ from umbel.aggregation.secagg.totals import Totals, totals
 N_VALUES = 300
 STATE = {"w": torch.zeros(N_VALUES)}
 LAYOUT = Layout.of_state(STATE)
-SECURE = (
-    '[codec]\nname = "integer"\nstep = 0.25\nfirst_norm = 0.175\n[secure_aggregation]\nexpected_sample_count = 10\n'
-)
+SECURE = """\
+[codec]
+name = "integer"
+step = 0.25
+first_norm = 0.175
+[secure_aggregation]
+expected_sample_count = 10
+minimum_work = 0.5
+"""
 PATIENCE_S = 5.0
 
 

@@ -34,6 +34,7 @@ from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.words import RMS_UNIT, STEPS_LIMIT, Counts, Measured
+from umbel.aggregation.secagg.work_floor import steps_needed
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ _NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that what float32 rounds off takes 
 
 class ContributionRefused(SecAggError):
     """Work that must not be sent; says why, and no number of it."""
+
+
+class TooLittleWork(ContributionRefused):
+    """Less work than the round, or the site, asks of an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +122,14 @@ def contribution(
     Memory: the change, as float32. `noise_key`: of a private round, 32 bytes that nobody can guess, for this
     contribution alone.
     """
+    steps = work.steps_done, work.steps_planned
     if composition.secure.noise is not None:
         _check_private(composition, noise_key)
         work, (read, remarks) = SILENT, _read_unseen(composition, change)
     else:
         read, remarks = _read_bounded(composition, change)
     weight = _weight(composition, work)
+    require_enough(*steps, composition.secure.minimum_work)
     scale = composition.codec.scale(read.norm) * weight / composition.secure.weight_unit
     if read.norm * scale > _NORM_MOST:
         scale = _NORM_MOST / read.norm
@@ -160,6 +167,12 @@ def _counts(
         n_cut=sum(is_cut for _, is_cut in measured),
     )
     return counts, [one for one, _ in measured]
+
+
+def require_enough(steps_done: int, steps_planned: int, floor: float) -> None:
+    """Raise `TooLittleWork` if so many steps are less than this share of those planned (`work_floor.py`)."""
+    if steps_done < steps_needed(floor, steps_planned):
+        raise TooLittleWork("less of the work was done than must be for an update to hide among the others")
 
 
 def _check_private(composition: Composition, noise_key: bytes) -> None:

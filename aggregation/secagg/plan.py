@@ -29,6 +29,7 @@ from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.codec.rotated import COHORT_MAX
 from umbel.aggregation.metric_names import METRICS_MAX, require_metric_name
 from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.secagg.work_floor import ALL_STEPS
 
 MINIMUM_LEAST = 3  # with two clients in a sum, each reads the other
 WEIGHT_UNIT_MAX = 1 << 40
@@ -69,7 +70,8 @@ class SecurePlan:
     `is_proportional`: whether a client weighs as often as it was drawn, or as many samples as it has. `metrics`,
     `evaluation`: the names that are added up, of those that training and held-out data give; others stay at the client.
     `noise`: of a private round, what each client adds to its levels (`privacy/`); clients then all weigh the same, and
-    say nothing else of what they did.
+    say nothing else of what they did. `minimum_work`: the least share of its planned steps that a client must have done
+    to send its update; 0: one step (`work_floor.py`).
     """
 
     bits: int
@@ -80,6 +82,7 @@ class SecurePlan:
     metrics: tuple[str, ...] = ()
     evaluation: tuple[str, ...] = ()
     noise: NoisePlan | None = None
+    minimum_work: float = ALL_STEPS
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= BITS_MAX:
@@ -93,6 +96,8 @@ class SecurePlan:
             )
         if self.noise is not None and (self.metrics or self.evaluation or self.is_proportional):
             raise ValueError("in a private round nothing travels without noise: no metrics, and no weights")
+        if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
+            raise ValueError(f"minimum_work is a share of the steps, 0 to 1, not {self.minimum_work!r:.40}")
         for names in (self.metrics, self.evaluation):
             require_metric_names(names)
 
@@ -143,12 +148,13 @@ def first_plans(
     is_proportional: bool = False,
     metrics: tuple[str, ...] = (),
     evaluation: tuple[str, ...] = (),
+    minimum_work: float = ALL_STEPS,
 ) -> tuple[CodecPlan, SecurePlan]:
     """The numbers of a run's first round. `codec`: the integer codec at a step of the root mean square that a client's
     change of weight `weight_unit` is expected to have.
     """
-    secure = SecurePlan(1, weight_unit, clients_max, minimum, is_proportional, metrics, evaluation).unwrapping()
-    return codec.at_step(1 / codec.inverse_step / FIRST_RMS), secure
+    secure = SecurePlan(1, weight_unit, clients_max, minimum, is_proportional, metrics, evaluation, None, minimum_work)
+    return codec.at_step(1 / codec.inverse_step / FIRST_RMS), secure.unwrapping()
 
 
 def require_metric_names(names: Sequence[str]) -> None:

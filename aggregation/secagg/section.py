@@ -24,6 +24,7 @@ from umbel.aggregation.secagg.plan import (
     first_plans,
     require_metric_names,
 )
+from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, RoundPlan, Weighting, require_within
 from umbel.aggregation.wire import Codec
 
@@ -40,7 +41,8 @@ class SecureAggregationSection:
     `metrics`, `evaluation`: names of what clients measure in training and on held-out data; a client that lacks one
     leaves it out. `expected_sample_count`: of a usual client, for the first round's step (`plan.py`); be it ten times
     too large or too small. `members_sha256`: of the member list that the clients pin, given in groups or not; empty
-    without one.
+    without one. `minimum_work`: the least share of its planned steps that a client must have done to send its update;
+    None for all of them, or one step where there is noise (`work_floor.py`).
     """
 
     enabled: bool = True
@@ -48,6 +50,7 @@ class SecureAggregationSection:
     evaluation: tuple[str, ...] = _NAMES
     expected_sample_count: int = 128
     members_sha256: str = ""
+    minimum_work: float | None = None
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
@@ -56,6 +59,12 @@ class SecureAggregationSection:
         require_within(self.expected_sample_count, "expected_sample_count", 1, SAMPLE_COUNT_MAX)
         if self.members_sha256:
             object.__setattr__(self, "members_sha256", members_sha256_of(self.members_sha256))
+        if self.minimum_work is not None:
+            require_floor(self.minimum_work, "minimum_work")
+
+    def work_floor(self, *, has_noise: bool) -> float:
+        """The least share of its planned steps that a client must have done. `has_noise`: of a run with [privacy]."""
+        return usual_floor(has_noise=has_noise) if self.minimum_work is None else self.minimum_work
 
     def first(self, codec: CodecSection, plan: RoundPlan, n_values: int, key: int) -> tuple[CodecPlan, SecurePlan]:
         """The numbers of a run's first round, which has this plan. `n_values`: of the model."""
@@ -68,6 +77,7 @@ class SecureAggregationSection:
             is_proportional=is_proportional,
             metrics=self.metrics,
             evaluation=self.evaluation,
+            minimum_work=self.work_floor(has_noise=False),
         )
 
     def after(

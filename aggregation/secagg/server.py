@@ -21,6 +21,8 @@ from umbel.aggregation.types import ClientId
 RANDOM_BYTES = 48
 KEYS_SHARE, SHARES_SHARE, AFTER_SHARE = 0.3, 0.65, 0.5
 """Of the window: by when keys and then shares must be in, and how long each phase after it may take."""
+ASKED_SHARE, MODEL_SHARE = 0.5, 0.25
+"""Of the window, what must be left to a client when it is asked, and when it has the model; or it takes no part."""
 _GRACE = 3.0  # of the time in which enough have spoken, the others may take so much more
 _GRACE_S_MIN = 0.5
 _AFTER_S_MIN = 10.0  # so that those whose line was cut come back; they are waited for only while too few have spoken

@@ -139,9 +139,11 @@ def _begin(stage: Stage, operator: Operator) -> None:
 
 def _pin_members(stage: Stage) -> SignedMembers:
     """Officers list the keys that the clinics themselves have told, and every clinic pins the list."""
+    secure = stage.plan.run_file.secure
+    assert secure is not None, "a plain run has no list"
     signed = agree(stage.work / "officers", stage.sites.public_keys)
     for client in stage.plan.clients:
-        pin(signed, stage.work / "sites" / client.name)
+        pin(signed, stage.work / "sites" / client.name, secure.minimum_work)
     stage.board.note_members(signed.list.sha256)
     return signed
 

@@ -35,8 +35,11 @@ def agree(folder: Path, keys: Mapping[str, str]) -> SignedMembers:
     return signed
 
 
-def pin(signed: SignedMembers, directory: Path) -> None:
-    """Write the list into a clinic's directory, and a policy that trusts it and takes part in secure rounds alone."""
+def pin(signed: SignedMembers, directory: Path, minimum_work: float | None = None) -> None:
+    """Write the list into a clinic's directory, and a policy that trusts it and takes part in secure rounds alone.
+
+    `minimum_work`: the share of its steps with which a clinic sends its update; None for all of them.
+    """
     write_members_file(directory / LIST_FILE, signed)
     policy = f"""\
 secure_aggregation = "required"
@@ -44,6 +47,8 @@ members = "{LIST_FILE}"
 members_sha256 = "{grouped(signed.list.sha256)}"
 minimum_cohort = {MINIMUM}
 """
+    if minimum_work is not None:
+        policy += f"minimum_work = {minimum_work:g}\n"
     (directory / POLICY_FILE).write_text(policy)
 
 

@@ -5,7 +5,7 @@ round and starts again some rounds later; while it is missing, the coordinator i
 shards on slow machines: their data set waits before it hands out a sample. While everybody is well the ten fast ones
 reach the target early and the slow ones are told to stop. While the killed one is missing the target is all twelve, so
 that these rounds last to their window's end, with the slow ones' partial work: only then is a client that says nothing
-known to be lost.
+known to be lost. Masked updates of partial work are sent only where run file and policy both allow it (`MINIMUM_WORK`).
 """
 
 import json
@@ -37,6 +37,7 @@ _SECTIONS = ("rounds", "training", "aggregation", "codec", "secure_aggregation",
 REHEARSAL_S = 0.7  # on two quiet cores: 0.5 to 0.8 s
 PACE_MAX = 3.0
 MINIMUM = 6
+MINIMUM_WORK = 0.1  # of a clinic's steps: less than the slow ones do, so that they are in the sums
 ORDINARY_WAIT_S = 0.0005  # per sample: about 0.2 s for four passes over an ordinary shard
 SLOW_WAIT_S = 0.02  # per sample: about a third of four passes over a small shard fits into the window
 
@@ -176,5 +177,10 @@ def _run_file(seed: int, rounds: int, calm: bool, plain: bool) -> RunFile:
         codec=CodecSection("integer"),
         downlink=DownlinkSection("change"),
         retention=RetentionSection(updates="1 round" if plain else "none"),
-        secure_aggregation=None if plain else SecureAggregationSection(metrics=("loss",), evaluation=()),
+        secure_aggregation=None if plain else _masked(calm),
     )
+
+
+def _masked(calm: bool) -> SecureAggregationSection:
+    """Where nobody is slow, the default holds: all of the work or nothing."""
+    return SecureAggregationSection(metrics=("loss",), evaluation=(), minimum_work=None if calm else MINIMUM_WORK)

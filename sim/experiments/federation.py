@@ -50,7 +50,7 @@ from umbel.sim.experiments.masked_uplink import MaskedUplink
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.possible import SimulationError, require_possible
 from umbel.sim.experiments.reports import Reports
-from umbel.sim.experiments.secure_window import SecureWindow, seed_of
+from umbel.sim.experiments.secure_window import SecureWindow, seed_of, without_enough_work
 from umbel.sim.experiments.standing import Standing
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState, Summed
@@ -196,7 +196,8 @@ class Federation:
         nothing to send.
         """
         (cohort, reports), trained = self._cohort(opened, uplink.update_bytes), set[ClientId]()
-        window, declines = SecureWindow(opened, cohort, uplink.composition), self._unreadable(cohort)
+        window = SecureWindow(opened, cohort, uplink.composition)
+        declines = self._unreadable(cohort) | without_enough_work(opened.plan, cohort)
         while True:
             played = window.play(declines)
             new = [i for i, name in enumerate(cohort.names) if name in played.ended.accepted and name not in trained]

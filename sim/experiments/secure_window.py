@@ -16,8 +16,10 @@ from umbel.aggregation.ledger import Book
 from umbel.aggregation.round import Abandoned, Closing, Spoiled, Training
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.contribution import Contribution
+from umbel.aggregation.secagg.contribution import Contribution, TooLittleWork, require_enough
 from umbel.aggregation.secagg.masked_input import MaskedReader
+from umbel.aggregation.secagg.server import MODEL_SHARE
+from umbel.aggregation.secagg.work_floor import ONE_STEP
 from umbel.aggregation.types import ClientId, RoundPlan
 from umbel.sim.experiments.window import Cohort, book_of
 from umbel.sim.fleet.dropouts import Stage as Lost
@@ -64,6 +66,28 @@ class SecurePlayed:
 def seed_of(plan: RoundPlan) -> str:
     """Of all that is drawn at random for one attempt: no two have the same."""
     return f"{plan.seed}/{plan.number}/{plan.attempt}"
+
+
+def without_enough_work(plan: RoundPlan, cohort: Cohort) -> dict[ClientId, str]:
+    """Who will send nothing, and why, for less of its work was done than the round asks of a masked update.
+
+    Sites without a policy of their own, whose floor is the run's (`client/secure_round.py`).
+    """
+    assert plan.secure is not None, "it is of a secure round"
+    floor, found = plan.secure.minimum_work, dict[ClientId, str]()
+    late_s = (1 - MODEL_SHARE) * plan.window_s if floor > ONE_STEP else math.inf
+    fates = cohort.fates
+    facts = zip(cohort.names, cohort.works, fates.fetched_s.tolist(), fates.report_s.tolist(), strict=True)
+    for name, work, fetched_s, report_s in facts:
+        if math.isinf(report_s):
+            continue  # it is lost before, and says nothing
+        try:
+            require_enough(work.steps_done, work.steps_planned, floor)
+        except TooLittleWork as error:
+            found[name] = str(error)
+        if fetched_s > late_s:
+            found[name] = "the model came too late"
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,8 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         cohort_change = "refuse"
         links = "private"
         link_hosts = ["store:9000"]
+        minimum_work = 0.5
+        weight_max = 2000
         """,
     )
     members = tmp_path / "lists" / "pilot.json"
@@ -296,8 +298,10 @@ def test_a_file_says_what_holds(tmp_path: Path) -> None:
         "refuse",
         "private",
         ("store:9000",),
+        0.5,
+        2000,
     )
-    assert len(fields(policy)) == 17, "the file above says every key"
+    assert len(fields(policy)) == 19, "the file above says every key"
 
 
 def test_an_empty_file_says_the_defaults(tmp_path: Path) -> None:
@@ -354,3 +358,45 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="does not parse"):
         read_policy(tmp_path / "policy.toml")
+
+
+# --- how much of the work, and how many samples ---
+
+
+def test_a_site_that_says_nothing_of_it_gives_all_of_its_work_or_nothing_where_there_is_no_noise() -> None:
+    policy = SitePolicy()
+    assert [policy.work_floor(of_run, has_noise=False) for of_run in (0.0, 0.5, 1.0)] == [1.0, 1.0, 1.0]
+    assert [policy.work_floor(of_run, has_noise=True) for of_run in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
+
+
+def test_of_two_floors_the_greater_counts() -> None:
+    policy = SitePolicy(minimum_work=0.5)
+    for has_noise in (False, True):
+        assert [policy.work_floor(of_run, has_noise=has_noise) for of_run in (0.0, 0.25, 0.75)] == [0.5, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("share", [0.0, 9.9e-7, 1.000001, math.nan])
+def test_a_floor_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="minimum_work must lie between 1e-06 and 1"):
+        SitePolicy(minimum_work=share)
+    for bound in (1e-6, 1.0):
+        assert SitePolicy(minimum_work=bound).minimum_work == bound
+
+
+@pytest.mark.parametrize("most", [0, (1 << 40) + 1])
+def test_a_weight_that_no_site_can_have_is_refused(most: int) -> None:
+    with pytest.raises(ValueError, match="weight_max must lie between 1"):
+        SitePolicy(weight_max=most)
+    for bound in (1, 1 << 40):
+        assert SitePolicy(weight_max=bound).weight_max == bound
+
+
+def test_a_site_counts_its_samples_up_to_its_weight_max() -> None:
+    assert [SitePolicy(weight_max=100).samples_that_count(n) for n in (1, 99, 100, 101, 10**9)] == [
+        1,
+        99,
+        100,
+        100,
+        100,
+    ]
+    assert SitePolicy().samples_that_count(10**9) == 10**9

@@ -51,7 +51,7 @@ class Ward(Client):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.75)
-        return TrainResult(self.sample_count, 2, 4, {"loss": LOSS, "odd": float("nan")})
+        return TrainResult(self.sample_count, 4, 4, {"loss": LOSS, "odd": float("nan")})
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         return Evaluation(3, {"accuracy": 0.5})
@@ -111,7 +111,7 @@ def test_rounds_are_summed_and_nothing_else_is_told(tmp_path: Path) -> None:
     assert (end.status, end.reports, end.accepted, end.masked, end.opened) == ("finished", 3, 3, 3, 3)
     assert set(double.counts) == {0}, "nobody has asked for the sample count"
     for one in double.totals:
-        assert (one.n_clients, one.sample_count, one.n_partial) == (5, SAMPLES + 40, 1)
+        assert (one.n_clients, one.sample_count, one.n_partial) == (5, SAMPLES + 40, 0)
         assert one.metrics["loss"] == pytest.approx((SAMPLES * LOSS + 40 * 0.5) / (SAMPLES + 40), abs=1e-6)
         mean = (SAMPLES * 0.75 + 40 * 0.25) / (SAMPLES + 40)
         assert torch.allclose(one.mean.mean_slice(0, 310), torch.full((310,), mean, dtype=torch.float64), atol=0.02)

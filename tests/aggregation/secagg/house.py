@@ -48,8 +48,8 @@ def composed(
 
 
 def secure_plan(n_clients: int, weight_unit: int = 1, **others: object) -> SecurePlan:
-    """For so many clients, with bits that nothing can exceed."""
-    return replace(SecurePlan(1, weight_unit, max(n_clients, 3)), **others).unwrapping()  # type: ignore[arg-type]
+    """For so many clients, with bits that nothing can exceed. Partial work is taken, if it is a step at least."""
+    return replace(SecurePlan(1, weight_unit, max(n_clients, 3), minimum_work=0.0), **others).unwrapping()  # type: ignore[arg-type]
 
 
 def pieces_of(values: Tensor, size: int = 1000) -> Iterator[Tensor]:

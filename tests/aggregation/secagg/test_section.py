@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation.canonical import canonical
+from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.fingerprint import grouped
+from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
     AggregationSection,
@@ -19,6 +21,7 @@ from umbel.aggregation.runfile_sections import (
     RoundsSection,
 )
 from umbel.aggregation.secagg.parameters import survivors_min
+from umbel.aggregation.secagg.plan import SumShown
 from umbel.aggregation.secagg.section import SecureAggregationSection, require_compatible, survivors_needed
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.types import ClientId, CoverageFloor, TrainingPlan, Weighting
@@ -119,6 +122,8 @@ def test_how_many_must_come_in_is_what_the_graph_asks(n_clients: int, needed: in
         ({"metrics": ("loss", "loss")}, "each of them once"),
         ({"evaluation": ("",)}, "metric name ''"),
         ({"expected_sample_count": 0}, "expected_sample_count must lie between 1"),
+        ({"minimum_work": 0.0}, "minimum_work must lie between 1e-06 and 1"),
+        ({"minimum_work": 1.001}, "minimum_work must lie between 1e-06 and 1"),
     ],
 )
 def test_a_section_that_makes_no_sense_is_refused(changes: dict[str, object], says: str) -> None:
@@ -137,3 +142,29 @@ def test_the_hash_of_a_member_list_is_the_same_however_it_is_written() -> None:
     assert f'"members_sha256":"{digits}"' in canonical(files[1])
     with pytest.raises(ValueError, match="members_sha256 must be the 64 hex digits that `umbel members show` prints"):
         replace(SECTION, members_sha256=digits[1:])
+
+
+@pytest.mark.parametrize(("named", "plain", "private"), [(None, 1.0, 0.0), (0.25, 0.25, 0.25), (1.0, 1.0, 1.0)])
+def test_all_of_the_work_is_asked_unless_the_file_says_less_or_there_is_noise(
+    named: float | None, plain: float, private: float
+) -> None:
+    section = replace(SECTION, minimum_work=named)
+    assert section.work_floor(has_noise=False) == plain
+    assert section.work_floor(has_noise=True) == private
+    for noise, floor in ((None, plain), (PrivacySection(noise_multiplier=1.0, clip_norm=1.0, colluders=0), private)):
+        file = RunFile(
+            "run",
+            RoundsSection(10, target=9, minimum=7, over_selection=1.0),
+            codec=CodecSection("integer"),
+            secure_aggregation=section,
+            privacy=noise,
+        )
+        first = file.first_plan(1000)
+        assert first.secure is not None
+        assert first.secure.minimum_work == floor, "it is in the plan, which every client signs"
+        again = file.round_plan(1, 2).numbered_as(first)
+        assert again.secure is not None
+        assert again.secure.minimum_work == floor, "of every attempt"
+        following = file.numbered_after(file.round_plan(2, 1), first, Shown(1.0, 0, 1.0), SumShown(9, 0.1, 0.2, 0.0))
+        assert following.secure is not None
+        assert following.secure.minimum_work == floor, "and of every round"

@@ -53,6 +53,11 @@ def test_a_clinic_takes_the_list_by_its_policy_and_no_plain_round(tmp_path: Path
     assert members_in_force(policy, tmp_path / "state") == signed.list
 
 
+def test_a_clinic_sends_part_of_its_work_only_where_its_policy_says_so(tmp_path: Path) -> None:
+    pin(agree(tmp_path / "officers", KEYS), tmp_path, 0.1)
+    assert read_policy(tmp_path / POLICY_FILE).minimum_work == 0.1
+
+
 def test_no_policy_of_a_clinic_asks_for_more_than_the_run_gives() -> None:
     for calm in (True, False):
         run_file = make_plan(0, 24, calm=calm).run_file

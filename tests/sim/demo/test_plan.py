@@ -75,6 +75,13 @@ def test_rounds_are_secure_and_the_last_plain_one_can_be_made_again() -> None:
     assert (plain.secure is None, plain.retention.updates) == (True, "1 round")
 
 
+def test_only_where_clients_are_slow_does_the_run_take_part_of_the_work() -> None:
+    slow, calm = (make_plan(0, 24, calm=calm).run_file.secure for calm in (False, True))
+    assert slow is not None
+    assert calm is not None
+    assert (slow.minimum_work, calm.minimum_work) == (0.1, None)
+
+
 def test_the_help_tells_from_how_many_rounds_on_something_is_killed() -> None:
     # The client is killed in a certain training of its own, and may miss a round before.
     assert f"From --rounds {KILL_IN_TRAINING + 1} on" in (demo.__doc__ or "")

@@ -1,9 +1,12 @@
 """Secure rounds of an experiment: the machine's phases on a fleet, the integers that an SDK would mask, exact sums."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,10 +27,13 @@ from umbel.sim.experiments.file import Trial, experiment_of
 from umbel.sim.experiments.masked_uplink import MaskedUplink
 from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.rows import Row
+from umbel.sim.experiments.secure_window import without_enough_work
 from umbel.sim.experiments.simulate import simulate
 from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.versions import ModelState
 from umbel.sim.experiments.watcher import Watcher
+from umbel.sim.experiments.window import Cohort
+from umbel.sim.secure.rounds import secure_plan
 
 LOST_IN = ("download", "training", "upload", "advertise_keys", "share_keys", "consistency_check", "unmasking")
 ALIKE = {"speed": {"spread": 0.0, "jitter": 0.0}, "network": {"spread": 0.0, "jitter": 0.0}}
@@ -96,6 +102,57 @@ def test_too_few_in_a_phase_and_the_attempt_is_given_up_for_that(stage: str, wor
     assert [one.record for one in without] == [one.record for one in with_masks]
     if stage not in ("consistency_check", "unmasking"):  # there they had reported, and are heard of last then
         assert any(client.fate is Fate.LOST for client in first.clients)
+
+
+SLOW = {**ALIKE, "speed": {**ALIKE["speed"], "samples_per_s": 0.3}}
+"""All devices are alike, and in a minute's window do one step of several."""
+
+
+def test_who_has_not_done_all_of_its_work_declines_and_there_is_no_sum() -> None:
+    without, with_masks = both_ways(secure(fleet=SLOW, rounds={"count": 1, "attempts_max": 1}))
+    first = without[0].record
+    assert not first.committed
+    assert {client.fate for client in first.clients} == {Fate.DECLINED}
+    assert {client.reason for client in first.clients} == {
+        "less of the work was done than must be for an update to hide among the others"
+    }
+    assert [one.record for one in without] == [one.record for one in with_masks]
+
+
+def test_where_the_file_says_that_less_is_enough_the_same_fleet_has_a_sum() -> None:
+    less = {"secure_aggregation": {"minimum_work": 0.01}}
+    (ended,) = attempts_of(secure(fleet=SLOW, rounds={"count": 1, "attempts_max": 1}, **less))
+    assert ended.record.committed, ended.record.reason
+    assert ended.record.partial == ended.record.reported > 0
+
+
+def test_with_noise_a_step_is_enough() -> None:
+    (ended,) = attempts_of(private(fleet=SLOW, rounds={"count": 1, "attempts_max": 1}))
+    assert ended.record.committed, ended.record.reason
+
+
+@pytest.mark.parametrize(
+    ("floor", "fetched_s", "steps_done", "said"),
+    [
+        (1.0, 75.0, 4, False),
+        (1.0, 75.1, 4, True),
+        (1.0, 1.0, 3, True),
+        (0.5, 75.1, 4, True),
+        (0.5, 1.0, 2, False),
+        (0.5, 1.0, 1, True),
+        (0.0, 99.0, 1, False),
+    ],
+)
+def test_who_will_send_nothing_is_who_has_the_model_late_or_too_little_work_done(
+    floor: float, fetched_s: float, steps_done: int, said: bool
+) -> None:
+    plan = secure_plan(5, bits=20, window_s=100.0)
+    assert plan.secure is not None
+    plan = replace(plan, secure=replace(plan.secure, minimum_work=floor))
+    work, names = WorkDone(10, steps_done, 4, "0" * 64), [ClientId("anna"), ClientId("lost")]
+    fates: Any = SimpleNamespace(fetched_s=np.array([fetched_s, 99.0]), report_s=np.array([fetched_s, math.inf]))
+    found = without_enough_work(plan, Cohort(names, fates, [work, work]))
+    assert found.keys() == ({"anna"} if said else set()), "who is lost says nothing"
 
 
 def test_a_sum_that_was_opened_in_vain_says_who_is_asked_next() -> None:

@@ -1,0 +1,42 @@
+"""Whether a site has done enough of its work for a masked update, by the steps that its own code reports.
+
+A coordinator can see to it that a site has little time (`aggregation/secagg/work_floor.py` says why that must gain it
+nothing). The ready trainer counts its steps. A `train` of a site's own may miscount them, and what can be known of that
+is held against what it says; the rest is that code's to get right.
+"""
+
+from umbel.aggregation.secagg.work_floor import steps_needed
+from umbel.client.app import LocalPlan, TrainResult
+from umbel.client.errors import TooLittleDone, UnfitWork
+from umbel.client.work import Trained
+
+
+def check_steps(plan: LocalPlan, done: Trained) -> None:
+    """Raise `UnfitWork`, with what to correct, for steps that cannot be: fewer planned than were asked, or all of them
+    done by a training that was told to stop.
+    """
+    result, least = done.result, plan.steps_for(1)  # an epoch has a batch at least
+    if not 1 <= result.steps_done <= result.steps_planned:
+        raise UnfitWork("steps_done must lie between 1 and steps_planned; correct what train returns")
+    if result.steps_planned < least:
+        raise UnfitWork(
+            f"train returned steps_planned = {result.steps_planned}, and the plan asks for {least} or more: return "
+            "plan.steps_for(batches in an epoch), not the steps that were done"
+        )
+    if done.was_stopped and result.steps_done == result.steps_planned:
+        raise UnfitWork(
+            f"train was told to stop, and returned all {result.steps_planned} planned steps as done: return as "
+            "steps_done what was done, and ask plan.should_stop() before a step, not after the last one"
+        )
+
+
+def check_floor(result: TrainResult, floor: float) -> None:
+    """Raise `TooLittleDone` if less than this share of the planned steps was done."""
+    needed = steps_needed(floor, result.steps_planned)
+    if result.steps_done < needed:
+        raise TooLittleDone(
+            f"{result.steps_done} of {result.steps_planned} steps were done in time, and a masked update must have "
+            f"{needed} (minimum_work = {floor:g}), or it could stand out from the others' in their sum; have the run "
+            "file ask for fewer local steps, or a longer window_s, or lower minimum_work both there and in this site's "
+            "policy, at the price that docs/security.md states"
+        )
