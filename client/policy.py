@@ -75,10 +75,10 @@ class SitePolicy:
     all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are here.
     `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; over
     one and the same model more than that is asked, and less refused always (`check_same_model`). `links`: to which
-    hosts that are not in `link_hosts` the coordinator may send this site for a model (`destinations.py`). `minimum_work`:
-    the least share of the planned steps of an update that is sent in a secure round, where the run's own is not greater;
-    None for all of them, or one step where there is noise. `weight_max`: how many samples this site counts at most in
-    a masked sum, which a site with many more than the others would be nearly all of.
+    hosts that are not in `link_hosts` the coordinator may send this site for a model (`destinations.py`).
+    `minimum_work`: the least share of the planned steps of an update that is sent in a secure round, where the run's
+    own is not greater; None for all of them, or one step where there is noise. `weight_max`: how many samples this site
+    counts at most in a masked sum, which a site with many more than the others would be nearly all of.
     """
 
     secure_aggregation: Literal["required", "allowed"] | None = None
