@@ -24,11 +24,14 @@ from pydantic import TypeAdapter
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.consortium import OFFICERS, first_list, signed
 from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.records import Fate, RoundRecord
 from umbel.aggregation.runfile import RunFile
-from umbel.client import LocalPlan, Operator, TorchClient, TrainResult, run_client
+from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResult, run_client
 from umbel.client.loop import RunEnd
+from umbel.client.own_keys import make_own_key, own_keys
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
 from umbel.sim.data.samples import Samples
@@ -51,6 +54,7 @@ SIZES = (7, 12, 5, 21, 9, 16, 6, 11)
 """Samples of each client, no two alike."""
 N_FEATURES, N_CLASSES = 6, 3
 DEADLINE_S = 120.0
+MINIMUM_WORK = 0.05  # of a client's steps: less than any straggler does
 _PAUSE_S = 0.02
 _MODULE = "tests.contracts.scripted_federation"
 
@@ -355,6 +359,7 @@ class Sites:
     run: str
     folder: Path
     tokens: Sequence[str]
+    policy: SitePolicy | None = None
     director: Director = field(default_factory=Director)
     ends: dict[str, RunEnd] = field(default_factory=dict[str, RunEnd])
 
@@ -375,6 +380,7 @@ class Sites:
                     self.run,
                     self.tokens[number],
                     name,
+                    policy=self.policy,
                     transport=MortalLine(name, self.director),
                     secure_seed=lambda offer: offer.seed,
                 )
@@ -383,8 +389,26 @@ class Sites:
                 goes_on = self.director.has_died(name)
 
 
+def listed(url: str, folder: Path) -> SitePolicy:
+    """A policy with which all of them, whose keys it lists, send masked updates of part of their work, too."""
+    keys = dict[str, str]()
+    for name in map(client_name, range(len(SIZES))):
+        make_own_key(folder / name, url)
+        (own,) = own_keys(folder / name)
+        keys[name] = own.public_key
+    members = replace(first_list(), members=keys)
+    path = folder / "pilot.json"
+    path.write_bytes(members_bytes(signed(members, *OFFICERS)))
+    return SitePolicy(members=path, members_sha256=members.sha256, minimum_work=MINIMUM_WORK)
+
+
 def over_http(
-    operator: Operator, url: str, run_file: str, folder: Path, roles: Mapping[Attempt, Mapping[str, Role]]
+    operator: Operator,
+    url: str,
+    run_file: str,
+    folder: Path,
+    roles: Mapping[Attempt, Mapping[str, Role]],
+    policy: SitePolicy | None = None,
 ) -> list[Made]:
     """The federation for real. Between attempts the run is paused until all that live wait for work, so that the cohort
     is drawn from the same candidates as in the simulation.
@@ -392,7 +416,7 @@ def over_http(
     name = str(tomllib.loads(run_file)["name"])
     operator.create_run(name, run_file, operator.upload_model(encode_model(RECIPE.make().state_dict())))
     operator.pause_run(name, "until all are there")
-    sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)))
+    sites = Sites(url, name, folder, operator.create_tokens(len(SIZES)), policy)
     threads, alive = sites.start(), set(map(client_name, range(len(SIZES))))
     for n_ended, (attempt, of_attempt) in enumerate(roles.items(), 1):
         sites.director.begin(of_attempt)

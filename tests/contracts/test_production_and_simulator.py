@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.scripted_federation import (
+    MINIMUM_WORK,
     Death,
     Return,
     Role,
     Script,
+    listed,
     of_real_clients,
     of_the_simulator,
     over_http,
@@ -52,8 +54,8 @@ MASKED: Script = {  # of six, five are the fewest; keys are in memory alone, so 
     (4, 1): {0: STRAGGLER, 5: Role(None, Death.AT_ITS_UPLOAD, Return.NEVER)},
 }
 UNDER_MASKS = """
-codec = { name = "integer", first_norm = 1.0 }
-secure_aggregation = { expected_sample_count = 10 }
+codec = {{ name = "integer", first_norm = 1.0 }}
+secure_aggregation = {{ expected_sample_count = 10, minimum_work = {minimum_work}, members_sha256 = "{members}" }}
 """
 
 
@@ -77,8 +79,10 @@ def test_a_plain_run_makes_the_same_models_over_http_and_in_the_simulator(
 
 def test_a_run_under_masks_makes_the_same_models_over_http_and_in_the_simulator(house: House, tmp_path: Path) -> None:
     """Sites are given the seeds of their training here, which they would draw themselves."""
-    run_file = RUN.format(name="masked", target=5, over_selection=1.2) + UNDER_MASKS
+    policy = listed(house.url, tmp_path)
+    masked = UNDER_MASKS.format(minimum_work=MINIMUM_WORK, members=policy.members_sha256)
+    run_file = RUN.format(name="masked", target=5, over_selection=1.2) + masked
     found = simulated(run_file, MASKED, of_real_clients())
     with house.operator() as operator:
-        assert over_http(operator, house.url, run_file, tmp_path, found.roles) == found.made
+        assert over_http(operator, house.url, run_file, tmp_path, found.roles, policy) == found.made
     assert simulated(run_file, MASKED, of_the_simulator()).made == found.made
