@@ -18,7 +18,11 @@ from pydantic import TypeAdapter
 from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
+from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.grid import Grid
+from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, Problem, ReportAnswer
+from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import (
@@ -31,11 +35,13 @@ from umbel.aggregation.runfile_sections import (
     RoundsSection,
 )
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.messages import share_keys_bytes
+from umbel.aggregation.secagg.messages import Inbox, Roster, share_keys_bytes
+from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
+from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.stopping import StopRule
-from umbel.aggregation.types import CoverageFloor, TrainingPlan
+from umbel.aggregation.types import Assignment, CoverageFloor, ModelChange, ModelRef, TrainingPlan
 from umbel.server.closing import KEPT_MAX
 from umbel.sim.data.partition_section import PartitionSection
 from umbel.sim.data.section import DataSection
@@ -350,6 +356,44 @@ def test_the_security_page_names_what_a_cohort_stands() -> None:
         assert 2 * t > n + corrupt
         assert corrupt == n // 3
         assert honest == t - corrupt
+
+
+_SAID_BY_THE_COORDINATOR: dict[str, type[Any]] = {
+    "checked_in": CheckedIn,
+    "assignment": Assignment,
+    "assignment.model": ModelRef,
+    "assignment.changes": ModelChange,
+    "assignment.training": TrainingPlan,
+    "assignment.codec": CodecPlan,
+    "assignment.grid": Grid,
+    "secure": SecureOffer,
+    "secure.plan": SecurePlan,
+    "secure.plan.noise": NoisePlan,
+    "roster": Roster,
+    "inbox": Inbox,
+    "report": ReportAnswer,
+    "status": AssignmentStatus,
+    "problem": Problem,
+    "enrolled": Enrolled,
+}
+
+
+def test_the_security_page_says_of_every_field_of_every_message_what_binds_it() -> None:
+    text = (ROOT / "docs/security.md").read_text().split("## What the coordinator says, field by field")[1]
+    rows = re.findall(r"^\| (`[^|]+) \|", text.split("\n## ")[0], re.MULTILINE)
+    assert {name for row in rows for name in _fields_in(row)} == {
+        f"{prefix}.{field.name}"
+        for prefix, message in _SAID_BY_THE_COORDINATOR.items()
+        for field in fields(message)
+        if f"{prefix}.{field.name}" not in _SAID_BY_THE_COORDINATOR and field.name != "secure"
+    }
+
+
+def _fields_in(cell: str) -> list[str]:
+    """`a.b`, `c` stands for a.b and a.c; `a.b.*`: `c` for a.b.c."""
+    first, *others = re.findall(r"`([\w.*]+)`", cell)
+    prefix, _, name = first.rpartition(".")
+    return [f"{prefix}.{one}" for one in ([] if name == "*" else [name]) + others]
 
 
 def test_the_security_page_names_tests_that_there_are() -> None:
