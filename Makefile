@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 PYTEST = $(BIN)/python -m pytest -q
-# What fails beside others is told, and decides alone: real processes and their deadlines share few cores in a whole run.
-AGAIN = echo "what has failed, once more and alone:" && $(PYTEST) --last-failed --last-failed-no-failures none
+# A worker for each processor; whoever has nothing left takes tests from the others.
+ALL_CORES = -n auto --dist worksteal
 PARTS = aggregation client server sim umbel tests examples
 BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels*.cpp aggregation/codec/kernels*.h)
 
@@ -14,7 +14,7 @@ LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-ha
 	--custom-compile-command "make locks" --no-emit-index-url -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check fmt fuzz mutants bench docs locks clean
+.PHONY: help demo test test-fast test-nightly test-marks check fmt fuzz mutants bench docs locks clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,11 +22,23 @@ help: ## what can be made
 demo: $(VENV)/.demo ## the whole system on this machine: a coordinator, twelve clients, real data
 	$(BIN)/umbel demo
 
-test: $(VENV)/.dev ## every test, the slow ones too, on all cores
-	$(PYTEST) -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(AGAIN); }
+# Both parts run, whatever the first says, and each failure counts: nothing is tried again.
+test: $(VENV)/.dev ## every test but the nightly ones: first on all cores, then what measures real time, alone
+	$(PYTEST) $(ALL_CORES) -m "not realtime and not nightly"; first=$$?; \
+	$(PYTEST) -m "realtime and not nightly" && exit $$first
 
-test-fast: $(VENV)/.dev ## the tests that take no real processes
-	$(PYTEST) -m "not slow"
+test-fast: $(VENV)/.dev ## in seconds: no processes, no PostgreSQL, fewer examples
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -m "not slow and not postgresql"
+
+test-nightly: $(VENV)/.dev ## what is too long for a change, then twenty times the examples: about an hour
+	$(PYTEST) $(ALL_CORES) -m "nightly and not realtime"; first=$$?; \
+	$(PYTEST) -m "nightly and realtime"; second=$$?; \
+	HYPOTHESIS_PROFILE=hour $(PYTEST) $(ALL_CORES) -m "hypothesis and not nightly" && exit $$((first | second))
+
+# What took longer is measured a second time, so that one stall of the machine fails nothing.
+test-marks: $(VENV)/.dev ## on a quiet machine: every test that is not marked slow is done in a second
+	$(PYTEST) -m "not slow" --seconds-max 1 || \
+	{ test $$? -eq 1 && $(PYTEST) -m "not slow" --seconds-max 1 --last-failed --last-failed-no-failures none; }
 
 check: $(VENV)/.dev ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -1,28 +1,57 @@
-"""Hypothesis profiles (`dev`, the default, `ci`, `nightly`: HYPOTHESIS_PROFILE), and the databases to test over."""
+"""Hypothesis profiles (HYPOTHESIS_PROFILE), workers, the databases to test over, and how long a test may take."""
 
 import os
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
+# Workers and the processes of tests share few cores: threads that wait for each other would only cost time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.pace import check_pace
 from tests.postgres import Cluster, binaries, cluster
 from tests.server_device import houses_over
 
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # shared machines stall
+settings.register_profile("fast", calm, max_examples=10)
 settings.register_profile("dev", calm, max_examples=50)
 settings.register_profile("ci", calm, max_examples=200, derandomize=True, print_blob=True)
 settings.register_profile("mutants", calm, max_examples=50, derandomize=True)
+settings.register_profile("hour", calm, max_examples=1000)
 settings.register_profile("nightly", calm, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+_WORKERS_MAX = 4
+_SLOW_TOO = ("nightly", "realtime")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds-max", type=float, help="fail a test that takes longer and is not marked slow")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """A worker for each processor that this process may use. xdist would count cores, which may be half as many."""
+    return min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: of several workers, all wait for whoever is at the last file."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Slow tests come first, so that no worker is at one when the others are done. Before `-m` selects."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in _SLOW_TOO):
+            item.add_marker("slow")
+        if "postgresql" in getattr(item, "fixturenames", ()):
+            item.add_marker("postgresql")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    with check_pace(item):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -34,15 +63,15 @@ def postgresql() -> Generator[Cluster]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
 def any_database(request: pytest.FixtureRequest) -> Generator[None]:
     """The test runs over SQLite and over PostgreSQL: every `house` of it takes that database."""
     yield from _any_database(request)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgresql, pytest.mark.nightly])])
 def any_database_in_time(request: pytest.FixtureRequest) -> Generator[None]:
-    """`any_database` for modules of very many tests: those over PostgreSQL count as slow."""
+    """`any_database` for modules of very many tests, of which SQL decides few: PostgreSQL's turn comes at night."""
     yield from _any_database(request)
 
 

@@ -202,6 +202,7 @@ def test_the_experiments_page_names_every_key_of_the_world_and_its_default() -> 
     assert {key: default.strip() for key, default in rows} == keys
 
 
+@pytest.mark.slow
 def test_the_run_files_of_the_documentation_are_accepted() -> None:
     examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
     assert len(examples) == 6

@@ -6,6 +6,8 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PARTS = ("aggregation", "client", "server", "sim")
 SERVER_AND_SIMULATOR_ONLY = (
@@ -47,6 +49,7 @@ def test_every_file_of_python_lies_in_a_package() -> None:
     assert stray == []
 
 
+@pytest.mark.slow
 def test_no_module_is_loaded_under_a_second_name() -> None:
     """Imported as `server` and as `umbel.server`, a module would be two, and its classes would differ."""
     loaded = run_python(
@@ -66,6 +69,7 @@ def test_no_module_is_loaded_under_a_second_name() -> None:
     assert {f"umbel.{part}" for part in PARTS} <= set(loaded)
 
 
+@pytest.mark.slow
 def test_a_device_needs_no_library_of_the_server_or_the_simulator() -> None:
     """`pip install umbel` brings neither; importing the ground and the client must not ask for them."""
     run_python(

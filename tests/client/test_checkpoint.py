@@ -101,6 +101,7 @@ def trained(client: TorchClient, checkpoint: DiskCheckpoint | None = None) -> tu
 CASES = [(data, "adamw", n_saves) for data in DATA for n_saves in (1, 3, 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("data", "optimizer", "n_saves"), [*CASES, ("tensors", "sgd", 4), ("tensors", "rprop", 6)])
 def test_a_killed_training_ends_in_the_same_bits(tmp_path: Path, data: str, optimizer: str, n_saves: int) -> None:
     path = tmp_path / "training" / "checkpoint.safetensors"

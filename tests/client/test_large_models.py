@@ -55,7 +55,7 @@ print(json.dumps({"before_mb": before_mb, "peak_mb": peak_mb, "accepted": end.ac
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_model_is_in_memory_once(tmp_path: Path) -> None:
     height = 50_000  # 200 MB
     double = Double(nn.Linear(1000, height, bias=False), window_s=600)  # it is slow with so much

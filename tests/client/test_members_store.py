@@ -195,6 +195,7 @@ MembersStore(Path(sys.argv[1])).take(read_members_file(Path(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_leaves_the_old_list_or_the_new(tmp_path: Path) -> None:
     """Steps: made, half written, flushed, renamed; the directory opened, flushed; then one that is not reached."""
     shown = tmp_path / "second.json"

@@ -449,6 +449,7 @@ def test_noise_that_is_not_for_this_round_is_refused(tmp_path: Path, changes: di
         take_part(tmp_path, double)
 
 
+@pytest.mark.slow
 def test_a_budget_of_privacy_is_counted_by_the_site_itself_and_kept(tmp_path: Path) -> None:
     double = SecureDouble(Ward().model, rounds=2)
     double.plan = replace(private_plan(double.plan, variance_per_client=1e9), bits=24)

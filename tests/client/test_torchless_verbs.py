@@ -26,6 +26,7 @@ def told(*words: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_list_is_made_signed_and_trusted_without_torch(tmp_path: Path) -> None:
     file, key_file, state = tmp_path / "1.json", tmp_path / "anna.pem", tmp_path / "north"
     told("members", "new", "--name", "pilot", "--quorum", "1", "--out", file)
@@ -37,6 +38,7 @@ def test_a_list_is_made_signed_and_trusted_without_torch(tmp_path: Path) -> None
     assert told("members", "trust", file, "--state", state, "--yes")[0]["name"] == "pilot"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -57,6 +59,7 @@ def test_an_operators_verb_gets_as_far_as_the_network_without_torch(words: str) 
     assert done.stderr.startswith("umbel: no answer from the coordinator at 127.0.0.1:9"), done.stderr
 
 
+@pytest.mark.slow
 def test_what_needs_torch_is_seen_to_need_it(tmp_path: Path) -> None:
     done = umbel("model", "init", "--app", "ward:client", "--out", tmp_path / "model.safetensors")
     assert "import of torch halted" in done.stderr

@@ -170,6 +170,7 @@ async def live(device: Device, layout: Layout, train_s: float) -> None:
             await device.report(assignment["id"], update, train_s=train_s, upload_bytes_per_s=UPLOAD_RATE)
 
 
+@pytest.mark.slow
 def test_a_real_federation_becomes_a_trace_and_the_trace_a_fleet_that_answers_alike(tmp_path: Path) -> None:
     """Four of six sites are enough, so two are too late each time; then it is asked what two would have done."""
     out = tmp_path / "trace.json"

@@ -123,7 +123,7 @@ def wait_for(clients: Sequence["subprocess.Popen[bytes]"]) -> None:
             process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_gigabyte_goes_round_in_twice_its_size_of_memory_whatever_the_number_of_clients(folder: Path) -> None:
     peaks, started = Peaks(), time.monotonic()
     with stopping([]) as children:

@@ -82,7 +82,8 @@ def hosts() -> Iterator[TwoHosts]:
         yield hosts
 
 
-@pytest.mark.parametrize("case", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["fast", "slow"])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [FAST, pytest.param(SLOW, marks=pytest.mark.nightly)], ids=["fast", "slow"])
 def test_a_cut_costs_a_chunk_and_an_outage_no_round(hosts: TwoHosts, tmp_path: Path, case: Case) -> None:
     with coordinator(hosts, tmp_path) as (pid, token, key):
         create_run(hosts, tmp_path, key, case)

@@ -88,7 +88,9 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.slow, pytest.mark.postgresql])]
+)
 def houses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Houses]:
     """A busy house; another one when the first is spent."""
     stack, current = ExitStack(), list[BusyHouse]()
@@ -107,6 +109,7 @@ def houses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield ready
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_answer_is_declared(name: str, houses: Houses) -> None:
     operation, there = OPERATIONS[name], houses()

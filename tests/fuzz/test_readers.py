@@ -56,7 +56,7 @@ def test_what_a_fuzzer_has_found_is_read_or_refused(name: str) -> None:
         READERS[name](data)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is not installed")
 @pytest.mark.parametrize("name", READERS)
 def test_a_fuzzer_finds_nothing_in_a_few_seconds(name: str) -> None:

@@ -54,6 +54,7 @@ def test_a_round_over_a_bucket_makes_the_same_model_as_over_a_directory(server: 
     assert not list((tmp_path / "a" / "making").iterdir())
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_away_at_the_end_of_a_round_delays_it_and_loses_nothing(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ async def _work(device: Device, seed: int) -> None:
     assert (await device.report(assignment["id"], update)).json()["outcome"] == "accepted"
 
 
+@pytest.mark.slow
 def test_who_has_any_of_the_last_versions_makes_the_newest_of_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
@@ -113,6 +114,7 @@ def test_who_has_any_of_the_last_versions_makes_the_newest_of_it(tmp_path: Path)
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_is_published_stays_close_to_a_master_copy_that_is_as_without_changes(tmp_path: Path) -> None:
     async def scenario() -> None:
         masters = list[bytes]()
@@ -150,6 +152,7 @@ def test_a_round_made_again_has_the_same_hashes(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.count("the same hash") == 3
 
 
+@pytest.mark.slow
 def test_a_rollback_begins_a_new_chain(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.postgres import Cluster
@@ -79,6 +80,7 @@ def evidence_of(driver: RunDriver) -> Sequence[object]:
     return known.evidence.observations
 
 
+@pytest.mark.slow
 def test_a_replica_learns_the_rhythm_of_rounds_that_another_has_ended(tmp_path: Path, postgresql: Cluster) -> None:
     url = postgresql.new_database()
 

@@ -71,6 +71,7 @@ def test_sqlite_has_no_other_clock(tmp_path: Path) -> None:
         runner.run(require_agreement(database, OffClock(60.0)))
 
 
+@pytest.mark.slow
 def test_a_coordinator_with_a_wrong_clock_does_not_start(postgresql: Cluster, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRONG_CLOCK.format(120) + SERVE, "--data", str(tmp_path), "--port", "0"]
     environment = {**os.environ, "UMBEL_DATABASE_URL": postgresql.new_database()}

@@ -66,6 +66,7 @@ async def play(it: House) -> list[Json]:
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
 def test_a_run_of_each_codec_moves_by_the_mean_and_can_be_made_again(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

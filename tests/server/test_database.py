@@ -75,6 +75,7 @@ async def _as_of_the_first_tables(url: str) -> None:
     await database.close()
 
 
+@pytest.mark.slow
 def test_a_write_that_is_cancelled_leaves_no_lock_behind(tmp_path: Path) -> None:
     """At whatever moment: ten microseconds later each time, over the whole of a transaction."""
 

@@ -153,6 +153,7 @@ def test_a_bucket_is_marked_and_compared_as_a_directory_is(tmp_path: Path) -> No
         assert "are not those of this database" in settled(other)[0]
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_does_not_fit_says_so_before_it_listens(made: Make, tmp_path: Path) -> None:
     first = start(made(port=free_port(), data=tmp_path / "first"))
     try:

@@ -121,6 +121,7 @@ def test_an_evaluation_may_be_cut_short_by_a_pause_or_a_rollback(tmp_path: Path)
 STOP = '[stop]\nmetric = "evaluation.loss"\npatience = 2\nmin_delta = 0.05\nminimum = 1\n'
 
 
+@pytest.mark.slow
 def test_a_run_that_gets_no_better_ends_and_says_what_was_best_over_restarts(tmp_path: Path) -> None:
     async def scenario() -> None:
         losses, devices = (1.0, 0.5, 0.48, 0.6), list[Device]()

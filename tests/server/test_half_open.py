@@ -31,7 +31,7 @@ def upload_head(device: Device, number: int) -> bytes:
     return (f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in fields.items()) + "\r\n").encode()
 
 
-@pytest.mark.slow
+@pytest.mark.realtime
 def test_a_thousand_half_open_uploads_and_dripping_heads_do_not_stop_honest_devices(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))

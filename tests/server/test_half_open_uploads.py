@@ -108,7 +108,7 @@ def half_open(coordinator: CoordinatorProcess, found: dict[SimDevice, str]) -> I
         yield line
 
 
-@pytest.mark.slow
+@pytest.mark.realtime
 def test_a_round_ends_while_a_thousand_of_its_clients_hold_half_an_upload_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

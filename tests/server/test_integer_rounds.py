@@ -32,6 +32,7 @@ async def one_round(devices: list[Device], number: int) -> list[Json]:
     return assignments
 
 
+@pytest.mark.slow
 def test_the_model_moves_by_the_mean_and_the_step_follows_the_updates(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:

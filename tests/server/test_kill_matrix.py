@@ -162,6 +162,7 @@ def settings(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> S
     return Settings(data=tmp_path, port=free_port(), database_url=url)
 
 
+@pytest.mark.realtime
 def test_a_cold_restart_takes_reports_again(tmp_path: Path, undisturbed: dict[type[Federation], str]) -> None:
     """Of a process as an operator starts it, its imports included."""
     settings = Settings(data=tmp_path, port=free_port())
@@ -204,12 +205,18 @@ def test_every_command_of_every_kind_of_round_every_order_and_every_ending_is_in
 
 
 def matrix() -> Iterator[Any]:
-    """Over both databases; the long lives over the one and the other in turn."""
-    turns = cycle([("sqlite",), ("postgresql",)])
+    """Over the one database and the other in turn. At night the short lives change places, and the long ones have the
+    commands of evaluations and canaries.
+    """
+    turns = {is_long: cycle(["sqlite", "postgresql"]) for is_long in (False, True)}
     for step in (step for step in (*STEPS, *LIFE_STEPS) if step not in OF_OTHERS):
         for name, deaths in deaths_of(step).items():
-            for database in next(turns) if step in LIFE_STEPS else ("sqlite", "postgresql"):
-                yield pytest.param(deaths, database, id=f"{database}-{name}")
+            database = next(turns[step in LIFE_STEPS])
+            at_night = [pytest.mark.nightly] if step in LIFE_STEPS and step.startswith("carry out") else []
+            yield pytest.param(deaths, database, id=f"{database}-{name}", marks=at_night)
+            if step in STEPS:
+                other = "sqlite" if database == "postgresql" else "postgresql"
+                yield pytest.param(deaths, other, id=f"{other}-{name}", marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(("deaths", "database"), [*matrix()])

@@ -116,7 +116,7 @@ async def fetch(device: Device, sha256: str) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_model_comes_and_goes_in_a_few_megabytes(tmp_path: Path) -> None:
     large_model(tmp_path / "model", MODEL_MIB)
 
@@ -135,7 +135,7 @@ def test_a_large_model_comes_and_goes_in_a_few_megabytes(tmp_path: Path) -> None
         asyncio.run(scenario(process.pid, url))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_round_of_a_large_model_takes_four_times_the_model_at_most(tmp_path: Path) -> None:
     mib, n_clients = 64, 3
     layout = large_model(tmp_path / "model", mib)
@@ -177,7 +177,7 @@ class Noise:
         return torch.randn(stop - start, generator=torch.Generator().manual_seed(start), dtype=torch.float64)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_change_of_a_large_model_is_made_and_applied_in_a_few_megabytes(tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path / "blobs")
     blobs.prepare()
@@ -196,7 +196,7 @@ def test_a_change_of_a_large_model_is_made_and_applied_in_a_few_megabytes(tmp_pa
     assert file_sha256(tmp_path / "model") == made.published.sha256
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_model_goes_to_a_bucket_and_comes_back_in_pieces(tmp_path: Path) -> None:
     large_model(tmp_path / "model", MODEL_MIB)
     sha256 = file_sha256(tmp_path / "model")

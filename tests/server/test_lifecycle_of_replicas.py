@@ -4,6 +4,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.lifecycle_house import lifecycle_run, measure, obeyed, train, versions
 from tests.postgres import Cluster
 from tests.server_device import Device, House, Json, house, houses_over, small_state
@@ -54,6 +56,7 @@ def test_a_pause_a_rollback_and_a_resume_at_one_replica_hold_at_the_other(tmp_pa
         asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_replicas_evaluate_together_and_sweep_one_at_a_time(tmp_path: Path, postgresql: Cluster) -> None:
     url = postgresql.new_database()
     more = "[evaluation]\nevery = 1\nclients = 2\n[retention]\nversions = 1\n"

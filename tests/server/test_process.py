@@ -21,6 +21,7 @@ from umbel.server.door import FILES_WANTED
 from umbel.server.process import usable_url
 from umbel.server.settings import Settings
 
+pytestmark = pytest.mark.slow
 SERVE = "import typer\nfrom umbel.server.commands import serve\ntyper.run(serve)"
 
 
@@ -196,7 +197,6 @@ def test_a_low_soft_limit_is_raised_to_what_is_needed(tmp_path: Path) -> None:
         assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (raised, hard)
 
 
-@pytest.mark.slow  # a short queue has connections ask again after a second or three
 def test_too_many_connections_never_use_up_the_files_of_the_process(tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "log"
     with serving(data, log, files=256) as (_, url):

@@ -7,9 +7,10 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -61,6 +62,14 @@ class Fleet:
 Disturbance = Callable[[Fleet, Federation], Coroutine[None, None, None]]
 
 
+def deaths() -> Iterator[Any]:
+    """Before each step and after it. By day one of the two, in turn."""
+    for i, step in enumerate(["carry out Fold", "store what was decided", *OF_CLOSING]):
+        for is_before, name in ((True, "before"), (False, "after")):
+            at_night = [] if is_before == (i % 2 == 0) else [pytest.mark.nightly]
+            yield pytest.param(step, is_before, id=f"{step}-{name}", marks=at_night)
+
+
 @pytest.fixture
 def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
     return of_replicas(N_REPLICAS, tmp_path, postgresql.empty_database())
@@ -103,8 +112,7 @@ def test_replicas_make_the_same_model_as_one_process(settings: list[Settings], u
     assert asyncio.run(fare(settings))[0] == undisturbed
 
 
-@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("step", ["carry out Fold", "store what was decided", *OF_CLOSING])
+@pytest.mark.parametrize(("step", "is_before"), [*deaths()])
 def test_when_a_replica_is_killed_at_a_step_another_goes_on(
     step: str, is_before: bool, settings: list[Settings], undisturbed: str, tmp_path: Path
 ) -> None:
@@ -121,7 +129,15 @@ def test_when_a_replica_is_killed_at_a_step_another_goes_on(
         assert taken_over_s <= TAKEN_OVER_S
 
 
-@pytest.mark.parametrize("step", ["carry out Fold", "make the model", "decide", "post a partial sum"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("carry out Fold", marks=pytest.mark.nightly),
+        "make the model",
+        pytest.param("decide", marks=pytest.mark.nightly),
+        "post a partial sum",
+    ],
+)
 def test_a_replica_that_is_taken_for_dead_and_lives_does_no_harm(
     step: str, settings: list[Settings], undisturbed: str, tmp_path: Path
 ) -> None:
@@ -159,7 +175,7 @@ def test_replicas_restart_one_after_the_other_under_a_run(settings: list[Setting
     assert asyncio.run(fare(settings, roll))[0] == undisturbed
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 def test_a_replica_killed_at_any_moment_is_not_missed(seed: int, settings: list[Settings], undisturbed: str) -> None:
     draw = random.Random(seed)
 

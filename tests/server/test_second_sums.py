@@ -112,6 +112,7 @@ async def report_in_turn(attempt: Attempt) -> list[int]:
     return reported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["one coordinator", "another coordinator"])
 def test_a_round_that_was_opened_in_vain_is_made_again_by_the_very_same_clients(
     tmp_path: Path, *, is_restarted: bool

@@ -64,13 +64,22 @@ def deaths_of(step: str, nth: int) -> tuple[Death, ...]:
     return (Death(step, nth % 4 == 2, nth),)
 
 
+AT_NIGHT = pytest.mark.nightly  # a step that is done again
 TIMES = [(step, nth) for step, times in STEPS.items() for nth in times]
 
 
 @pytest.mark.parametrize(
     ("step", "nth", "database"),
-    [(*time, DATABASES[i % 2]) for i, time in enumerate(TIMES)],
-    ids=str,
+    [
+        pytest.param(
+            step,
+            nth,
+            DATABASES[i % 2],
+            id=f"{step}-{nth}-{DATABASES[i % 2]}",
+            marks=[AT_NIGHT] * (nth != STEPS[step][0]),
+        )
+        for i, (step, nth) in enumerate(TIMES)
+    ],
 )
 def test_killed_at_a_step_it_goes_on_to_the_same_model(
     step: str, nth: int, settings: Settings, undisturbed: str
@@ -98,7 +107,10 @@ CHEATED = [  # the first attempt is the one that is spoiled
 
 @pytest.mark.parametrize(
     ("deaths", "database"),
-    [pytest.param(deaths, DATABASES[i % 2], id=deaths[0].step) for i, deaths in enumerate(CHEATED)],
+    [
+        pytest.param(deaths, DATABASES[i % 2], id=deaths[0].step, marks=[pytest.mark.nightly] * (len(deaths) == 1))
+        for i, deaths in enumerate(CHEATED)
+    ],
 )
 def test_killed_while_a_false_dealer_is_found_out_it_names_it_all_the_same(
     deaths: tuple[Death, ...], settings: Settings, cheated: str

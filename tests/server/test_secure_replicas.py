@@ -62,7 +62,7 @@ def settings(postgresql: Cluster, tmp_path: Path) -> list[Settings]:
     return of_replicas(N_REPLICAS, tmp_path, postgresql.new_database())
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_replicas_make_the_same_model_as_one_process(seed: int, settings: list[Settings], undisturbed: str) -> None:
     assert asyncio.run(fare(settings, seed=seed)) == undisturbed
 
@@ -80,7 +80,9 @@ def test_when_a_replica_is_killed_at_a_step_another_goes_on(
     assert died.exists(), "the step was not done"
 
 
-@pytest.mark.parametrize("step", ["open what was handed over", "make the secrets"])
+@pytest.mark.parametrize(
+    "step", ["open what was handed over", pytest.param("make the secrets", marks=pytest.mark.nightly)]
+)
 def test_a_replica_that_is_taken_for_dead_and_lives_does_no_harm(
     step: str, settings: list[Settings], undisturbed: str, tmp_path: Path
 ) -> None:

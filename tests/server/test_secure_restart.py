@@ -190,6 +190,7 @@ def test_updates_that_come_at_once_are_deleted_too(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_while_updates_keep_coming_few_of_them_are_in_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the sum is being made, and while it is being written, another always comes."""
     n, arriving, total, write = 9, list[int](), Folding.total, Folding.write

@@ -17,8 +17,9 @@ N_CLIENTS = 5
 _PATIENCE_S = vars(RoundPlan)["patience_s"]
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(
-    ("window_s", "job_s"), [(1.5, 4.0), pytest.param(15.0, 40.0, marks=pytest.mark.slow)], ids=["a tenth", "full"]
+    ("window_s", "job_s"), [(1.5, 4.0), pytest.param(15.0, 40.0, marks=pytest.mark.nightly)], ids=["a tenth", "full"]
 )
 def test_one_straggler_costs_one_window_once(
     window_s: float, job_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

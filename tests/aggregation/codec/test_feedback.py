@@ -53,6 +53,7 @@ def test_nothing_given_is_changed() -> None:
     assert torch.equal(before.values, copies[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [Sign(), TopK(0.02)], ids=["sign", "topk"])
 def test_a_biased_codec_reaches_the_optimum_with_feedback_and_not_without(codec: VectorCodec) -> None:
     """Gradient descent on |x - t|^2 / 2 with a decreasing step, sixteen coordinates larger than the rest."""

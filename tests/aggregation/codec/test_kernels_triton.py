@@ -21,7 +21,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 
 
 @needs_triton
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_kernel_gives_the_bits_of_torch_in_the_interpreter() -> None:
     """In a process of its own: Triton decides when it is imported whether to interpret."""
     cases = Path(__file__).with_name("kernels_triton_cases.py")

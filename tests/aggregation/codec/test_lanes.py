@@ -135,7 +135,7 @@ def test_a_vector_of_many_parts_is_that_of_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_replicas_of_a_real_all_reduce_are_bit_identical(tmp_path: Path, n_ranks: int) -> None:
     n_values = 100_003
     program = Path(__file__).with_name("all_reduce_rank.py")

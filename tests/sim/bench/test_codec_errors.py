@@ -35,6 +35,7 @@ def test_theory_lies_between_the_bounds() -> None:
         assert 2.0 ** (-2 * bits) < EDEN[bits] < FIXED_WIDTH[bits]
 
 
+@pytest.mark.slow
 def test_beside_ours_stand_theory_shannons_bound_and_edens_published_error() -> None:
     rows = gaussian_rows(gaussian(1 << 16))  # of fewer, the entropy of 8 bits is taken for less than it is
     for against, n_rows in (("theory", 16), ("Shannon's bound", 8), ("published", 8)):

@@ -37,12 +37,14 @@ def made_samples(n_samples: int, seed: int) -> Samples:
 DATA = TrainAndTest(made_samples(640, 1), made_samples(200, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", [FLOAT32, INTEGER, CodecSection(name="eden", bits=2)], ids=lambda s: s.name)
 def test_a_few_rounds_teach_it_much(section: CodecSection) -> None:
     before, *_, after = Federation(replace(TINY, n_rounds=16), DATA, 1).train(section).curve
     assert after.accuracy > max(0.5, before.accuracy)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
     federation = Federation(TINY, DATA, 1)
     first, again = federation.train(INTEGER), federation.train(INTEGER)
@@ -51,6 +53,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
     assert federation.train(FLOAT32).sha256 != first.sha256
 
 
+@pytest.mark.slow
 def test_the_model_does_not_depend_on_which_kernels_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = list[Trained]()
     for path in PATHS:
@@ -95,6 +98,7 @@ def test_every_byte_of_every_update_counts(section: CodecSection, update_bytes: 
     assert trained.client_bytes == trained.n_bytes / TINY.n_clients
 
 
+@pytest.mark.slow
 def test_error_feedback_works_where_clients_come_back_every_round() -> None:
     silos = replace(TINY, n_asked=8, n_rounds=12)
     share = CodecSection(name="topk", share=0.002)

@@ -80,6 +80,7 @@ def test_a_picture_of_no_training_is_refused(tmp_path: Path) -> None:
     assert "--data" in refused.output
 
 
+@pytest.mark.slow
 def test_a_quick_run_over_files_like_mnist_s(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "mnist").mkdir()

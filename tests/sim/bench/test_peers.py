@@ -141,6 +141,7 @@ def test_a_layer_that_has_no_words_is_refused() -> None:
         layers_of(nn.Sequential(nn.Dropout()))
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_the_work_has_a_row_for_each_figure_of_ours(peer_python: MakePeer, plain: PlainLoop) -> None:
     peers = find_peers(peer_python(HONEST))
     workload = workload_a()
@@ -155,12 +156,14 @@ def test_a_peer_that_does_the_work_has_a_row_for_each_figure_of_ours(peer_python
     assert note.startswith("A, ms of a round: Flower 1.41.0")
 
 
+@pytest.mark.slow
 def test_a_peer_s_first_round_counts_from_its_command(peer_python: MakePeer) -> None:
     [flower] = Peers(peer_python(HONEST), VERSIONS).starts()
     assert flower.peer == "Flower"
     assert flower.times.start_s > flower.times.round_s
 
 
+@pytest.mark.slow
 def test_a_peer_that_comes_to_other_weights_is_refused(peer_python: MakePeer, job: Job) -> None:
     peers = Peers(peer_python(FORGETS_WEIGHTS), VERSIONS)
     with pytest.raises(PeerFailed, match=r"Flower 1\.41\.0 .* comes to other weights than the plain loop in A: \d"):

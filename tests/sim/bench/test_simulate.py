@@ -10,7 +10,7 @@ from umbel.sim.commands import bench_app
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["A", "Cs"])
+@pytest.mark.parametrize("name", ["A", pytest.param("Cs", marks=pytest.mark.nightly)])
 def test_both_sides_come_to_the_same_model(name: str) -> None:
     """Or the benchmark fails; how long they take is not asked here."""
     report = measure(quick=True, only=name)

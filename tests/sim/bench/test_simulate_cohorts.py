@@ -21,6 +21,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulate_cohorts, "_TURNS", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_each_cohort_that_there_are_clients_for_is_trained_in_both_ways_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,7 +98,7 @@ def test_the_self_tuned_window_wastes_less_and_commits_as_promised(tmp_path: Pat
     assert picture.std() > 0.05, "something is drawn"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bench_keeps_its_promises_on_every_fleet() -> None:
     report = measure(quick=True, plot=None)
     assert not report.broken, [(row.what, row.ours, row.hold) for row in report.broken]

@@ -45,6 +45,7 @@ def test_without_scikit_learn_the_sentence_says_what_to_install(monkeypatch: pyt
         digits(0.2, seed=3)
 
 
+@pytest.mark.slow
 def test_scikit_learn_is_not_imported_for_it() -> None:
     code = "import sys; from umbel.sim.data.carried import digits; digits(0.2, 1); print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -54,7 +54,7 @@ def require_list_pinned(out: Path, sha256: str) -> None:
     assert not [log for log in sites.glob("*.log") if "no member list is pinned" in log.read_text()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_federation_with_a_kill_and_slow_clients_comes_close_to_pooled_training(tmp_path: Path) -> None:
     summary = run_demo(tmp_path, "--keep")
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
@@ -75,6 +75,19 @@ def test_a_federation_with_a_kill_and_slow_clients_comes_close_to_pooled_trainin
 
 
 @pytest.mark.slow
+def test_six_rounds_outlive_a_killed_client_and_a_killed_coordinator(tmp_path: Path) -> None:
+    """The day's part of the test above."""
+    summary = run_demo(tmp_path, "--keep", "--rounds", "6")
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert set(PROMISED.split()) <= summary.keys()
+    assert summary["rounds"] == 6
+    assert rounds[-1]["model_sha256"] == summary["model_sha256"]
+    assert summary["coordinator_kills"] == 1
+    assert summary["chain"] == len(rounds) + 1, "the run's creation, and each attempt"
+    require_list_pinned(tmp_path, summary["members_sha256"])
+
+
+@pytest.mark.nightly
 def test_two_calm_plain_demos_with_the_same_seed_give_the_same_model(tmp_path: Path) -> None:
     options = ("--plain", "--calm", "--rounds", "5", "--seed", "3")
     first, second = (run_demo(tmp_path / name, *options) for name in ("a", "b"))
@@ -84,7 +97,7 @@ def test_two_calm_plain_demos_with_the_same_seed_give_the_same_model(tmp_path: P
     assert first["members_sha256"] == "", "nobody needs a list where nothing is hidden"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "umbel", "demo", "--out", str(tmp_path)]
     with subprocess.Popen(

@@ -67,7 +67,9 @@ def after_rounds(engine: Engine, how: str) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "any module"])
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    "how", ["all", *(pytest.param(way, marks=pytest.mark.nightly) for way in WAYS if way != "all")]
+)
 def test_fifty_rounds_end_within_a_millionth(how: str, by_hand: bool) -> None:
     theirs = one_by_one(how)
     assert (theirs - start_of(DIGITS.recipe)).abs().max() > 0.1, "the model has learned something"

@@ -74,7 +74,14 @@ def wait_for_rows(process: "subprocess.Popen[bytes]", out: Path, n_bytes: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+    ],
+)
 def test_after_a_signal_in_the_middle_the_same_command_ends_in_the_same_models(
     undisturbed: tuple[Path, Path], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -227,7 +227,7 @@ def test_a_sum_that_has_wrapped_is_given_up_and_the_next_has_room() -> None:
     assert [one.record for one in without] == [one.record for one in with_masks]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_masks_change_nothing_where_not_all_are_neighbours() -> None:
     """Above 300 clients who shares with whom hangs on the keys, and on that the messages and who can go on."""
     described = secure(
@@ -358,6 +358,7 @@ class _Interrupting(Watcher):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_private_run_that_was_broken_off_ends_in_the_same_model(tmp_path: Path) -> None:
     described = private(fleet=losing(0.2, "unmasking"), rounds={"count": 5})
     whole = simulate(described)

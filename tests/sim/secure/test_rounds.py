@@ -120,7 +120,7 @@ def test_what_a_client_brings_is_the_same_whenever_it_is_made() -> None:
     assert not torch.equal(one.values, other.values)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_clients_of_whom_a_tenth_falls_silent() -> None:
     """The sparse graph. In each phase twenty more are gone; what is left is above what every client asks for."""
     outcome = played(lucks(1000, seed=0, dropping=0.1))
