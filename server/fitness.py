@@ -37,17 +37,19 @@ async def unfit(
 
     That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
     """
-    if message.layout_digest != layout.digest:
-        return await _wrong_layout(services, layout, message)
     if (found := await stranger(services, members, client)) is not None:
         return found
-    if client not in sites:
-        return None
+    if client in sites and not await _is_name_bound(services, client):
+        detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
+        return Unfit(Refused("unbound-name", detail))
+    if message.layout_digest != layout.digest:  # last: what differs tells of the run's model
+        return await _wrong_layout(services, layout, message)
+    return None
+
+
+async def _is_name_bound(services: Services, client: ClientId) -> bool:
     known = await services.registry.client(client)
-    if known is not None and known.is_name_bound:
-        return None
-    detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
-    return Unfit(Refused("unbound-name", detail))
+    return known is not None and known.is_name_bound
 
 
 async def stranger(services: Services, members: MemberList | None, client: ClientId) -> Unfit | None:

@@ -1,6 +1,7 @@
 """Model files for devices, and changes from one model version to the next, which are named by their content alike."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,6 +9,8 @@ from fastapi import APIRouter, Request, Response
 from umbel.aggregation.types import ClientId
 from umbel.server.blobs import model_key
 from umbel.server.downloads import CHANGE_MEDIA_TYPE, MEDIA_TYPE, FileAnswer, download, redirect, without_body
+from umbel.server.driver import RunDriver
+from umbel.server.fitness import stranger
 from umbel.server.http import SIGNED, DeviceDep, State, StateDep, problems, require_no_body
 from umbel.server.problems import Refused
 from umbel.server.stored import StoredRun
@@ -37,7 +40,10 @@ _REDIRECT: dict[int | str, dict[str, Any]] = {
 async def get_model(
     request: Request, device: DeviceDep, state: StateDep, sha256: str, direct: bool = False
 ) -> Response:
-    """A model version, or a change to one, by its hash, in ranges if you like. `direct`: from here, no redirect."""
+    """A model version, or a change to one, by its hash, in ranges if you like; of a run that asks you, or has asked.
+
+    `direct`: from here, no redirect.
+    """
     await require_no_body(request, device)
     return await model_response(request, state, sha256, device.client, may_redirect=not direct)
 
@@ -45,11 +51,14 @@ async def get_model(
 async def model_response(
     request: Request, state: State, sha256: str, client: ClientId | None, may_redirect: bool = False
 ) -> Response:
-    """Answer with a model file, or a change; what goes to a client that trains from it is counted."""
+    """Answer with a model file, or a change; what goes to a client that trains from it is counted.
+
+    `client`: who asks, and gets what is of its runs; None for an operator, who gets every file.
+    """
     drivers = [one for one in state.coordinator.drivers.values() if _offered(one.run, sha256) is not None]
     found = _offered(drivers[0].run, sha256) if drivers else await _stored(state, sha256)
-    if found is None:
-        raise Refused("unknown-model", "no such model here; take the hash from your assignment")
+    if found is None or (client is not None and not await may_fetch(state, drivers, client, sha256)):
+        raise Refused("unknown-model", "no such model here for you; take the hash from your assignment")
     size_bytes, media_type = found
     wanted, key = download(request, sha256, size_bytes, media_type), model_key(sha256)
     if (answer := without_body(request, wanted)) is not None:
@@ -90,6 +99,26 @@ async def _stored(state: State, sha256: str) -> tuple[int, str] | None:
         return model.size_bytes, MEDIA_TYPE
     n_bytes = await state.services.versions.change_bytes(sha256)
     return None if n_bytes is None else (n_bytes, CHANGE_MEDIA_TYPE)
+
+
+async def may_fetch(state: State, offering: Collection[RunDriver], client: ClientId, sha256: str) -> bool:
+    """Whether a file is of a run that asks this client, or has asked it, and that is for it still.
+
+    `offering`: the runs whose newest model it leads to. What is asked now is in memory; only of an attempt that has
+    ended, or that another replica has begun just now, the database is asked.
+    """
+    for driver in offering:
+        if driver.knows(client, driver.assignment_id(client)) and await _is_for(state, driver, client):
+            return True
+    for run in await state.services.versions.runs_with(client, sha256):
+        if await _is_for(state, await state.coordinator.driver(run), client):
+            return True
+    return False
+
+
+async def _is_for(state: State, driver: RunDriver, client: ClientId) -> bool:
+    """Whether a client may take part in a run, by the run's member list, if it has one."""
+    return await stranger(state.services, await driver.members.list(), client) is None
 
 
 async def _link(state: State, key: str) -> str | None:

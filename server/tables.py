@@ -156,7 +156,10 @@ class ModelVersion(Base):
     """
 
     __tablename__ = "model_versions"
-    __table_args__ = (Index("ix_model_versions_change_sha256", "change_sha256"),)
+    __table_args__ = (
+        Index("ix_model_versions_change_sha256", "change_sha256"),
+        Index("ix_model_versions_sha256", "sha256"),
+    )
     run: Mapped[str] = mapped_column(ForeignKey("runs.name"), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[str] = mapped_column(ForeignKey("models.sha256"))
@@ -218,7 +221,10 @@ class Assignment(Base):
     """
 
     __tablename__ = "assignments"
-    __table_args__ = (Index("ix_assignments_round_revision", "round_id", "revision"),)
+    __table_args__ = (
+        Index("ix_assignments_round_revision", "round_id", "revision"),
+        Index("ix_assignments_client", "client"),
+    )
     id: Mapped[str] = mapped_column(_ASSIGNMENT, primary_key=True)
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"))
     client: Mapped[str] = mapped_column(ForeignKey("clients.id"))

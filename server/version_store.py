@@ -15,12 +15,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from umbel.aggregation.records import VersionRecord
 from umbel.aggregation.run_end import KeptVersion, Measurement, NewModel
 from umbel.aggregation.stopping import Mode
-from umbel.aggregation.types import CHANGES_MAX, ModelChange, ModelRef, RunId
+from umbel.aggregation.types import CHANGES_MAX, ClientId, ModelChange, ModelRef, RunId
 from umbel.server import tables
 from umbel.server.database import Database
 from umbel.server.tables import table_of
 
 _VERSION, _MODEL = table_of(tables.ModelVersion), table_of(tables.Model)
+_ROUND, _ASSIGNMENT = table_of(tables.Round), table_of(tables.Assignment)
 _CLAIM, _REMOVAL = table_of(tables.ModelClaim), table_of(tables.ModelRemoval)
 _CLAIMS_LOCK = 0x636C61696D  # "claim": claims and removals are made one at a time
 _WITH_SIZE = select(_VERSION, _MODEL.c.size_bytes).join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
@@ -59,6 +60,15 @@ class VersionStore:
         mine = (_VERSION.c.change_sha256 == sha256, _VERSION.c.deleted_at.is_(None))
         async with self._db.reading() as tx:
             return await tx.scalar(select(_VERSION.c.change_bytes).where(*mine).limit(1))
+
+    async def runs_with(self, client: ClientId, sha256: str) -> tuple[RunId, ...]:
+        """The runs of which a file is a model version, or makes one, and in which this client has had an assignment."""
+        is_theirs = or_(_VERSION.c.sha256 == sha256, _VERSION.c.change_sha256 == sha256)
+        asked = select(_ASSIGNMENT.c.id).join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id)
+        has_asked = asked.where(_ASSIGNMENT.c.client == client, _ROUND.c.run == _VERSION.c.run).exists()
+        async with self._db.reading() as tx:
+            names = await tx.scalars(select(_VERSION.c.run).where(is_theirs, has_asked).distinct())
+            return tuple(RunId(name) for name in names)
 
     async def best(self, run: RunId, mode: Mode) -> int | None:
         """The version with the best value by the metric of early stopping, the earliest of such; None without any."""

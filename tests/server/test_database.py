@@ -70,7 +70,8 @@ async def _as_of_the_first_tables(url: str) -> None:
     database = Database(url)
     async with database.writing("test") as tx:
         await tx.execute(text("DROP TABLE member_lists"))
-        await tx.execute(text("DROP INDEX ix_clients_public_key"))
+        for index in ("ix_clients_public_key", "ix_model_versions_sha256", "ix_assignments_client"):
+            await tx.execute(text(f"DROP INDEX {index}"))
         await tx.execute(text("UPDATE alembic_version SET version_num = '1'"))
     await database.close()
 

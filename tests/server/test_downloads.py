@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Generator, MutableMapping
+from collections.abc import Generator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,20 @@ import pytest
 import torch
 
 from tests.s3_server import S3Server, Wire, bucket_fields, s3_server
-from tests.server_device import house, problem, run_file, update_of
+from tests.server_device import Device, House, house, problem, run_file, update_of
 from umbel.aggregation.artifact import encode_model
 from umbel.server import bucket
 from umbel.server.copies import Copies
 from umbel.server.downloads import MEDIA_TYPE, Download, FileAnswer, Span, parse_range
 from umbel.server.local_blobs import LocalBlobs
 from umbel.server.problems import Refused
+
+
+async def asked(it: House, state: Mapping[str, torch.Tensor], count: int = 1) -> tuple[str, list[Device]]:
+    """A model's hash, and devices that have just been asked to train from it."""
+    layout, devices = await it.begin(run_file(target=count), state), await it.devices(count)
+    assignments = await asyncio.gather(*(device.work(layout) for device in devices))
+    return assignments[0]["model"]["sha256"], devices
 
 
 @pytest.mark.parametrize(
@@ -51,9 +58,8 @@ def test_a_model_comes_whole_in_ranges_or_not_at_all(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            sha = await it.put_model({"w": torch.arange(200_000, dtype=torch.float32)})
+            sha, [device] = await asked(it, {"w": torch.arange(200_000, dtype=torch.float32)})
             url = f"/v1/models/{sha}"
-            [device] = await it.devices(1)
             whole = await device.send("GET", url)
             assert whole.content == data
             assert whole.headers["etag"] == f'"{sha}"'
@@ -169,8 +175,7 @@ def test_a_client_is_sent_to_the_bucket_for_a_change_too(bucket_server: S3Server
 def test_links_can_be_turned_off(bucket_server: S3Server, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path, download_links=False, **bucket_fields(bucket_server)) as it:
-            sha = await it.put_model(STATE)
-            [device] = await it.devices(1)
+            sha, [device] = await asked(it, STATE)
             answer = await device.send("GET", f"/v1/models/{sha}")
             assert (answer.status_code, answer.content) == (200, encode_model(STATE))
 
@@ -186,8 +191,7 @@ def test_a_model_that_is_gone_and_one_that_cannot_be_had_now_are_told_apart(
 
     async def scenario() -> None:
         async with house(tmp_path, **fields) as it:
-            sha = await it.put_model(STATE)
-            [device] = await it.devices(1)
+            sha, [device] = await asked(it, STATE)
             url = f"/v1/models/{sha}?direct=true"
             (tmp_path / "cache" / sha).unlink()
             wire.go_down()
@@ -210,8 +214,7 @@ def test_many_who_want_a_model_at_once_have_it_fetched_once(bucket_server: S3Ser
     async def scenario() -> None:
         fields = bucket_fields(bucket_server)
         async with house(tmp_path, **fields, download_links=False) as it:
-            sha = await it.put_model(STATE)
-            devices = await it.devices(20)
+            sha, devices = await asked(it, STATE, 20)
             (tmp_path / "cache" / sha).unlink()
             answers = await asyncio.gather(*(device.send("GET", f"/v1/models/{sha}") for device in devices))
             assert {answer.content for answer in answers} == {encode_model(STATE)}

@@ -118,7 +118,7 @@ async def fetch(device: Device, sha256: str) -> str:
 
 @pytest.mark.nightly
 def test_a_large_model_comes_and_goes_in_a_few_megabytes(tmp_path: Path) -> None:
-    large_model(tmp_path / "model", MODEL_MIB)
+    layout = large_model(tmp_path / "model", MODEL_MIB)
 
     async def scenario(pid: int, url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120.0) as http:
@@ -127,6 +127,8 @@ def test_a_large_model_comes_and_goes_in_a_few_megabytes(tmp_path: Path) -> None
             coming = Memory(pid)
             sha256 = await put_model(it, tmp_path / "model")
             assert coming.growth_mib() < 32
+            assert (await it.put_run(run_file(target=N_CLIENTS), sha256)).status_code == 201
+            await asyncio.gather(*(device.work(layout) for device in devices))
             going = Memory(pid)
             assert set(await asyncio.gather(*(fetch(device, sha256) for device in devices))) == {sha256}
             assert going.growth_mib() < 32
