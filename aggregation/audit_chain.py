@@ -217,11 +217,13 @@ class Auditor:
         section = section_of(created.run_file, "secure_aggregation", SecureAggregationSection)
         codec = section_of(created.run_file, "codec", CodecSection)
         plan, key = ended.plan, codec_key(_seed(created), ended.round)
+        assert plan.secure is not None, "it is a secure round"
         n_values = _layout(created).n_values
         privacy, rounds = _privacy_of(created)
         if privacy is not None:
             try:
-                numbers = private_numbers(privacy, codec.step_asked, codec.clip_norm, plan, n_values, rounds)
+                step, clip, told = codec.step_asked, codec.clip_norm, plan.secure.noise
+                numbers = private_numbers(privacy, step, clip, plan, n_values, rounds, told)
             except (AccountantMissing, ValueError) as error:
                 raise AuditFailed(f"the noise of its rounds cannot be reckoned: {error}") from error
             numbers = again(numbers, key)
@@ -232,7 +234,6 @@ class Auditor:
         expected = replace(plan, codec=numbers[0], secure=numbers[1])
         expected = expected if ended.attempt == 1 else plan.numbered_as(expected)
         _require(plan == expected, "its masked numbers do not follow from the run file and the round before it")
-        assert plan.secure is not None, "it is a secure round"
         if privacy is not None:
             counts, before = counted(plan.n_released, "revealed sum"), self._n_revealed
             were = agreeing(before, "was", "were")

@@ -4,7 +4,7 @@
 offset size field
      0    4 magic           "UMBL"
      4    1 version         1
-     5    1 codec           0 = float32, 1 = integer, 2 to 10 as `Codec` has them
+     5    1 codec           0 = float32, 1 = integer, 2 to 11 as `Codec` has them
      6    2 reserved        zero
      8    8 n_values        values in the vector; must equal the layout's
     16   32 layout_digest   SHA-256 of the layout the client trained
@@ -44,9 +44,10 @@ class Codec(IntEnum):
     QSGD = 5
     TOPK = 6
     MASK = 7
-    LOWRANK = 8
+    # 8 was low rank with a factor that a library had rounded (docs/decisions/0013-stated-order.md).
     PLANES = 9
     MASKED = 10
+    LOWRANK = 11
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,9 @@ class ChangeWriter:
 
     def body(self) -> Iterator[bytes]:
         """What follows the first `HEAD_BYTES`, in pieces."""
-        meter = self._coder.new_meter()
+        meter = self._coder.new_meter(1 / self._step)
         self._publication.measure(meter)
-        energies = meter.energies(1 / self._step)
+        energies = meter.energies()
         self._coding = self._coder.cheapest(self._publication.sample(), energies, None)
         if n_raw := _exact_raw_bytes(self._layout):
             for piece in frame.compress((bits.numpy().data for bits in self._publication.exact()), n_raw):

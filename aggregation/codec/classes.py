@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy_kernels import mix_dither_into
+from umbel.aggregation.codec.quantize import LEVEL_MAX, UNIT
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.torch_later import torch
@@ -35,6 +36,7 @@ _ENERGIES, _IN_OCTAVE = 16, 2
 _ZERO = 64  # the sum of a row's byte and a column's that stands for energy 0
 _LEAST = 2.0**-5  # of |k|, on the average, at energy 0
 _NEUTRAL = 32  # the byte of a column that is as the tensor
+_QUARTER_BELOW, _THREE_QUARTERS_BELOW = 0.8408964152537145, 0.5946035575013605  # of an octave below 1: 2^-1/4, 2^-3/4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +107,37 @@ class Matrices:
 
 
 class EnergyMeter:
-    """Measures rows and columns of a vector that comes in parts."""
+    """Measures rows and columns of a vector that comes in parts of at most 2^20 values.
 
-    def __init__(self, matrices: Matrices) -> None:
+    Sizes are rounded to 1/65,536 of a level, and no size counts as more than 32,766 levels. So the sums are exact: of a
+    part in float64, of the vector in int64. Every machine finds the same bytes.
+    """
+
+    def __init__(self, matrices: Matrices, levels_per_unit: float) -> None:
         self._matrices = matrices
-        self._sums = torch.zeros(matrices.n_bytes, dtype=torch.float64)
+        self._units = levels_per_unit * UNIT
+        self._sums = torch.zeros(matrices.n_bytes, dtype=torch.int64)
 
     def add(self, first: int, values: Tensor) -> None:
         """float32: the vector's coordinates from `first` on."""
         for patch in self._matrices.patches(first, values.numel()):
             n_rows = patch.rows.stop - patch.rows.start
-            sizes = values[patch.place].view(n_rows, -1).abs()
-            self._sums[patch.matrix.rows][patch.rows] += sizes.sum(1)
-            self._sums[patch.matrix.columns][patch.columns] += sizes.sum(0)
+            sizes = values[patch.place].view(n_rows, -1).abs().mul_(self._units).clamp_(max=LEVEL_MAX * UNIT).round_()
+            self._sums[patch.matrix.rows][patch.rows] += sizes.sum(1, dtype=torch.float64).to(torch.int64)
+            self._sums[patch.matrix.columns][patch.columns] += sizes.sum(0, dtype=torch.float64).to(torch.int64)
 
-    def energies(self, levels_per_unit: float) -> Tensor:
-        """The bytes of all rows and columns, uint8, matrix by matrix."""
+    def energies(self, scale: float = 1.0) -> Tensor:
+        """The bytes of all rows and columns of `scale` times the vector, uint8, matrix by matrix."""
         made = torch.full((self._matrices.n_bytes,), _NEUTRAL, dtype=torch.uint8)
         for matrix in self._matrices:
             lengths = torch.full((matrix.n_rows,), matrix.width, dtype=torch.float64)
             lengths[-1] -= matrix.n_rows * matrix.width - matrix.n_values
-            row_means = self._sums[matrix.rows] / lengths * (levels_per_unit / _LEAST)
+            row_means = self._sums[matrix.rows].to(torch.float64) / lengths * (scale / (UNIT * _LEAST))
             made[matrix.rows] = _bytes_of(row_means, _ZERO - _NEUTRAL)
             if matrix.n_rows >= _SIDE_MIN:
                 columns = self._sums[matrix.columns]
-                mean = columns.mean().clamp(min=torch.finfo(torch.float64).tiny)
-                made[matrix.columns] = _bytes_of(columns / mean, _NEUTRAL)
+                mean = max(int(columns.sum()), 1) / matrix.width
+                made[matrix.columns] = _bytes_of(columns.to(torch.float64) / mean, _NEUTRAL)
         return made
 
 
@@ -170,6 +177,8 @@ def _width(spec: TensorSpec) -> int:
 
 
 def _bytes_of(ratios: Tensor, zero: int) -> Tensor:
-    """Ratios in half octaves, float64 -> uint8; `zero` stands for 1."""
-    octaves = ratios.clamp(2.0**-60, 2.0**60).log2()
-    return (octaves * _IN_OCTAVE + zero).round_().clamp_(0, ENERGY_BYTE_MAX).to(torch.uint8)
+    """Ratios to the nearest half octave, float64 -> uint8; `zero` stands for 1. By comparing: no two libraries need to
+    have the same logarithm."""
+    mantissas, exponents = torch.frexp(ratios.clamp(2.0**-60, 2.0**60))  # 1/2 <= mantissa < 1
+    below = (mantissas < _QUARTER_BELOW).to(torch.int32) + (mantissas < _THREE_QUARTERS_BELOW)
+    return (exponents * _IN_OCTAVE - below + zero).clamp_(0, ENERGY_BYTE_MAX).to(torch.uint8)

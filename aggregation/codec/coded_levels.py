@@ -76,8 +76,8 @@ class LevelsCoder:
         """No levels take more, however they are coded."""
         return entropy.block_bytes_max(self._matrices.n_bytes) + entropy.written_bytes_max(self._n_values)
 
-    def new_meter(self) -> EnergyMeter:
-        return EnergyMeter(self._matrices)
+    def new_meter(self, levels_per_unit: float) -> EnergyMeter:
+        return EnergyMeter(self._matrices, levels_per_unit)
 
     def cheapest(self, sample: Sequence[tuple[int, Tensor]], energies: Tensor, dither: Dither | None) -> Coding:
         """What to code the values by, and how wide their symbols are. `sample`: first coordinates, and levels.

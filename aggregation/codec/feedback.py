@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.codec import Context, VectorCodec, require_encodable
+from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ class MomentumCorrection:
         """g."""
         if self.clip_norm is None:
             return change
-        norm = float(change.norm(dtype=torch.float64))
-        return change * (self.clip_norm / norm) if norm > self.clip_norm else change
+        found = norm(change)
+        return change * (self.clip_norm / found) if found > self.clip_norm else change
 
 
 def send(codec: VectorCodec, change: Tensor, context: Context, version: int, before: Residual | None) -> Sent:

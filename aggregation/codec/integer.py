@@ -44,6 +44,7 @@ from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCod
 from umbel.aggregation.grid import Grid, check_values, to_integers
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for, read_header
 
@@ -108,7 +109,7 @@ class IntegerCodec:
         scale = self._plan.scale(survey.norm)
         norm = as_float32(survey.norm * scale)
         quantizer = Quantizer(self._plan.inverse_step, self._plan.key, phase(rank), _LEVELS)
-        energies, dither = survey.meter.energies(scale * self._plan.inverse_step), self._dither(rank)
+        energies, dither = survey.meter.energies(scale), self._dither(rank)
         sample = [(first, _levels(first, values.mul_(scale), quantizer)) for first, values in survey.sample]
         coding = self._coder.cheapest(sample, energies, dither)
         segments = (_levels(first, values.mul_(scale), quantizer) for first, values in self._segments(change))
@@ -120,15 +121,15 @@ class IntegerCodec:
         yield from written
 
     def _survey(self, change: Callable[[], Iterator[Tensor]]) -> _Survey:
-        energy, exact, meter = 0.0, bytearray(), self._coder.new_meter()
+        squares, exact, meter = list[float](), bytearray(), self._coder.new_meter(self._plan.inverse_step)
         sample: list[tuple[int, Tensor]] = []
         every = max(1, -(-self._n_values // entropy.SEGMENT) // _SAMPLED_SEGMENTS)
         for number, (first, values) in enumerate(self._segments(change, exact)):
-            energy += float(values.to(torch.float64).square().sum())
+            squares.append(sum_of_squares(values))
             meter.add(first, values)
             if number % every == 0:
                 sample.append((first, values.clone()))
-        return _Survey(math.sqrt(energy), meter, sample, bytes(exact))
+        return _Survey(math.sqrt(math.fsum(squares)), meter, sample, bytes(exact))
 
     def _dither(self, rank: int) -> tuple[int, int]:
         """The cohort's key, and the client's phi."""

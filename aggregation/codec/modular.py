@@ -26,6 +26,7 @@ from umbel.aggregation.codec.packing import BITS_MAX, packed_bytes
 from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.codec.residues import add_packed, pack_residues
 from umbel.aggregation.codec.rotated import COHORT_MAX, Rotated, dithers_of
+from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: f
         raise ValueError(f"a cohort has 1 to {COHORT_MAX} clients, not {n_clients}; aggregate in groups")
     if not (inverse_step > 0 and 0 <= sigma_sum < math.inf and sigmas > 0):
         raise ValueError("the step and sigmas must be positive, and sigma_sum must not be negative")
-    spread = math.hypot(sigma_sum * inverse_step, math.sqrt(n_clients * _ROUNDING_VARIANCE))
+    in_steps = sigma_sum * inverse_step
+    spread = math.sqrt(in_steps * in_steps + n_clients * _ROUNDING_VARIANCE)
     bits_max = (n_clients * LEVEL_MAX).bit_length() + 1
-    return max(1, math.ceil(math.log2(min(2 * sigmas * spread, 2.0**bits_max))))
+    return max(1, ceil_log2(min(2 * sigmas * spread, 2.0**bits_max)))

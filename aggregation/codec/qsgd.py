@@ -24,6 +24,7 @@ from umbel.aggregation.codec.payload import Buffer, Payload, at_most, bytes_of, 
 from umbel.aggregation.codec.uniform import uniforms
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.stated_order import total
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Qsgd:
         key = context.own_key("qsgd")
         for place in chunks(context.n_values):
             chunk = values[place]
-            norms = in_buckets(chunk).to(torch.float64).square_().sum(1).sqrt_()
+            norms = total(in_buckets(chunk).to(torch.float64).square_()).sqrt()
             yield from bytes_of(scales_written(norms))
             size = (
                 chunk.abs().to(torch.float64)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from umbel.aggregation.codec.plan import STEP_MIN, CodecPlan
+from umbel.aggregation.stated_order import log2
 
 ERROR_MIN, ERROR_MAX = 2.0**-19, 16.0  # so that the step stays within its own bounds
 _WINDOW_SHARE = 1 / 20
@@ -49,7 +50,7 @@ def step_for(before: CodecPlan, shown: Shown, coarsest: float) -> float:
     allowed = _slowest(shown) * shown.window_s * _WINDOW_SHARE
     sent, step_sent = max(shown.update_bytes), 1 / before.inverse_step / shown.update_rms
     step = coarsest
-    while step / 2 >= STEP_MIN and sent + shown.n_values / 8 * math.log2(step_sent / (step / 2)) <= allowed:
+    while step / 2 >= STEP_MIN and sent + shown.n_values / 8 * log2(step_sent / (step / 2)) <= allowed:
         step /= 2
     return step
 

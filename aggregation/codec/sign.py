@@ -21,6 +21,7 @@ from umbel.aggregation.codec.codec import Context, chunk_lengths, chunks, one_le
 from umbel.aggregation.codec.packing import pack, packed_bytes, unpack_all
 from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, scales_written
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.stated_order import total
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -60,6 +61,6 @@ def _means(chunk: Tensor, is_minus: Tensor) -> Tensor:
     """By bucket, the mean of the upper side, then the mean size of the lower one; 0 for an empty side. float64."""
     n_minus = in_buckets(is_minus).sum(1)
     wide = in_buckets(chunk.to(torch.float64))
-    upper = wide.clamp(min=0).sum(1) / (lengths(chunk.numel(), chunk.device) - n_minus).clamp(min=1)
-    lower = wide.clamp(max=0).sum(1).neg_() / n_minus.clamp(min=1)
+    upper = total(wide.clamp(min=0)) / (lengths(chunk.numel(), chunk.device) - n_minus).clamp(min=1)
+    lower = total(wide.clamp(max=0)).neg() / n_minus.clamp(min=1)
     return torch.cat((upper, lower))

@@ -22,6 +22,7 @@ from umbel.aggregation.codec.payload import Buffer, Payload, bytes_of, scales_wr
 from umbel.aggregation.codec.uniform import uniforms
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.stated_order import total
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Ternary:
         largest = sizes.amax(1)
         if self.clip_sigmas is None:
             return largest
-        variances = sizes.to(torch.float64).square_().sum(1) / lengths(chunk.numel(), chunk.device)
+        variances = total(sizes.to(torch.float64).square_()) / lengths(chunk.numel(), chunk.device)
         return torch.minimum(largest, (variances.sqrt_() * self.clip_sigmas).to(torch.float32))
 
 

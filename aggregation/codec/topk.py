@@ -99,12 +99,20 @@ class TopK:
 
 
 def largest(values: Tensor, k: int, key: int) -> Tensor:
-    """The places of the k values largest in size, in increasing order: int64. Zeros are left out."""
+    """The places of the k values largest in size, in increasing order: int64. Zeros are left out.
+
+    Of values as large as the k-th the first are taken.
+    """
     sizes = values.abs()
     passed = ((sizes >= _threshold(sizes, k, key)) & (sizes > 0)).nonzero().view(-1)
-    if passed.numel() > k:
-        passed = passed[sizes[passed].topk(k, sorted=False).indices].sort().values
-    return passed
+    return passed if passed.numel() <= k else passed[_first_of_the_largest(sizes[passed], k)]
+
+
+def _first_of_the_largest(sizes: Tensor, k: int) -> Tensor:
+    """Which of these are the k largest: bool."""
+    least = sizes.topk(k, sorted=False).values.min()
+    is_more, is_as_large = sizes > least, sizes == least
+    return is_more | (is_as_large & (is_as_large.cumsum(0) <= k - is_more.sum()))
 
 
 def _threshold(sizes: Tensor, k: int, key: int) -> Tensor:

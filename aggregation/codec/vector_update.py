@@ -1,4 +1,4 @@
-"""Codecs 2 to 9: an update as a codec of vectors writes it, and on the round's grid once it is read.
+"""Codecs 2 to 7, 9 and 11: an update as a codec of vectors writes it, and on the round's grid once it is read.
 
 What is decoded is rounded to the grid (`grid.py`), as float32 updates are, so that the sum is exact and the same in any
 order. Values of exact tensors travel beside it, exactly, as in the integer codec; in the vector their places
@@ -25,6 +25,7 @@ from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.grid import Grid, GridAccumulator, check_values, to_integers
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import HasMean, Layout
+from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for, read_header
 
@@ -113,7 +114,7 @@ class VectorUpdateCodec:
     def _clipped(self, values: Tensor) -> Tensor:
         if self._plan.clip_norm is None:
             return values
-        return values * self._plan.scale(float(values.norm(dtype=torch.float64)))
+        return values * self._plan.scale(norm(values))
 
     def _framed(self, exact: bytes, payload: tuple[bytes, ...], rank: int) -> tuple[Buffer, ...]:
         """The whole update. Raises `UpdateOutOfRange` for one that a coordinator would refuse: codecs that are right on

@@ -15,6 +15,7 @@ from umbel.aggregation.codec.plan import NORM_MIN
 from umbel.aggregation.codec.rotated import Rotated, sum_of_squares
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.skellam import Skellam
+from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -59,5 +60,5 @@ def levels_within(bound_squared: int, rotated: Rotated, values: Tensor, rank: in
 
 def _norm(rotated: Rotated, values: Tensor) -> float:
     """The L2 norm of what is rounded, in units of the weights."""
-    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
-    return norm * rotated.plan.scale(norm)
+    found = norm(values)
+    return found * rotated.plan.scale(found)

@@ -20,6 +20,7 @@ from umbel.aggregation.codec.rotated import COHORT_MAX
 from umbel.aggregation.privacy.accounting import Release
 from umbel.aggregation.privacy.sensitivity import BOUND_MAX
 from umbel.aggregation.privacy.skellam import SAMPLES_MAX, VARIANCE_MAX, VARIANCE_MIN
+from umbel.aggregation.stated_order import ceil_log2
 
 _ROUNDING_VARIANCE = 1 / 4  # of rounding one value, at most, in squared steps
 _SLACK = 1 + 2.0**-50  # so that the quotient, times what divided it, is no less
@@ -76,10 +77,9 @@ class NoisePlan:
         """
         if not (n_clients >= 1 and inverse_step > 0 and 0 <= sigma_sum < math.inf and sigmas > 0):
             raise ValueError("clients, the step and sigmas must be positive, and sigma_sum must not be negative")
-        spread = math.hypot(
-            sigma_sum * inverse_step, math.sqrt(n_clients * _ROUNDING_VARIANCE), self.std_of_sum(n_clients)
-        )
-        bits = max(1, math.ceil(math.log2(2 * sigmas * spread)))
+        in_steps = sigma_sum * inverse_step
+        variance = in_steps * in_steps + n_clients * (_ROUNDING_VARIANCE + self.variance_per_client)
+        bits = max(1, ceil_log2(min(2 * sigmas * math.sqrt(variance), 2.0**1000)))
         if bits > BITS_MAX:
             raise ValueError(f"the sum and its noise take {bits} bits, more than {BITS_MAX}; take a larger step")
         return bits

@@ -14,13 +14,23 @@ from umbel.aggregation.records import PrivacySpent
 from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.types import RoundPlan
 
+_LIBRARIES = 2.0**-32  # what the logarithms of two machines may change of a variance; a quarter of its slack
+
 
 def private_numbers(
-    section: PrivacySection, step: float, clip_of_codec: float | None, plan: RoundPlan, n_values: int, rounds: int
+    section: PrivacySection,
+    step: float,
+    clip_of_codec: float | None,
+    plan: RoundPlan,
+    n_values: int,
+    rounds: int,
+    told: NoisePlan | None = None,
 ) -> tuple[CodecPlan, SecurePlan]:
     """The numbers of a run's first round; the later ones have them, too (`again`).
 
     `step`: in root mean squares of an update whose norm is the clip norm. `rounds`: how many sums the run may reveal.
+    `told`: the noise of a plan that another machine made, for an auditor. It is taken where this machine finds the same
+    but for the last digits of the variance, which logarithms decide.
     Raises `ValueError` for what cannot be kept, `AccountantMissing` for a budget where dp-accounting is not installed.
     """
     clip = section.clip(clip_of_codec)
@@ -29,9 +39,16 @@ def private_numbers(
     noise = section.plan(
         rounds=rounds, least=plan.minimum, n_values=n_levels, inverse_step=codec.inverse_step, clip_norm=clip
     )
+    noise = told if told is not None and _is_alike(told, noise) else noise
     together = n_clients * clip / math.sqrt(n_levels)  # if all clients' updates were the same
     bits = noise.bits(inverse_step=codec.inverse_step, sigma_sum=together, n_clients=n_clients)
     return codec, SecurePlan(bits, 1, n_clients, plan.minimum, noise=noise)
+
+
+def _is_alike(told: NoisePlan, found: NoisePlan) -> bool:
+    return math.isclose(told.variance_per_client, found.variance_per_client, rel_tol=_LIBRARIES) and (
+        replace(told, variance_per_client=found.variance_per_client) == found
+    )
 
 
 def again(before: tuple[CodecPlan, SecurePlan], key: int) -> tuple[CodecPlan, SecurePlan]:

@@ -28,9 +28,11 @@ from __future__ import annotations
 import math
 
 from umbel.aggregation.codec.quantize import UNIT
+from umbel.aggregation.stated_order import log2
 
 BETA = 2.0**-20
 BOUND_MAX = (1 << 53) - 1  # what every reader of JSON holds exactly
+_LN_2 = 0.6931471805599453
 _FLOAT32 = 2.0**-18  # what the rotation and the clipping, in float32, may add to a norm: some ten roundings
 
 
@@ -44,8 +46,8 @@ def rounded_bound(clip: float, n_values: int, beta: float = BETA) -> int:
         raise ValueError(f"a bound needs a norm above zero and values, not {clip!r} and {n_values}")
     root = math.sqrt(n_values)
     norm = clip * (1 + _FLOAT32) + root / (2 * UNIT)  # the fixed point of the rounding moves each value by half a unit
-    mean = norm**2 + n_values * _variance(norm / root)
-    bound = min(mean + math.sqrt(-2 * math.log(beta)) * (norm + root / 2), (norm + root) ** 2)
+    mean = norm * norm + n_values * _variance(norm / root)
+    bound = min(mean + math.sqrt(-2 * _LN_2 * log2(beta)) * (norm + root / 2), (norm + root) * (norm + root))
     if not bound <= BOUND_MAX:
         raise ValueError(f"updates of a norm of {clip:.3g} steps are too long for exact sums; take a larger step")
     return max(math.floor(bound), 1)

@@ -35,6 +35,7 @@ from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.words import RMS_UNIT, STEPS_LIMIT, Counts, Measured
 from umbel.aggregation.secagg.work_floor import steps_needed
+from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _read(
     """`cut` changes a piece of the copy in place, the first value of which has this index; how many values."""
     values = torch.empty(composition.layout.n_values, dtype=torch.float32)
     exact = torch.empty(composition.exact.n_values, dtype=torch.float32)
-    energy, first, n_cut = 0.0, 0, 0
+    squares, first, n_cut = list[float](), 0, 0
     for piece in change():
         place = values[first : first + piece.numel()]
         if place.numel() != piece.numel():
@@ -241,11 +242,11 @@ def _read(
         for at, here in composition.exact.within(first, piece.numel()):
             exact[at : at + here.stop - here.start] = place[here]
             place[here] = 0.0
-        energy += float(place.to(torch.float64).square().sum())
+        squares.append(sum_of_squares(place))
         first += piece.numel()
     if first != values.numel():
         raise ValueError(f"there are {first} values, the layout has {values.numel()}")
-    return _Change(values, exact, math.sqrt(energy), n_cut)
+    return _Change(values, exact, math.sqrt(math.fsum(squares)), n_cut)
 
 
 def _measured(composition: Composition, value: float | None, samples: int) -> tuple[Measured, bool]:

@@ -1,8 +1,20 @@
 """The upper tail of the hypergeometric distribution, for counts where exact integers are slow."""
 
 import math
+from fractions import Fraction
 
 ROUNDING = 1e-9
+_NEAR = 1e-6  # of a limit: a thousand times what `tail`, or another library's logarithms, may be off by
+
+
+def is_within(limit: Fraction, times: Fraction, n: int, marked: int, drawn: int, above: int, power: int = 1) -> bool:
+    """Whether `times` * P(X > above)^`power` is `limit` at most; X as in `tail`. Every machine decides alike: where
+    float64 comes near the limit, integers decide. `times` times the chance 1 must not be near the limit.
+    """
+    found, bound = float(times) * tail(n, marked, drawn, above) ** power, float(limit)
+    if abs(found - bound) > _NEAR * bound:
+        return found < bound
+    return times * _exact_tail(n, marked, drawn, above) ** power <= limit
 
 
 def tail(n: int, marked: int, drawn: int, above: int) -> float:
@@ -25,6 +37,11 @@ def tail(n: int, marked: int, drawn: int, above: int) -> float:
         total += term
         x += 1
     return min(1.0, total * (1 + ROUNDING))
+
+
+def _exact_tail(n: int, marked: int, drawn: int, above: int) -> Fraction:
+    ways = (math.comb(marked, x) * math.comb(n - marked, drawn - x) for x in range(above + 1, min(marked, drawn) + 1))
+    return Fraction(sum(ways), math.comb(n, drawn))
 
 
 def _log_choose(n: int, k: int) -> float:

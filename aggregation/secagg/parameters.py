@@ -43,16 +43,17 @@ against the curious ones nearly always.
 
 All this holds for one ring, and the coordinator can try out many: it sees the keys before it says who is in, and the
 seed hangs on both. Its chance grows by as many rings as it has the patience for, so the rule that rounds go by asks for
-2^-80 (152/110 and 194/139), which 2^40 rings do not bring above 2^-40. The tails are float64, rounded upwards; two
-implementations may differ where a bound is met to nine digits; then their sessions do, and the round is abandoned.
+2^-80 (152/110 and 194/139), which 2^40 rings do not bring above 2^-40. Both ends work k and t out, so each comparison
+is exact: float64 decides it where a tail is further than a millionth from its bound, integers where it is nearer.
 """
 
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from functools import lru_cache
 
-from umbel.aggregation.secagg.hypergeometric import tail
+from umbel.aggregation.secagg.hypergeometric import is_within
 
 COMPLETE_MAX = 300
 
@@ -216,17 +217,16 @@ def _threshold_min(k: int, corrupt: int, adversary: Adversary) -> int:
 def _stays_whole(n: int, parameters: Parameters, rule: Rule, corrupt: int) -> bool:
     """Whether the chance that the graph can be cut in two is 2^-(security_bits + 1) at most."""
     k = parameters.k
+    limit, pairs = Fraction(1, 2 ** (rule.security_bits + 1)), Fraction(n * (n - k - 1), 2)
     if rule.adversary is Adversary.ADAPTIVE:
         run = k // 2
-        twice = tail(n, corrupt, run, above=parameters.t - 2 - run) ** 2
-    else:
-        twice = tail(n, corrupt + rule.n_dropouts(n), k, above=k - 1)
-    return n * (n - k - 1) / 2 * twice <= 2.0 ** -(rule.security_bits + 1)
+        return is_within(limit, pairs, n, corrupt, run, above=parameters.t - 2 - run, power=2)
+    return is_within(limit, pairs, n, corrupt + rule.n_dropouts(n), k, above=k - 1)
 
 
 def _neighbours_max(n: int, marked: int, k: int, bits: int, start: int = 0) -> int:
     """The least m >= start such that some client has more than m marked neighbours of k with 2^-bits at most."""
     m = start
-    while n * tail(n, marked, k, above=m) > 2.0**-bits:
+    while not is_within(Fraction(1, 2**bits), Fraction(n), n, marked, k, above=m):
         m += 1
     return m

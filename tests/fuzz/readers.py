@@ -229,7 +229,7 @@ def _a_change() -> bytes:
 
 
 def vector_update(data: bytes) -> None:
-    """An update of codec 2 to 9. First byte: which. What is taken is all there, and stands on the grid."""
+    """An update of a codec of vectors. First byte: which. What is taken is all there, and stands on the grid."""
     codec, rest = _VECTOR_CODECS[data[0] % len(_VECTOR_CODECS) if data else 0], data[1:]
     with contextlib.suppress(UpdateRefused):
         taken = torch.cat(list(codec.integers(rest[:HEADER_BYTES], [rest[HEADER_BYTES:]], 1)))

@@ -1,4 +1,4 @@
-"""Updates of codecs 2 to 9 as `docs/codecs.md` and `docs/wire.md` lay them out, read with nothing of umbel's.
+"""Updates of codecs 2 to 7, 9 and 11 as `docs/codecs.md` and `docs/wire.md` lay them out, read with nothing of umbel's.
 
 It follows the documents alone, and is to be read beside them: where it and the coordinator differ, a document is wrong.
 It asserts what a right update cannot break, and is no example of how to refuse a wrong one.
@@ -155,8 +155,8 @@ CODECS: dict[str, tuple[int, Callable[[Payload, Told], Floats]]] = {
     "qsgd": (5, _qsgd),
     "topk": (6, _topk),
     "mask": (7, _mask),
-    "lowrank": (8, _lowrank),
     "planes": (9, _planes),
+    "lowrank": (11, _lowrank),
 }
 
 

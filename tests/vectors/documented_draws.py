@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float32]
-Wide: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
 SIGN_STREAM, MASK_STREAM, FACTOR_STREAM = 2, 3, 4
 _WORD, _HALF = np.uint64(2**32 - 1), np.uint64(32)
@@ -57,15 +56,9 @@ def chosen_places(key: int, every: int, n_values: int) -> NDArray[np.int64]:
 
 def factor(key: int, n_rows: int, rank: int) -> Floats:
     """codecs.md, "The factor": A, (`n_rows`, `rank`)."""
-    u = (philox_blocks(key, FACTOR_STREAM, -(-n_rows * rank // 4)) + 0.5) * 2.0**-32
-    radii, angles = np.sqrt(-2 * np.log(u[:, ::2])), 2 * math.pi * u[:, 1::2]
-    gaussian = np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=2).reshape(-1)
-    columns: Wide = gaussian[: n_rows * rank].reshape(n_rows, rank)
-    for i in range(rank):
-        for before in range(i):
-            columns[:, i] -= columns[:, before] * (columns[:, before] @ columns[:, i])
-        columns[:, i] /= np.linalg.norm(columns[:, i])
-    return (np.round(columns * math.sqrt(n_rows / rank) * 2**16) / 2**16).astype(np.float32)
+    n = n_rows * rank
+    upper = philox_blocks(key, FACTOR_STREAM, -(-n // 4)).reshape(-1)[:n].astype(np.int64) >> 8
+    return ((2 * upper + 1 - 2**24) / 2**24).astype(np.float32).reshape(n_rows, rank)
 
 
 def quantizer_points(bits: int) -> Floats:

@@ -20,6 +20,8 @@ from umbel.aggregation.layout import Layout, State
 from umbel.aggregation.update_codec import codec_for
 from umbel.aggregation.wire import HEADER_BYTES, Codec
 
+pytestmark = pytest.mark.bits
+
 FOLDER = Path(__file__).parent
 FROZEN: dict[str, Any] = json.loads((FOLDER / "codecs.json").read_text())
 SEEDS: list[dict[str, Any]] = json.loads((FOLDER / "seed.json").read_text())["seeds"]

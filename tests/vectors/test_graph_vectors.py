@@ -10,6 +10,8 @@ import pytest
 
 from umbel.aggregation.secagg.graph import graph_of
 
+pytestmark = pytest.mark.bits
+
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "graph.json").read_text())
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.secagg.curve import KeyPair
@@ -24,6 +25,8 @@ from umbel.aggregation.secagg.derive import (
 from umbel.aggregation.secagg.sealed import open_sealed, seal
 from umbel.aggregation.secagg.shamir import Interpolation, split
 from umbel.aggregation.secagg.signing import Label, sign, verify
+
+pytestmark = pytest.mark.bits
 
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "secagg_primitives.json").read_text())
 CLIENTS: list[dict[str, Any]] = FROZEN["clients"]

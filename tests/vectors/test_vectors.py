@@ -28,9 +28,11 @@ from umbel.aggregation.publishing import Publication, Spread
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.signatures import Target, parse, sign, signature_base
 from umbel.aggregation.types import ClientId, Weighting
-from umbel.aggregation.update_codec import Part, codec_for
+from umbel.aggregation.update_codec import Part, UpdateCodec, codec_for
 from umbel.aggregation.weighting import Candidate, draw
 from umbel.aggregation.wire import HEADER_BYTES, Codec, float32_header, least_chunk_bytes, read_header
+
+pytestmark = pytest.mark.bits
 
 FOLDER = Path(__file__).parent
 
@@ -128,12 +130,20 @@ def test_an_update_of_every_other_codec(name: str) -> None:
     plan = CodecPlan(Codec[name.upper()], key=vector["key"], parameters=case["parameters"])
     assert plan.codec == case["id"]
     codec, update = codec_for(plan, grid, layout), bytes.fromhex(case["update_hex"])
+    assert read_integers(codec, update, vector["rank"]).tolist() == case["integers"]
     made = b"".join(codec.encode(lambda: iter([torch.tensor(vector["values"])]), vector["rank"]))
-    for one in (update, made):
-        read = codec.integers(one[:HEADER_BYTES], [one[HEADER_BYTES:]], vector["rank"])
-        assert torch.cat(list(read)).tolist() == case["integers"]
+    found, expected = read_integers(codec, made, vector["rank"]), torch.tensor(case["integers"])
+    if plan.codec is Codec.LOWRANK:  # a library solves, and its last bits are the machine's: docs/bits.md
+        assert made[:HEADER_BYTES] == update[:HEADER_BYTES]
+        torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=1e-5 * float(expected.abs().max()))
+        return
+    assert torch.equal(found, expected)
     if name not in ("qsgd", "planes"):  # another Zstandard may compress otherwise
         assert made == update
+
+
+def read_integers(codec: UpdateCodec, update: bytes, rank: int) -> torch.Tensor:
+    return torch.cat(list(codec.integers(update[:HEADER_BYTES], [update[HEADER_BYTES:]], rank)))
 
 
 def test_the_integers_of_an_update_and_their_mean() -> None:

@@ -99,20 +99,47 @@ def test_what_the_meter_finds_is_close_to_the_energy_of_each_value(seed: int, n_
     sizes = (rows * columns).flatten()
     signs = torch.randint(0, 2, sizes.shape, generator=draw) * 2 - 1
     matrices = Matrices(layout_of([(40, 50)]))
-    meter, first = EnergyMeter(matrices), 0
+    meter, first = EnergyMeter(matrices, 2.0), 0
     for part in (sizes * signs).split(n_piece):
         meter.add(first, part)
         first += part.numel()
-    found = Classes(matrices, meter.energies(1.0), None).of(0, sizes.numel())
+    found = Classes(matrices, meter.energies(0.5), None).of(0, sizes.numel())
     expected = (sizes.log2() + 5).clamp(0, 15)
     assert float((found - expected).abs().max()) <= 1
 
 
+@given(st.integers(0, 1000), st.floats(1e-4, 1e4), st.integers(1, 900), st.integers(1, 900))
+def test_the_bytes_do_not_depend_on_the_parts_that_a_vector_comes_in(
+    seed: int, levels_per_unit: float, n_piece: int, n_other: int
+) -> None:
+    """As every machine's library adds in an order of its own, so do parts of other lengths."""
+    matrices = Matrices(LAYOUT)
+    values = torch.randn(LAYOUT.n_values, generator=torch.Generator().manual_seed(seed)).pow_(5)
+    found = list[torch.Tensor]()
+    for length in (n_piece, n_other):
+        meter, first = EnergyMeter(matrices, levels_per_unit), 0
+        for part in values.split(length):
+            meter.add(first, part)
+            first += part.numel()
+        found.append(meter.energies())
+    assert torch.equal(*found)
+
+
+def test_bytes_are_the_nearest_half_octaves() -> None:
+    """By sizes on either side of each quarter of an octave: 16 rows, each of one size."""
+    matrices, steps = Matrices(layout_of([(16, 16)])), torch.arange(16, dtype=torch.float64)
+    for nudge, expected in ((-1e-4, steps), (1e-4, steps + 1)):
+        sizes = 2.0 ** ((steps + 0.5) / 2 + nudge)
+        meter = EnergyMeter(matrices, 64.0)
+        meter.add(0, sizes.to(torch.float32).repeat_interleave(16))
+        assert (meter.energies(1 / 64)[:16].to(torch.float64) - 32 - 10).tolist() == expected.tolist()
+
+
 def test_a_vector_of_nothing_but_zeros_has_no_energy() -> None:
     matrices = Matrices(LAYOUT)
-    meter = EnergyMeter(matrices)
+    meter = EnergyMeter(matrices, 8.0)
     meter.add(0, torch.zeros(LAYOUT.n_values))
-    assert not Classes(matrices, meter.energies(8.0), None).of(0, LAYOUT.n_values).any()
+    assert not Classes(matrices, meter.energies(), None).of(0, LAYOUT.n_values).any()
 
 
 def test_an_energy_beyond_the_scale_is_refused() -> None:

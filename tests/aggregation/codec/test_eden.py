@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from tests.aggregation.codec.cases import (
     standard_errors,
 )
 from umbel.aggregation.codec.codec import Context
-from umbel.aggregation.codec.eden import Eden, lloyd_max
+from umbel.aggregation.codec.eden import POINT_UNITS, Eden, lloyd_max, upper_points
 from umbel.aggregation.layout import Layout, TensorSpec
 
 # By bits: D / (1 - D) of the Lloyd-Max quantizer (note on compression, column EDEN-unb).
@@ -51,6 +52,13 @@ def test_points_are_the_means_of_what_is_nearest_to_them(bits: int) -> None:
     mass = torch.zeros_like(points).index_add_(0, nearest, density)
     mean = torch.zeros_like(points).index_add_(0, nearest, density * x) / mass
     torch.testing.assert_close(mean, points, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("bits", THEORY)
+def test_no_point_lies_near_where_its_rounding_changes(bits: int) -> None:
+    """Libraries differ by 1e-12 in the points; a reader of another language may be off by 1e-9 (docs/codecs.md)."""
+    in_units = upper_points(bits) * POINT_UNITS
+    assert np.abs(in_units - np.floor(in_units) - 0.5).min() > 1e-9 * POINT_UNITS
 
 
 def test_the_points_are_the_same_on_every_machine() -> None:

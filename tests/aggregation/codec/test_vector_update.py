@@ -1,4 +1,4 @@
-"""Updates of codecs 2 to 9: framed, read on the grid, summed exactly; refused when hostile; fed back what was left."""
+"""Updates of vector codecs: framed, read on the grid, summed exactly; refused when hostile; fed back what was left."""
 
 import itertools
 from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.secagg.hypergeometric import ROUNDING, tail
+from umbel.aggregation.secagg.hypergeometric import ROUNDING, is_within, tail
 
 
 def exact(n: int, marked: int, drawn: int, above: int) -> Fraction:
@@ -49,6 +49,18 @@ def test_what_cannot_be_has_no_chance_and_what_must_be_is_certain() -> None:
     assert tail(10, 3, 5, above=3) == 0.0
     assert tail(10, 3, 5, above=-1) == 1.0
     assert tail(10, 8, 5, above=2) == 1.0  # only two of ten are unmarked
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize(("n", "marked", "drawn", "above"), [(1000, 100, 126, 42), (10000, 1000, 80, 29)])
+def test_a_limit_is_kept_exactly_on_both_its_sides(n: int, marked: int, drawn: int, above: int, power: int) -> None:
+    """Also where no float64 could tell: a limit that is off by one part in 10^40, or not at all."""
+    times = Fraction(n)
+    met = times * exact(n, marked, drawn, above) ** power
+    for off in (Fraction(1, 10**40), Fraction(1, 10**9), Fraction(1, 10**4), Fraction(1, 2)):
+        assert is_within(met * (1 + off), times, n, marked, drawn, above, power)
+        assert not is_within(met * (1 - off), times, n, marked, drawn, above, power)
+    assert is_within(met, times, n, marked, drawn, above, power)
 
 
 def test_it_does_not_fade_where_the_first_terms_are_too_small_for_a_float() -> None:

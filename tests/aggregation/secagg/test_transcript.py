@@ -8,6 +8,8 @@ import pytest
 from tests.aggregation.secagg import by_the_book
 from tests.aggregation.secagg.transcript import FILE, given, played
 
+pytestmark = pytest.mark.bits
+
 FROZEN: dict[str, Any] = json.loads(FILE.read_text())
 BOOK = by_the_book.Book(FROZEN["given"])
 
