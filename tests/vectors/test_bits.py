@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.bits import OF_BITS
 from umbel.aggregation.codec import native
 from umbel.aggregation.codec.change import ChangeWriter
 from umbel.aggregation.codec.classes import EnergyMeter, Matrices
@@ -320,6 +321,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("name", DIGESTED)
 def test_the_bits_are_those_of_every_machine(name: str) -> None:
     assert digest(name) == FROZEN[name]
+
+
+def test_the_command_runs_all_that_is_marked() -> None:
+    tests = Path(__file__).parent.parent
+    marked = {path for path in tests.rglob("test_*.py") if "\npytestmark = pytest.mark.bits" in path.read_text()}
+    run = {path for named in OF_BITS for path in [tests.parent / named, *(tests.parent / named).rglob("*.py")]}
+    assert marked
+    assert marked <= run
 
 
 def test_all_that_is_frozen_is_made() -> None:
