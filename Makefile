@@ -14,7 +14,7 @@ LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-ha
 	--custom-compile-command "make locks" --no-emit-index-url -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-nightly test-marks check fmt fuzz mutants bench docs locks clean
+.PHONY: help demo test test-fast test-nightly test-marks test-bits test-bits-fast check fmt fuzz mutants bench docs locks clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,12 @@ test-nightly: $(VENV)/.dev ## what is too long for a change, then twenty times t
 test-marks: $(VENV)/.dev ## on a quiet machine: every test that is not marked slow is done in a second
 	$(PYTEST) -m "not slow" --seconds-max 1 || \
 	{ test $$? -eq 1 && $(PYTEST) -m "not slow" --seconds-max 1 --last-failed --last-failed-no-failures none; }
+
+test-bits: $(VENV)/.dev ## all tests of the arithmetic as other processors, thread counts and kernels would compute: hours
+	$(BIN)/python -m tests.bits --all
+
+test-bits-fast: $(VENV)/.dev ## the bits that docs/bits.md promises, under each of these settings: a minute
+	$(BIN)/python -m tests.bits
 
 check: $(VENV)/.dev ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ from umbel.aggregation.wire import CHUNK_BYTES_MIN
 # Uplinks are often slower than downlinks (ADSL, cable, mobile), so until an upload was measured, expect a quarter.
 UP_OVER_DOWN = 0.25
 SAFETY = 2.0
+MEASURED_S_MIN = 1e-6  # a transfer counts as no shorter: a clock may show none
 GROWTH = 1.5  # of what is entropy coded, from one round to the next
 # Half of what a coordinator takes by default; one that takes less says so.
 CHUNK_BYTES_MAX = 8 << 20
@@ -24,10 +25,10 @@ class Link:
     update_bytes: int | None = None
 
     def after_download(self, n_bytes: int, seconds: float) -> "Link":
-        return replace(self, down=n_bytes / max(seconds, 1e-6)) if n_bytes else self
+        return replace(self, down=n_bytes / max(seconds, MEASURED_S_MIN)) if n_bytes else self
 
     def after_upload(self, n_bytes: int, seconds: float) -> "Link":
-        return replace(self, up=n_bytes / max(seconds, 1e-6), update_bytes=n_bytes) if n_bytes else self
+        return replace(self, up=n_bytes / max(seconds, MEASURED_S_MIN), update_bytes=n_bytes) if n_bytes else self
 
     @property
     def expected_up(self) -> float | None:

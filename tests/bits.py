@@ -23,7 +23,8 @@ import numpy as np
 from umbel.aggregation.codec.native import Path, library
 
 _AT_ONCE = 2
-_VECTORS: list[str] = np.show_config("dicts")["SIMD Extensions"]["found"]  # of numpy, from the narrowest on
+# Of numpy, from the narrowest on; none where a variable has disabled them all.
+_VECTORS: list[str] = np.show_config("dicts")["SIMD Extensions"].get("found", [])
 SETTINGS: tuple[Mapping[str, str], ...] = (
     {},
     {"MKL_CBWR": "COMPATIBLE"},

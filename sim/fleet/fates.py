@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from umbel.aggregation.binomial import Floats
-from umbel.client.link import GROWTH, SAFETY, UP_OVER_DOWN, retry_s
+from umbel.client.link import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
 from umbel.sim.data.partition import Indices
 from umbel.sim.fleet.dropouts import NEVER, Course, Losses, Stage, Stages
 from umbel.sim.fleet.faults import Kinds
@@ -140,7 +140,7 @@ def reserve_s(ask: CohortAsk, lines: Lines) -> Floats:
 
 def _transfer_s(n_bytes: Floats | Indices, measured_bytes: Indices, rate: Floats, latency_s: Floats) -> Floats:
     """How long so many bytes take by what a transfer has shown, round trip included; 0 if there was none."""
-    measured_s = measured_bytes / rate + latency_s
+    measured_s = np.maximum(measured_bytes / rate + latency_s, MEASURED_S_MIN)
     return np.where(measured_bytes > 0, n_bytes * measured_s / np.maximum(measured_bytes, 1), 0.0)
 
 

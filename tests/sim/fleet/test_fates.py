@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.sim.fleet.sure import require_drawn, require_share
@@ -30,6 +30,10 @@ def lines_of(down: float, up: float, latency_s: float = 0.0) -> Lines:
     return Lines(np.array([down]), np.array([up]), np.array([up]), np.array([latency_s]))
 
 
+@example(
+    model=1, update=8_399_908, more=9_410_868, down=7_655_725.0, up=1e6, latency_s=0.0, window_s=942.0, is_new=True
+)
+@example(model=1, update=1, more=0, down=1e7, up=1e7, latency_s=0.0, window_s=942.0, is_new=False)
 @given(
     n_bytes,
     n_bytes,
@@ -58,7 +62,7 @@ def test_the_reserve_is_that_of_the_sdk(
     if not is_new and not update:
         return  # the SDK never sends an update of no bytes
     assert reserve_s(ask, lines_of(down, up, latency_s))[0] == pytest.approx(
-        link.reserve_s(update + more, window_s), abs=1e-4
+        link.reserve_s(update + more, window_s), rel=1e-12
     )
 
 
