@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds-max", type=float, help="fail a test that takes longer and is not marked slow")
 
 
+@pytest.hookimpl(optionalhook=True)  # xdist may be off
 def pytest_xdist_auto_num_workers() -> int:
     """A worker for each processor that this process may use. xdist would count cores, which may be half as many."""
     return min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
