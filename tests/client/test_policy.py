@@ -1,7 +1,7 @@
 """A site's own limits hold whatever its coordinator asks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
@@ -400,3 +400,25 @@ def test_a_site_counts_its_samples_up_to_its_weight_max() -> None:
         100,
     ]
     assert SitePolicy().samples_that_count(10**9) == 10**9
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed", "refused"),
+    [
+        ("members_epoch", (1, 1 << 53), (0, (1 << 53) + 1)),
+        ("minimum_cohort", (3,), (2,)),
+        ("threshold_share", (0.5, 0.999), (0.499, 1.0)),
+        ("max_parameters", (1,), (0,)),
+        ("epsilon", (1e-6,), (0.0, -1.0, math.inf)),
+        ("epsilon_total", (1e-6,), (0.0, -1.0, math.inf)),
+        ("colluders", (0,), (-1,)),
+        ("weight_max", (1,), (0,)),
+        ("allowed_runs", (("a",) * 1000,), (("a",) * 1001,)),
+    ],
+)
+def test_every_limit_has_bounds_of_its_own(key: str, allowed: Sequence[object], refused: Sequence[object]) -> None:
+    for value in allowed:
+        assert getattr(replace(LISTED, **{key: value}), key) == value  # type: ignore[arg-type]
+    for value in refused:
+        with pytest.raises(ValueError, match=key):
+            replace(LISTED, **{key: value})  # type: ignore[arg-type]

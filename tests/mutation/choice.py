@@ -48,7 +48,9 @@ def files_in(root: Path, names: Sequence[str]) -> list[Path]:
 
 
 def merge_base(root: Path) -> str:
-    """Where this branch left main; on main itself, the commit before this one."""
+    """Where this branch left main; on main itself, and in a clone without it, the commit before this one."""
+    if not _git(root, "branch", "--list", "main"):
+        return "HEAD~1"
     base, head = (_git(root, *words).strip() for words in (("merge-base", "HEAD", "main"), ("rev-parse", "HEAD")))
     return base if base != head else "HEAD~1"
 
@@ -68,6 +70,9 @@ def _changed_lines(root: Path, base: str) -> Mapping[Path, set[int]]:
             start, length = int(hunk[1]), int(hunk[2] or 1)
             # Where lines were only taken away, what stands around the gap has changed.
             lines[path] |= set(range(start, start + length)) or {start, start + 1}
+    for name in _git(root, "ls-files", "--others", "--exclude-standard", "--", *PARTS).splitlines():
+        if name.endswith(".py"):  # new, and not yet known to git: all of it
+            lines[Path(name)] = set(range(1, len((root / name).read_text(encoding="utf-8").splitlines()) + 1))
     return lines
 
 

@@ -16,6 +16,7 @@ Everything happens in copies in a temporary folder. Tests marked slow take part 
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -128,6 +129,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     options = arguments(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its workers and their copies go with it
     mutants = chosen(options)
     if not mutants:
         _say("nothing to mutate")

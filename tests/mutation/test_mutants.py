@@ -81,6 +81,8 @@ def test_of_a_change_the_whole_functions_are_mutated_that_it_touches(tmp_path: P
     (tmp_path / "aggregation" / "bank.py").write_text(CODE.replace("return MOST - amount", "return MOST - 2 * amount"))
     lines = {mutant.place.first for mutant in changed_since(tmp_path, "HEAD")}
     assert {8, 10, 11, 12} <= lines <= set(range(6, 13)), "of `pay`, not of `unpay`"
+    (tmp_path / "aggregation" / "new.py").write_text("ALL = 1\n")
+    assert {mutant.path.name for mutant in changed_since(tmp_path, "HEAD")} == {"bank.py", "new.py"}
 
 
 def test_a_seed_draws_the_same_mutants_again(tmp_path: Path) -> None:

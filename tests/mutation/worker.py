@@ -102,6 +102,7 @@ def _in_a_fork(job: Job) -> dict[str, Any]:
     began = time.monotonic()
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()  # its own group: what a test starts ends with it
         quiet = os.open(f"{job.report}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -113,9 +114,11 @@ def _in_a_fork(job: Job) -> dict[str, Any]:
         finally:
             sys.stdout.flush()
             os._exit(status)
-    code = _exit_code(child, job.limit_s)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    try:
+        code = _exit_code(child, job.limit_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
     return {"code": code, "seconds": time.monotonic() - began}
 
 
@@ -146,6 +149,7 @@ def _import_for_all(names: list[str]) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not before the fork that is running is killed
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # an import that prints must not speak in between
     for line in sys.stdin:
