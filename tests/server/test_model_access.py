@@ -178,6 +178,7 @@ def test_a_client_that_another_replica_has_asked_just_now_gets_its_model_here(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_no_link_to_a_bucket_is_made_for_who_may_not_have_the_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         with s3_server() as bucket:
