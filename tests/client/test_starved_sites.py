@@ -7,6 +7,7 @@ coordinator chooses for each client alone. The whole client runs here, against s
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import TensorDataset
 from tests.client.double import Handler
 from tests.client.secure_double import PEERS, SecureDouble, plans
 from tests.client.test_secure_rounds import SAMPLES, Hasty, Ward, listed, remembered, take_part
+from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.types import TrainingPlan
@@ -237,6 +239,37 @@ def test_the_two_sums_of_which_one_lacks_the_work_of_all_but_one_are_not_opened(
     assert len(double.declined) == 5, "every attempt, whatever it is called"
 
 
+def private(floor: float, window_s: float = 60.0) -> Starving:
+    """A coordinator whose rounds have noise, and this floor."""
+    double = Starving(Ward().model, window_s, TrainingPlan())
+    noise = NoisePlan.of(1e9, 10**6, 320, least=3, colluders=1)
+    changes = {"metrics": (), "evaluation": (), "weight_unit": 1, "noise": noise, "bits": 24, "minimum_work": floor}
+    double.plan = replace(double.plan, **changes)  # type: ignore[arg-type]  # what replace takes is known to the tests
+    double.codec = replace(double.codec, clip_norm=1.0)
+    return double
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_site", "is_sent"), [(0.0, None, True), (0.5, None, False), (0.0, 0.5, False), (0.4, 0.4, True)]
+)
+def test_in_a_round_with_noise_a_step_is_enough_unless_a_floor_is_named(
+    tmp_path: Path, of_run: float, of_site: float | None, is_sent: bool
+) -> None:
+    """Noise covers what a site sends, whatever the others contribute."""
+    double = private(of_run)
+    policy = listed(tmp_path, double, minimum_work=of_site)
+    end = take_part(tmp_path, double, Partial(4 if is_sent and of_run else 3, 10), policy, shutdown=Patient())
+    assert (end.opened == 1) is is_sent
+    assert bool(double.declined) is not is_sent
+
+
+def test_nor_does_it_matter_there_when_the_model_comes(tmp_path: Path) -> None:
+    double = private(0.0, window_s=4.0)
+    double.keeps_model_s = 3.1
+    take_part(tmp_path, double, Partial(1, 10), listed(tmp_path, double), shutdown=Patient(1))
+    assert not [told for told in double.declined.values() if "the model came" in told]
+
+
 # --- steps that the site's own code reports ---
 
 
@@ -364,3 +397,20 @@ def test_nor_in_what_it_measures(tmp_path: Path) -> None:
     take_part(tmp_path, double, policy=listed(tmp_path, double, weight_max=2))
     [one] = double.totals
     assert one.evaluation["accuracy"] == pytest.approx((2 * 0.5 + 16 * 0.25) / 18), "of three samples held out, two"
+
+
+def test_a_round_that_closes_while_it_trains_is_over_and_not_declined(tmp_path: Path) -> None:
+    """What was done until then is too little, which is no matter: nobody waits for it."""
+    double = asked_for(None)
+
+    class Closing(Ward):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            double.close_round("enough others have reported")
+            until = time.monotonic() + 60
+            while plan.told_to_stop() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            return TrainResult(self.sample_count, 1, 1000)
+
+    end = take_part(tmp_path, double, Closing())
+    assert (end.status, end.reports) == ("finished", 0)
+    assert not double.declined

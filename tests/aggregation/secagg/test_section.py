@@ -35,7 +35,7 @@ FILE = RunFile("run", ROUNDS, codec=CodecSection("integer"), training=TrainingPl
     "file",
     [
         FILE,
-        replace(FILE, codec=CodecSection("integer", step=4.0, clip_norm=1.0)),
+        replace(FILE, codec=CodecSection("integer", step=2.0, clip_norm=1.0)),
         replace(FILE, coverage=CoverageFloor(sites=(ClientId("north"),), tiers=("hospital",), strict=True)),
         replace(FILE, stop=StopRule("evaluation.loss", patience=3, minimum=1)),
         replace(FILE, stop=StopRule("training.accuracy", target=0.9, minimum=2)),
@@ -83,6 +83,10 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
         (
             replace(FILE, rounds=replace(ROUNDS, weighting=Weighting.PROPORTIONAL)),
             r"one client could be given all the weight: set weighting = \"samples\"",
+        ),
+        (
+            replace(FILE, codec=CodecSection("integer", step=2.001)),
+            r"under masks too: set step = 2 or less in \[codec\]",
         ),
         (
             replace(FILE, aggregation=AggregationSection(sample_count_max=100)),
@@ -168,3 +172,11 @@ def test_all_of_the_work_is_asked_unless_the_file_says_less_or_there_is_noise(
         following = file.numbered_after(file.round_plan(2, 1), first, Shown(1.0, 0, 1.0), SumShown(9, 0.1, 0.2, 0.0))
         assert following.secure is not None
         assert following.secure.minimum_work == floor, "and of every round"
+
+
+def test_with_noise_a_step_may_be_as_coarse_as_it_likes() -> None:
+    noise = PrivacySection(noise_multiplier=1.0, clip_norm=1.0, colluders=0)
+    rounds = RoundsSection(10, target=9, minimum=7, over_selection=1.0)
+    RunFile("run", rounds, codec=CodecSection("integer", step=16.0), secure_aggregation=SECTION, privacy=noise)
+    with pytest.raises(ValueError, match="under masks too"):
+        RunFile("run", rounds, codec=CodecSection("integer", step=16.0), secure_aggregation=SECTION)
