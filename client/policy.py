@@ -73,12 +73,13 @@ class SitePolicy:
     state directory is for. With either, a run without noise is refused. `colluders`: how many clients the noise of a
     private round must count on, at least, as adding none. `allowed_runs`: by name; empty for
     all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are here.
-    `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; over
-    one and the same model more than that is asked, and less refused always (`check_same_model`). `links`: to which
-    hosts that are not in `link_hosts` the coordinator may send this site for a model (`destinations.py`).
-    `minimum_work`: the least share of the planned steps of an update that is sent in a secure round, where the run's
-    own is not greater; None for all of them, or one step where there is noise. `weight_max`: how many samples this site
-    counts at most in a masked sum, which a site with many more than the others would be nearly all of.
+    `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; None is
+    "refuse" where `members` names a list, but for private rounds whose cost is counted, else "warn". Over one and the
+    same model more than that is asked, and less refused always (`check_same_model`). `links`: to which hosts that are
+    not in `link_hosts` the coordinator may send this site for a model (`destinations.py`). `minimum_work`: the least
+    share of the planned steps of an update that is sent in a secure round, where the run's own is not greater; None for
+    all of them, or one step where there is noise. `weight_max`: how many samples this site counts at most in a masked
+    sum, which a site with many more than the others would be nearly all of.
     """
 
     secure_aggregation: Literal["required", "allowed"] | None = None
@@ -95,7 +96,7 @@ class SitePolicy:
     colluders: int = 1
     allowed_runs: tuple[str, ...] = ()
     share_sample_count: bool = True
-    cohort_change: Literal["warn", "refuse"] = "warn"
+    cohort_change: Literal["warn", "refuse"] | None = None
     links: LinkLevel = "public"
     link_hosts: tuple[str, ...] = ()
     minimum_work: float | None = None
@@ -167,6 +168,11 @@ class SitePolicy:
     def samples_that_count(self, n_samples: int) -> int:
         """How many of so many samples count in a masked sum."""
         return n_samples if self.weight_max is None else min(n_samples, self.weight_max)
+
+    @property
+    def refuses_cohort_change(self) -> bool:
+        """Whoever pins a member list lets no site's update be had by subtraction, unless the policy says "warn"."""
+        return (self.cohort_change or ("warn" if self.members is None else "refuse")) == "refuse"
 
     def threshold_least(self, n_holders: int) -> int:
         """The least threshold that this site takes part under: floor(share * n) + 1, exact for two thirds of any n."""
@@ -258,8 +264,12 @@ class SitePolicy:
     def check_cohort_change(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
         """The same. Raises `AttemptRefused` instead, where the policy says so."""
         found = self.cohort_change_between(before, now, earlier)
-        if found is not None and self.cohort_change == "refuse":
-            raise AttemptRefused(f"this site's policy (cohort_change) does not allow it: {found}")
+        if found is not None and self.refuses_cohort_change:
+            raise AttemptRefused(
+                f"this site's policy (cohort_change) does not allow it: {found}; go on with the same clients "
+                "(over_selection = 1.0 and minimum = target in the run file ask for them), or with noise ([privacy]), "
+                'or, where the sites accept it, with cohort_change = "warn" in their policies'
+            )
         return found
 
     def _check_minimum(self, minimum: int) -> None:

@@ -2,7 +2,8 @@
 
 ```
 <coordinator>/secure/begun.json      the last attempt that keys were made for; those are in memory alone
-<coordinator>/secure/sums/RUN.json   the sums that an update of this client may be in (`sum_memory.py` has the rules)
+<coordinator>/secure/sums/RUN.json   the newest hundred sums that an update of this client may be in (`sum_memory.py`)
+<coordinator>/secure/revealed/RUN.jsonl   the older ones of which it has revealed shares (`revealed_sums.py`)
 <coordinator>/secure/spent/RUN.json  what the run's private rounds have cost this client, by order
 ```
 """
@@ -18,6 +19,7 @@ from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
+from umbel.client.revealed_sums import RevealedSum, RevealedSums
 
 T = TypeVar("T")
 _SPENT_DIR = "spent"
@@ -55,6 +57,11 @@ class RememberedSum:
     clients: tuple[str, ...] = ()
     is_revealed: bool = False
 
+    @property
+    def revealed(self) -> RevealedSum:
+        """What is kept of it for good."""
+        return RevealedSum(self.attempt_id, self.round, self.model_sha256, len(self.cohort), self.clients)
+
 
 _BEGUN = TypeAdapter(Begun)
 _SUMS = TypeAdapter(tuple[RememberedSum, ...])
@@ -85,17 +92,29 @@ class SecureStore:
         runs = sorted(RunId(path.stem) for path in (self._root / "sums").glob("*.json"))
         return {run: self.sums(run) for run in runs}
 
+    def revealed(self, run: RunId) -> list[RevealedSum]:
+        """Every sum of this run that this client has ever revealed shares of."""
+        return [*self._archive(run).read(), *(one.revealed for one in self.sums(run) if one.is_revealed)]
+
+    def revealed_of_all_runs(self) -> dict[RunId, list[RevealedSum]]:
+        """Those of every run with this coordinator, by its name. No run has an archive without its newest sums."""
+        return {run: self.revealed(run) for run in self.sums_of_all_runs()}
+
     def remember(self, run: RunId, one: RememberedSum) -> None:
         """Durably, in the place of the entry of the same key.
 
-        Of more than `SUMS_MAX` the oldest is forgotten, and one of which shares were revealed only where there is no
-        other: a coordinator that breaks off a hundred attempts cannot make a client forget what it has revealed.
+        Of more than `SUMS_MAX` the oldest is forgotten. One of which shares were revealed goes only where there is no
+        other, and into the archive first: it is never forgotten.
         """
         before = self.sums(run)
         if one.key in {other.key for other in before}:
             after = [one if other.key == one.key else other for other in before]
         else:
-            after = [*_newest(before, SUMS_MAX - 1), one]
+            newest = _newest(before, SUMS_MAX - 1)
+            for old in before:
+                if old.is_revealed and old not in newest:
+                    self._archive(run).add(old.revealed)
+            after = [*newest, one]
         make_private(self._sums_path(run).parent)
         write_atomically(self._sums_path(run), _SUMS.dump_json(tuple(after)))
 
@@ -117,6 +136,9 @@ class SecureStore:
         """Durably, before anything of a private round hangs on this site's data."""
         make_private(self._spent_path(run).parent)
         write_atomically(self._spent_path(run), _SPENT.dump_json(ledger))
+
+    def _archive(self, run: RunId) -> RevealedSums:
+        return RevealedSums(self._root / "revealed" / f"{run}.jsonl")
 
     def _spent_path(self, run: RunId) -> Path:
         return self._root / _SPENT_DIR / f"{run}.json"

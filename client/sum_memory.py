@@ -28,9 +28,12 @@ what counts, not the run: another run from it would be the same attack.
 - An invitation is refused at once if the sum cannot be of the same clients as before, and would be too near; else it
   hangs on who comes, and the sum is looked at when it is told, before it is signed.
 
-*Several models.* From round to round of a run models differ, and so do updates, the less the further a run is. What
-differs by fewer than `minimum_cohort` is a warning, or with `cohort_change = "refuse"` a refusal, against every sum of
-the run that is remembered. Of the same clients a process warns once.
+*Several models.* From round to round of a run models differ, but updates do not differ much: the difference of two sums
+is nearly as telling as over one model (`docs/decisions/0014-cohort-changes-are-refused.md` has figures). So a sum whose
+clients differ by fewer than `minimum_cohort` from those of another sum of the run is refused, where the policy names a
+member list (`cohort_change`), else warned of. Here, too, only sums that this client has revealed shares of bind; those
+that it has signed, or sent to, are warned of. The newest hundred sums of the run are looked at. Of the same clients a
+process warns once.
 
 *Who was taken off.* A member that cheated, or left for good, would bind the others to its coming for ever. So who is
 not on the member list that this site's policy names, and the round is bound to, does not count in a difference.
@@ -40,12 +43,17 @@ off may be had by subtraction.
 *Names.* An attempt's id is the coordinator's word: one that is remembered is refused (`check_attempt`), and an entry
 goes by a key of this client's own, which only the process that made the entry knows.
 
-What this does not do: a coordinator that changes one bit of the model has another model. Three sums or more, of which
-each two differ by many, can be added and subtracted to leave one client; no client need be in all of them. Against
-both there is `cohort_change = "refuse"`, in part, and noise. In a private run whose cost the site counts the noise is
-there and each attempt is charged, so nothing is refused but what the policy's `cohort_change` says.
+*How old* a sum is does not matter for the rule over one model: all that were revealed are kept (`revealed_sums.py`).
+
+What this does not do: a coordinator that changes one bit of the model has another model, and one that permutes the
+hidden units of a network has one that is far from the first and gives the same updates, so no distance between models
+could bind it. Three sums or more, of which each two differ by many, can be added and subtracted to leave one client; no
+client need be in all of them. Against both there is `cohort_change = "refuse"`, in part, and noise. In a private run
+whose cost the site counts the noise is there and each attempt is charged, so nothing is refused but what
+`cohort_change` says, if it is written in the policy.
 """
 
+import itertools
 import logging
 import secrets
 from collections.abc import Collection, Iterable
@@ -54,6 +62,7 @@ from dataclasses import dataclass, replace
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy import SitePolicy
+from umbel.client.revealed_sums import RevealedSum
 from umbel.client.secure_offer import Asked
 from umbel.client.secure_store import RememberedSum, SecureStore
 
@@ -103,14 +112,15 @@ class SumMemory:
                 if not invited.issuperset(before):
                     self._policy.check_same_model(before, invited, _n_invited(asked, one), _place_of(one, run))
         sums = self._kept.sums(self._run)
-        known = [_earlier(asked, one, one.cohort, members) for one in sums if one.clients]
-        unknown = [_earlier(asked, one, one.cohort, members) for one in sums if not one.clients]
-        self._check_change(asked, frozenset(invited), known, unknown)
+        binding = [_earlier(asked, one, one.cohort, members) for one in sums if one.is_revealed]
+        others = [_earlier(asked, one, one.cohort, members) for one in sums if not one.is_revealed]
+        self._check_change(asked, frozenset(invited), binding, others)
 
     def check_attempt(self, asked: Asked) -> None:
         """Raise `AttemptRefused` for an attempt whose id a sum of any run has that is remembered."""
-        every = self._kept.sums_of_all_runs().values()
-        if any(one.attempt_id == asked.context.attempt_id for sums in every for one in sums):
+        newest, revealed = self._kept.sums_of_all_runs(), self._kept.revealed_of_all_runs()
+        every = itertools.chain.from_iterable((*newest.values(), *revealed.values()))
+        if any(one.attempt_id == asked.context.attempt_id for one in every):
             raise AttemptRefused("an update of this client was sent in an attempt of this very id before")
 
     def check_sum(self, asked: Asked, clients: Collection[str], members: Collection[str] | None = None) -> None:
@@ -119,9 +129,10 @@ class SumMemory:
             for run, one in self._bound_by(asked):
                 before = _counted(one.clients, members)
                 self._policy.check_same_model(before, clients, _n_invited(asked, one), _place_of(one, run))
-        sums = self._kept.sums(self._run)
-        known = [_earlier(asked, one, one.clients, members) for one in sums if one.clients]
-        self._check_change(asked, frozenset(clients), known)
+        signed = [one for one in self._kept.sums(self._run) if one.clients]
+        binding = [_earlier(asked, one, one.clients, members) for one in signed if one.is_revealed]
+        others = [_earlier(asked, one, one.clients, members) for one in signed if not one.is_revealed]
+        self._check_change(asked, frozenset(clients), binding, others)
 
     # --- what happens ---
 
@@ -154,48 +165,44 @@ class SumMemory:
     def _check_second_update(self, asked: Asked) -> None:
         """The policy's word where shares were revealed of the round, of one after it, or of the model."""
         offer = asked.assignment
-        newest = max((one.round for one in self._kept.sums(self._run) if one.is_revealed), default=0)
+        newest = max((one.round for one in self._kept.revealed(self._run)), default=0)
         if offer.round <= newest:
             self._policy.check_second_update(newest)
         for run, one in self._bound_by(asked):
             self._policy.check_second_update(one.round, "" if run == self._run else run)
 
     def _check_change(
-        self,
-        asked: Asked,
-        now: frozenset[str],
-        known: Iterable[_Earlier],
-        unknown: Iterable[_Earlier] = (),
+        self, asked: Asked, now: frozenset[str], binding: Iterable[_Earlier], others: Iterable[_Earlier]
     ) -> None:
-        """Raise `AttemptRefused` for clients too near to some that are known, or warn; of those that are not known,
-        warn. Of several the nearest is named, and of the same clients nothing is said twice.
+        """Raise `AttemptRefused` for clients too near to some of `binding`, of which shares were revealed, or warn; of
+        `others` warn. Of several the nearest is named, and of the same clients nothing is said twice.
         """
+        if self._is_budgeted(asked) and self._policy.cohort_change is None:
+            return
         between, check = self._policy.cohort_change_between, self._policy.check_cohort_change
-        near = [one for one in known if check(one.clients, now, one.name) is not None]
-        near += [one for one in unknown if between(one.clients, now, one.name) is not None]
+        near = [one for one in binding if check(one.clients, now, one.name) is not None]
+        near += [one for one in others if between(one.clients, now, one.name) is not None]
         if new := [one for one in near if frozenset((one.clients, now)) not in self._warned_of]:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
                 "round %d: %s (or what this site sent, were it the one away)%s%s",
                 asked.assignment.round,
                 between(nearest.clients, now, nearest.name),
-                _KEEP_OUT if self._policy.cohort_change == "warn" else "",
+                "" if self._policy.refuses_cohort_change else _KEEP_OUT,
                 _AVOID,
             )
         self._warned_of.update(frozenset((one.clients, now)) for one in near)
 
-    def _bound_by(self, asked: Asked) -> list[tuple[RunId, RememberedSum]]:
-        """Those over the same model, of any run, of which this client has revealed shares."""
-        model, every = asked.assignment.model.sha256, self._kept.sums_of_all_runs()
-        return [
-            (run, one) for run, sums in every.items() for one in sums if one.is_revealed and one.model_sha256 == model
-        ]
+    def _bound_by(self, asked: Asked) -> list[tuple[RunId, RevealedSum]]:
+        """Those over the same model, of any run and however old, of which this client has revealed shares."""
+        model, every = asked.assignment.model.sha256, self._kept.revealed_of_all_runs()
+        return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
 
     def _is_budgeted(self, asked: Asked) -> bool:
         return asked.offer.plan.noise is not None and self._policy.counts_cost
 
 
-def _place_of(one: RememberedSum, run: RunId) -> str:
+def _place_of(one: RevealedSum, run: RunId) -> str:
     return f"round {one.round} of run {run!r}"
 
 
@@ -210,6 +217,6 @@ def _counted(clients: Collection[str], members: Collection[str] | None) -> list[
     return [name for name in clients if members is None or name in members]
 
 
-def _n_invited(asked: Asked, one: RememberedSum) -> int:
+def _n_invited(asked: Asked, one: RevealedSum) -> int:
     """The greater of the two cohorts."""
-    return max(len(asked.context.cohort), len(one.cohort))
+    return max(len(asked.context.cohort), one.n_invited)

@@ -46,6 +46,7 @@ secure_aggregation = "required"
 members = "{LIST_FILE}"
 members_sha256 = "{grouped(signed.list.sha256)}"
 minimum_cohort = {MINIMUM}
+cohort_change = "warn"   # a clinic is killed and comes back: the sums without it, and with it, show about what it sent
 """
     if minimum_work is not None:
         policy += f"minimum_work = {minimum_work:g}\n"

@@ -160,6 +160,32 @@ def test_a_threshold_that_is_asked_for_can_be_met_and_is_more_than_half(n: int, 
     assert n < 2 * least <= 2 * (n + 1)
 
 
+@pytest.mark.parametrize(
+    ("policy", "is_refused"),
+    [
+        (SitePolicy(), False),
+        (SitePolicy(cohort_change="refuse"), True),
+        (LISTED, True),
+        (replace(LISTED, secure_aggregation="allowed"), True),
+        (replace(LISTED, cohort_change="warn"), False),
+    ],
+    ids=["no list", "refuse", "a list", "a list, and plain rounds", "warn"],
+)
+def test_who_names_a_member_list_takes_no_round_with_one_client_more_or_less(
+    policy: SitePolicy, is_refused: bool
+) -> None:
+    """Unless the policy says that a warning is enough."""
+    assert policy.refuses_cohort_change == is_refused
+    ten = [f"site-{number}" for number in range(10)]
+    if not is_refused:
+        assert "differ by site-0 alone" in (policy.check_cohort_change(ten, ten[1:], "round 1") or "")
+        return
+    with pytest.raises(
+        AttemptRefused, match=r'differ by site-0 alone, .* same clients, .*, with cohort_change = "warn"'
+    ):
+        policy.check_cohort_change(ten, ten[1:], "round 1")
+
+
 def test_only_runs_that_are_named_are_allowed() -> None:
     policy = SitePolicy(allowed_runs=("pilot", "second"))
     policy.check_run("pilot")
@@ -226,7 +252,7 @@ def test_what_two_sums_over_one_model_differ_by_is_a_sum_still_when_colluders_ar
 def test_two_rounds_that_differ_by_one_client_raise_an_alarm() -> None:
     ten = {f"site-{number}" for number in range(10)}
     for now in (ten - {"site-3"}, ten | {"site-3a"}):
-        alarm = LISTED.check_cohort_change(ten, now, "round 2")
+        alarm = replace(LISTED, cohort_change="warn").check_cohort_change(ten, now, "round 2")
         assert alarm is not None
         assert "its clients and those of round 2 differ by site-3" in alarm
         with pytest.raises(AttemptRefused, match="differ by site-3"):

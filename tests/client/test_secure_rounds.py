@@ -714,14 +714,16 @@ def shrink(double: SecureDouble) -> Callable[[Handler], Handler]:
 
 def test_a_cohort_that_has_lost_one_client_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     double = SecureDouble(Ward().model, rounds=2)
-    assert take_part(tmp_path, double, policy=listed(tmp_path, double), wrap=shrink(double)).accepted == 2
+    policy = listed(tmp_path, double, cohort_change="warn")
+    assert take_part(tmp_path, double, policy=policy, wrap=shrink(double)).accepted == 2
     found = [record.message for record in caplog.records if "differ by peer-1 alone" in record.message]
     assert len(found) == 1, "when it is asked, and not again when the sum is opened"
 
 
-def test_or_refused_if_the_policy_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cohort_change", [None, "refuse"], ids=["by itself", "in so many words"])
+def test_or_refused_if_the_policy_names_a_list(tmp_path: Path, cohort_change: str | None) -> None:
     double = SecureDouble(Ward().model, rounds=2)
-    policy = listed(tmp_path, double, cohort_change="refuse")
+    policy = listed(tmp_path, double, cohort_change=cohort_change)
     wrap = both(shrink(double), until_declined(double, 3, then=3))
     end = take_part(tmp_path, double, policy=policy, wrap=wrap)
     assert (end.status, end.accepted) == ("finished", 1), "three refusals in a row, and it goes on"

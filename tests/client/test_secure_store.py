@@ -61,12 +61,60 @@ def test_what_was_revealed_is_not_driven_out_by_what_was_not(store: SecureStore)
     assert [one.round for one in store.sums(RUN)] == [1, *range(5, SUMS_MAX + 4)]
 
 
-def test_only_by_what_was_revealed_later(store: SecureStore) -> None:
-    for number in range(1, SUMS_MAX + 1):
-        store.remember(RUN, replace(sum_of(number), is_revealed=True))
-    store.remember(RUN, sum_of(SUMS_MAX + 1))
+def revealed(number: int, clients: tuple[str, ...] = COHORT) -> RememberedSum:
+    return replace(sum_of(number), clients=clients, is_revealed=True)
+
+
+def test_only_by_what_was_revealed_later_and_then_it_is_kept_for_good(tmp_path: Path, store: SecureStore) -> None:
+    n_sums = SUMS_MAX + 150
+    for number in range(1, n_sums + 1):
+        store.remember(RUN, revealed(number, COHORT if number % 7 else COHORT[1:]))
+    store.remember(RUN, sum_of(n_sums + 1))
     kept = store.sums(RUN)
-    assert [one.round for one in kept] == list(range(2, SUMS_MAX + 2)), "the attempt under way is always there"
+    assert [one.round for one in kept] == list(range(152, n_sums + 2)), "the attempt under way is always there"
+    found = SecureStore(tmp_path).revealed(RUN)
+    assert [one.round for one in found] == list(range(1, n_sums + 1))
+    assert found == [revealed(number, COHORT if number % 7 else COHORT[1:]).revealed for number in range(1, n_sums + 1)]
+    assert (found[6].clients, found[7].clients, found[7].n_invited) == (COHORT[1:], COHORT, 3)
+    assert (tmp_path / "revealed" / "demo.jsonl").stat().st_size / 151 < 200, "bytes a sum"
+
+
+def test_a_state_directory_of_an_older_version_opens_and_loses_nothing(tmp_path: Path, store: SecureStore) -> None:
+    """As 0.1 wrote it, full: the newest hundred, in one file."""
+    (tmp_path / "sums").mkdir()
+    old = [
+        f'{{"key":"key {n}","attempt_id":"{n:032x}","round":{n},"model_sha256":"{n:064x}",'
+        '"cohort":["anna","bert","cora"],"clients":["anna","bert","cora"],"is_revealed":true}'
+        for n in range(1, SUMS_MAX + 1)
+    ]
+    (tmp_path / "sums" / "demo.json").write_text(f"[{','.join(old)}]")
+    before = store.revealed(RUN)
+    assert [one.round for one in before] == list(range(1, SUMS_MAX + 1))
+    for number in range(SUMS_MAX + 1, 2 * SUMS_MAX + 11):
+        store.remember(RUN, revealed(number))
+    assert store.revealed(RUN)[:SUMS_MAX] == before
+
+
+def test_a_crash_while_a_sum_is_put_aside_loses_none(tmp_path: Path, store: SecureStore) -> None:
+    for number in range(1, SUMS_MAX + 4):
+        store.remember(RUN, revealed(number))
+    path, before = tmp_path / "revealed" / "demo.jsonl", store.revealed(RUN)
+    for cut in range(1, 40, 13):
+        path.write_bytes(path.read_bytes() + b'{"attempt":"aa","round":4,"model":"bb"'[:cut])
+        assert store.revealed(RUN) == before
+        store.remember(RUN, revealed(SUMS_MAX + 4 + cut))
+        before = store.revealed(RUN)
+    assert [one.round for one in before][: SUMS_MAX + 3] == list(range(1, SUMS_MAX + 4))
+
+
+@pytest.mark.parametrize("line", ["{", "[1", "7", '{"attempt":"aa"}', "null", "{}"])
+def test_a_damaged_archive_stops_the_client(tmp_path: Path, store: SecureStore, line: str) -> None:
+    for number in range(1, SUMS_MAX + 4):
+        store.remember(RUN, revealed(number))
+    path = tmp_path / "revealed" / "demo.jsonl"
+    path.write_bytes(line.encode() + b"\n" + path.read_bytes())
+    with pytest.raises(StateError, match=r"revealed/demo\.jsonl is damaged, and without it this client could help"):
+        store.revealed(RUN)
 
 
 def test_a_damaged_file_stops_the_client_which_says_when_it_may_be_removed(tmp_path: Path, store: SecureStore) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy import SitePolicy
 from umbel.client.secure_offer import Asked, read_offer
-from umbel.client.secure_store import SecureStore
+from umbel.client.secure_store import RememberedSum, SecureStore
 from umbel.client.sum_memory import SumMemory
 
 OTHERS = tuple(f"peer-{number}" for number in range(9))
@@ -228,6 +229,59 @@ def test_a_coordinator_that_stays_at_one_round_is_warned_of_in_each_attempt(
         True
     ] * 2
     assert len(caplog.messages) == 2, "of the third there was nothing new to say"
+
+
+def test_a_rollback_by_hundreds_of_rounds_finds_every_sum_remembered(tmp_path: Path) -> None:
+    """After round 250 the coordinator goes back to the model of round 61, and asks all but one."""
+    models = {round_: f"{round_:064x}" for round_ in range(1, 251)}
+    for round_, model in models.items():
+        SecureStore(tmp_path).remember(RunId("demo"), revealed_sum(round_, model))
+    site = Site(tmp_path)
+    for round_ in (1, 61, 150, 250):
+        with pytest.raises(AttemptRefused, match=f"in round {round_} of run 'demo', .* differ by peer-0 alone"):
+            site.memory.check_invitation(asked(251, ALL[1:], models[round_]))
+        with pytest.raises(AttemptRefused, match="over this very model"):
+            Site(tmp_path, run="other").memory.check_sum(asked(1, ALL, models[round_]), ALL[1:])
+        site.memory.check_invitation(asked(251, ALL, models[round_]))
+    with pytest.raises(AttemptRefused, match="in an attempt of this very id before"):
+        site.memory.check_attempt(asked(251, attempt_id=f"{61:032x}"))
+    with pytest.raises(AttemptRefused, match="already revealed shares for round 61 of run 'demo'"):
+        Site(tmp_path, SitePolicy(retrain_after_release=False), "other").memory.check_invitation(
+            asked(1, ALL, models[61])
+        )
+
+
+def revealed_sum(round_: int, model: str) -> RememberedSum:
+    return RememberedSum(f"key {round_}", f"{round_:032x}", round_, model, ALL, ALL, is_revealed=True)
+
+
+def test_a_sum_that_was_signed_and_never_opened_binds_no_other_cohort_either(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else an attempt that failed when one client fell silent would keep that client out of the run."""
+    policy = SitePolicy(cohort_change="refuse")
+    Site(tmp_path, policy).is_in(asked(1), ALL[1:], reveals=False)
+    Site(tmp_path, policy).is_in(asked(1), ALL)
+    assert ["differ by peer-0 alone" in message for message in caplog.messages] == [True], "but it is told of"
+    with pytest.raises(AttemptRefused, match="does not allow it"):
+        Site(tmp_path, policy).is_in(asked(2, model=ANOTHER), ALL[1:])
+
+
+@pytest.mark.parametrize(
+    ("cohort_change", "is_taken"),
+    [(None, True), ("warn", True), ("refuse", False)],
+    ids=["by itself", "warn", "refuse"],
+)
+def test_where_noise_covers_what_two_sums_differ_by_only_the_policys_own_word_refuses_it(
+    tmp_path: Path, cohort_change: Literal["warn", "refuse"] | None, is_taken: bool
+) -> None:
+    policy = SitePolicy(members=Path("pilot.json"), epsilon=100.0, cohort_change=cohort_change)
+    Site(tmp_path, policy).is_in(asked(1, is_private=True), ALL)
+    with nullcontext() if is_taken else pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+        Site(tmp_path, policy).is_in(asked(2, ALL[1:], ANOTHER, is_private=True), ALL[1:])
+    uncounted = SitePolicy(members=Path("pilot.json"))
+    with pytest.raises(AttemptRefused, match="does not allow it"):
+        Site(tmp_path, uncounted).is_in(asked(3, ALL[2:], "cc" * 32, is_private=True), ALL[2:])
 
 
 # --- attempts of one name ---

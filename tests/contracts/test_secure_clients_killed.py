@@ -103,7 +103,7 @@ class Sites:
         self._keys = {name: self._store(folder / name / "state").identity(name).public_key for name in NAMES}
         members = signed(replace(first_list(), members=self._keys), "anna", "bert")
         (folder / "pilot.json").write_bytes(members_bytes(members))
-        policy = SitePolicy("required", folder / "pilot.json", members.list.sha256)
+        policy = SitePolicy("required", folder / "pilot.json", members.list.sha256, cohort_change="warn")
         text = RUN_FILE.format(name=RUN, count=n_rounds, members_sha256=members.list.sha256)
         with coordinator.operator() as operator:
             operator.create_run(RUN, text, operator.upload_model(encode_model(fresh_model().state_dict())))

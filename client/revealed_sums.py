@@ -1,0 +1,90 @@
+"""Every sum that this client has revealed shares of, for as long as the state directory lasts: one file for each run.
+
+A sum that is forgotten could be asked for again without one client, and subtracted. So nothing is ever removed here. A
+line is added to the file, durably, when a sum leaves the newest hundred (`secure_store.py`):
+
+```
+["anna","bert","cora"]                                     a set of clients; the first one has number 0
+{"attempt":"5f…","round":61,"model":"2b…","invited":5,"clients":0}
+```
+
+Where the same sites take part each time that is some 150 bytes a sum. A last line without its line feed was cut off by
+a crash while it was written; the sum is then still among the newest hundred, so the line is dropped.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from umbel.client.errors import StateError
+from umbel.client.files import make_private, sync_directory, write_all
+
+ADVICE = "could help to show by two sums what one of them hides: begin with a new state directory, under a new name"
+
+
+@dataclass(frozen=True, slots=True)
+class RevealedSum:
+    """`n_invited`: how many clients the attempt asked; `clients`: who is in the sum."""
+
+    attempt_id: str
+    round: int
+    model_sha256: str
+    n_invited: int
+    clients: tuple[str, ...]
+
+
+class RevealedSums:
+    """The file of one run. Only for the holder of the state directory's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[RevealedSum]:
+        """The oldest first. Raises `StateError` for a damaged file."""
+        return self._parsed()[1]
+
+    def add(self, one: RevealedSum) -> None:
+        """Durably."""
+        cohorts, _, n_whole = self._parsed()
+        entry = {"attempt": one.attempt_id, "round": one.round, "model": one.model_sha256, "invited": one.n_invited}
+        lines = [] if one.clients in cohorts else [json.dumps(one.clients, separators=(",", ":"))]
+        place = cohorts.index(one.clients) if one.clients in cohorts else len(cohorts)
+        lines.append(json.dumps(entry | {"clients": place}, separators=(",", ":")))
+        make_private(self._path.parent)
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(fd, n_whole)
+            os.lseek(fd, n_whole, os.SEEK_SET)
+            write_all(fd, [b"".join(line.encode() + b"\n" for line in lines)])
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(self._path.parent)
+
+    def _parsed(self) -> tuple[list[tuple[str, ...]], list[RevealedSum], int]:
+        """The sets of clients, the sums, and how many bytes are whole lines."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        cohorts, sums = list[tuple[str, ...]](), list[RevealedSum]()
+        n_whole = data.rfind(b"\n") + 1
+        try:
+            for line in data[:n_whole].splitlines():
+                _take(json.loads(line), cohorts, sums)
+        except (ValueError, LookupError, TypeError) as error:
+            raise StateError(f"{self._path} is damaged, and without it this client {ADVICE}") from error
+        return cohorts, sums, n_whole
+
+
+def _take(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSum]) -> None:
+    """What a line says. Raises `ValueError`, `LookupError` or `TypeError` for one that says nothing of the kind."""
+    if isinstance(said, list):
+        cohorts.append(tuple(map(str, said)))
+    else:
+        place, n_invited, round_ = (int(said[key]) for key in ("clients", "invited", "round"))
+        if place < 0:
+            raise ValueError("no set of clients has a number below 0")
+        sums.append(RevealedSum(str(said["attempt"]), round_, str(said["model"]), n_invited, cohorts[place]))
