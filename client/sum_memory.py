@@ -53,7 +53,6 @@ whose cost the site counts the noise is there and each attempt is charged, so no
 `cohort_change` says, if it is written in the policy.
 """
 
-import itertools
 import logging
 import secrets
 from collections.abc import Collection, Iterable
@@ -119,8 +118,9 @@ class SumMemory:
     def check_attempt(self, asked: Asked) -> None:
         """Raise `AttemptRefused` for an attempt whose id a sum of any run has that is remembered."""
         newest, revealed = self._kept.sums_of_all_runs(), self._kept.revealed_of_all_runs()
-        every = itertools.chain.from_iterable((*newest.values(), *revealed.values()))
-        if any(one.attempt_id == asked.context.attempt_id for one in every):
+        known = {one.attempt_id for sums in newest.values() for one in sums}
+        known |= {one.attempt_id for sums in revealed.values() for one in sums}
+        if asked.context.attempt_id in known:
             raise AttemptRefused("an update of this client was sent in an attempt of this very id before")
 
     def check_sum(self, asked: Asked, clients: Collection[str], members: Collection[str] | None = None) -> None:
