@@ -72,6 +72,24 @@ def create_run(operator: Operator, file: Path, model: Path, members: Path | None
             "--members tells it",
             err=True,
         )
+    if absence := careful_of_absence(run_file):
+        typer.echo(absence, err=True)
+
+
+def careful_of_absence(run_file: RunFile) -> str:
+    """What to say of a run whose sums may lack a few of the clients that it asks; empty if they cannot.
+
+    Sites that name a member list refuse such sums by default (`SitePolicy.cohort_change`), unless there is noise.
+    """
+    plan = run_file.round_plan(1, 1)
+    if not named_list(run_file) or run_file.privacy is not None or plan.minimum == plan.n_wanted:
+        return ""
+    return (
+        f"careful: of {plan.n_wanted} clients that a round asks, {plan.minimum} are enough (minimum). Sites whose "
+        "policies name a member list refuse a sum that lacks one or two clients of an earlier one, or has one or two "
+        "more (cohort_change), so a site that misses one round may be kept out of the others. To have the same sites "
+        "each time, set target and minimum to their number, and over_selection = 1.0"
+    )
 
 
 def _list_for(run_file: RunFile, path: Path) -> str:

@@ -14,7 +14,8 @@ from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.member_files import members_bytes
 from umbel.client.commands import run_app
 from umbel.client.members_store import MembersStore
-from umbel.client.model_console import join
+from umbel.client.model_console import careful_of_absence, join
+from umbel.client.run_files import read_run_file
 
 NOBODY = "http://127.0.0.1:9"
 FIRST = signed(first_list(), "anna", "bert")
@@ -85,3 +86,27 @@ def test_a_client_whose_policy_names_the_old_list_says_which_file_of_which_polic
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("umbel: site.toml: pilot-1.json is epoch 1 of 'pilot', and this site trusts epoch 2 (")
     assert said.endswith('name the file of that epoch in the policy, members = "FILE"')
+
+
+NAMED = SECTIONS["another list"]
+NOISE = "[privacy]\nepsilon = 8.0\nclip_norm = 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "section", "is_told"),
+    [
+        ("target = 4, minimum = 3, over_selection = 1.0", NAMED, True),
+        ("target = 4, minimum = 4, over_selection = 1.2", NAMED, True),
+        ("target = 4, minimum = 4, over_selection = 1.0", NAMED, False),
+        ("target = 4, minimum = 3, over_selection = 1.0", SECTIONS["none"], False),
+        ("target = 4, minimum = 3, over_selection = 1.0", "", False),
+        ("target = 4, minimum = 3, over_selection = 1.0", NAMED + NOISE, False),
+    ],
+    ids=["a minimum below", "more asked", "all each time", "no list", "a plain run", "noise"],
+)
+def test_an_operator_is_told_that_sites_with_a_list_want_the_same_sites_each_time(
+    site: Path, numbers: str, section: str, is_told: bool
+) -> None:
+    Path("run.toml").write_text(RUN.replace("target = 4, minimum = 3, over_selection = 1.0", numbers) + section)
+    said = careful_of_absence(read_run_file(Path("run.toml"))[1])
+    assert ("set target and minimum to their number" in said) == is_told
