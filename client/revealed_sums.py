@@ -21,7 +21,10 @@ from typing import Any
 from umbel.client.errors import StateError
 from umbel.client.files import make_private, sync_directory, write_all
 
-ADVICE = "could help to show by two sums what one of them hides: begin with a new state directory, under a new name"
+_ADVICE = (
+    "could help to show by two sums what one of them hides: remove it once this run is over, and no other goes on from "
+    "one of its models, then start again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class RevealedSums:
             for line in data[:n_whole].splitlines():
                 _take(json.loads(line), cohorts, sums)
         except (ValueError, LookupError, TypeError) as error:
-            raise StateError(f"{self._path} is damaged, and without it this client {ADVICE}") from error
+            raise StateError(f"{self._path} is damaged, and without it this client {_ADVICE}") from error
         return cohorts, sums, n_whole
 
 
