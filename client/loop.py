@@ -64,10 +64,12 @@ from umbel.client.errors import (
     CoordinatorRefused,
     OutOfTime,
     StateError,
+    TooLittleDone,
     TrainingFailed,
     UnfitWork,
     WorkRefused,
 )
+from umbel.client.exchange import Exchange
 from umbel.client.failures import FAILURES_MAX
 from umbel.client.fetch import Wanted, fetch_model
 from umbel.client.identity import Identity
@@ -353,12 +355,7 @@ class Participant:
             part.check_time(window_end - time.monotonic())
             log.info("%s: training, %.0f s left", name_of(offer), window_end - time.monotonic())
             plan = self._plan(offer, window_end, exchange, part.update_bytes)
-            done = self._train_unseen(part, offer, start, replace(plan, seed=admitted.seed))
-            if self._delivery.reports == 0 and done is not None:
-                warn_if_too_slow(offer, done, time.monotonic() - window_end)
-            exchange.check()
-            if done is not None:
-                part.check_work(plan, done)
+            done = self._train_unseen(part, exchange, start, replace(plan, seed=admitted.seed), window_end)
             if self._shutdown.reason is not None:
                 log.info("%s: staying until its sum is opened; ask again to leave at once", name_of(offer))
             exchange.wait(window_end - time.monotonic())
@@ -375,18 +372,29 @@ class Participant:
             admitted.client.abort()
             self._store.forget_work()
 
-    def _train_unseen(self, part: SecureRound, offer: Assignment, start: Path, plan: LocalPlan) -> Trained | None:
-        """None if training has failed in a private round, which goes on with noise alone. Raises `UnfitWork` for that
-        in another secure round: how training went may hang on the data, so the coordinator does not hear of it.
+    def _train_unseen(
+        self, part: SecureRound, exchange: Exchange, start: Path, plan: LocalPlan, window_end: float
+    ) -> Trained | None:
+        """None if training has failed, or done too little, in a private round, which goes on with noise alone. Raises
+        `UnfitWork`, or `TooLittleDone`, for that in another secure round: how training went may hang on the data, so
+        the coordinator does not hear of it.
         """
         try:
-            return train(self._app, self._layout, start, plan)
+            done = train(self._app, self._layout, start, plan)
+            if self._delivery.reports == 0:
+                warn_if_too_slow(part.offer, done, time.monotonic() - window_end)
+            exchange.check()
+            part.check_work(plan, done)
+            return done
         except TrainingFailed as error:
-            end = "noise alone is sent" if part.is_private else "nothing is sent"
-            log.error("%s: training failed, so %s", name_of(offer), end, exc_info=error.__cause__)
-            if part.is_private:
-                return None
-            raise UnfitWork(str(error)) from error
+            log.error("%s: training failed", name_of(part.offer), exc_info=error.__cause__)
+            unfit: ClientError = UnfitWork(str(error))
+        except (TooLittleDone, UnfitWork) as error:
+            unfit = error
+        if not part.is_private:
+            raise unfit
+        log.error("%s: noise alone is sent, for there is no update: %s", name_of(part.offer), unfit)
+        return None
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Say how the model does here. Nothing of it is kept on disk: after a kill it is measured again."""

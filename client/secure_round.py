@@ -43,7 +43,7 @@ from umbel.aggregation.secagg.messages import decode_indices
 from umbel.aggregation.secagg.server import MODEL_SHARE, Phase
 from umbel.aggregation.secagg.words import METRIC_LIMIT
 from umbel.aggregation.secagg.work_floor import ONE_STEP
-from umbel.aggregation.types import MaskedInput
+from umbel.aggregation.types import Assignment, MaskedInput
 from umbel.client.app import Client, LocalPlan
 from umbel.client.coordinator import Coordinator
 from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
@@ -102,6 +102,10 @@ class SecureRound:
         )
 
     @property
+    def offer(self) -> Assignment:
+        return self._asked.assignment
+
+    @property
     def is_private(self) -> bool:
         """Whether noise covers what this site contributes. Then nothing may show how its training went."""
         return self._asked.offer.plan.noise is not None
@@ -136,7 +140,7 @@ class SecureRound:
         try:
             return self._made(change, SILENT)
         except Exception as error:
-            log.error("%s: there is no update, so noise alone is sent: %s", self._id, error, exc_info=error)
+            log.error("%s: noise alone is sent, for there is no update: %s", self._id, error, exc_info=error)
             return self._made(nothing(self._asked.composition), SILENT)
 
     def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:

@@ -64,6 +64,13 @@ class Resizing(Site):
         return result
 
 
+class Early(Site):
+    """Its code stops when the loss no longer falls, and says so."""
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        return replace(super().train(model, plan), steps_done=1)
+
+
 class Unmeasured(Site):
     """It has no metric, nor anything else that a result should have."""
 
@@ -88,6 +95,7 @@ def private(max_abs: float = MAX_ABS, rounds: int = 1) -> SecureDouble:
     noise = NoisePlan.of(1e9, 10**6, 320, least=3, colluders=1)
     double.plan = replace(double.plan, metrics=(), evaluation=(), weight_unit=1, noise=noise, bits=24)
     double.codec = replace(double.codec, clip_norm=1.0)
+    double.plan = replace(double.plan, minimum_work=0.9)  # that the coordinator may choose, too
     double.max_abs = max_abs
     return double
 
@@ -119,6 +127,7 @@ ODD: dict[str, Callable[[], Client]] = {
     "code that throws": Throwing,
     "a model that has grown": Resizing,
     "no result": Unmeasured,
+    "fewer steps than the plan has": Early,
 }
 
 
@@ -138,7 +147,7 @@ def test_the_site_itself_is_told_what_was_wrong(tmp_path: Path, caplog: pytest.L
     caplog.clear()
     (tmp_path / "again").mkdir()
     take_part(tmp_path / "again", private(), Throwing())
-    assert "training failed, so noise alone is sent" in caplog.text
+    assert "noise alone is sent, for there is no update: the client's own code failed with RuntimeError" in caplog.text
     assert "CUDA out of memory" in caplog.text, "with the traceback"
 
 
