@@ -181,7 +181,7 @@ def test_who_names_a_member_list_takes_no_round_with_one_client_more_or_less(
         assert "differ by site-0 alone" in (policy.check_cohort_change(ten, ten[1:], "round 1") or "")
         return
     with pytest.raises(
-        AttemptRefused, match=r'differ by site-0 alone, .* same clients, .*, with cohort_change = "warn"'
+        AttemptRefused, match=r'differ by site-0 alone, .* the same clients .*, with cohort_change = "warn"'
     ):
         policy.check_cohort_change(ten, ten[1:], "round 1")
 
