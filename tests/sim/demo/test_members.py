@@ -49,7 +49,9 @@ def test_a_clinic_takes_the_list_by_its_policy_and_no_plain_round(tmp_path: Path
     signed = agree(tmp_path / "officers", KEYS)
     pin(signed, tmp_path)
     policy = read_policy(tmp_path / POLICY_FILE)
-    assert policy == SitePolicy("required", tmp_path / LIST_FILE, signed.list.sha256, minimum_cohort=MINIMUM)
+    assert policy == SitePolicy(
+        "required", tmp_path / LIST_FILE, signed.list.sha256, minimum_cohort=MINIMUM, cohort_change="warn"
+    )
     assert members_in_force(policy, tmp_path / "state") == signed.list
 
 
