@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from umbel.aggregation.privacy import skellam_table
 from umbel.aggregation.privacy.skellam_table import UNIT_BITS, VARIANCE_MAX, VARIANCE_MIN, Table, magnitudes, table_of
 
 WHOLE = 1 << UNIT_BITS
@@ -81,3 +82,15 @@ def test_a_variance_beyond_the_bounds_is_refused(variance: float) -> None:
 def test_weights_that_are_no_distribution_are_refused() -> None:
     with pytest.raises(ValueError, match="sum to"):
         Table.of([WHOLE - 1])
+
+
+@pytest.mark.parametrize("variance", [VARIANCE_MIN, 0.01, 1.0, 3.7, 100.0, 12_345.6])
+def test_it_does_not_matter_where_exactly_the_recurrence_begins(
+    variance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library's `asinh` decides that, and on another machine it may be one off."""
+    found, last = magnitudes(variance), "umbel.aggregation.privacy.skellam_table._last"
+    begins = skellam_table._last(variance)  # pyright: ignore[reportPrivateUsage] - what a library decides
+    for other in (begins - 1, begins + 1, begins + 3):
+        monkeypatch.setattr(last, lambda _variance, other=other: other)
+        assert magnitudes(variance) == found
