@@ -113,6 +113,7 @@ class Workplace:
             "PYTHONDONTWRITEBYTECODE": "1",  # a mutant that comes in the same second must not be taken for the last one
             "HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "mutants"),
             "PYTHONWARNINGS": "ignore",
+            "OMP_NUM_THREADS": "1",  # as tests/conftest.py has it, which comes too late for a worker
         }
         command = [sys.executable, "-m", "tests.mutation.worker"]
         pipe = subprocess.PIPE

@@ -22,8 +22,20 @@ os.environ.setdefault("COVERAGE_CORE", "ctrace")  # other cores cannot tell whic
 import coverage
 
 _REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that the worker has imported for all its forks
+# What takes long to import and starts no thread: a fork of a process with threads may wait for one that it has not.
+_FORKABLE = {
+    "cryptography",
+    "fastapi",
+    "httpx",
+    "hypothesis",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "scipy",
+    "sqlalchemy",
+}
+_FORKABLE |= {"sklearn", "starlette", "torch", "typer"}
 _NOT_PYTESTS = 70  # an exit code
-_OURS = ("umbel", "tests", "conftest", "__main__", "__mp_main__")
 
 
 @dataclass(frozen=True)
@@ -76,14 +88,25 @@ def run(job: Job) -> int:
     recorder = _Recorder(cover if job.lines else None)
     if job.lines:
         cover.start()
-    words = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", _REWRITTEN]
+    words = [
+        "-q",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-W",
+        _REWRITTEN,
+        "-o",
+        "faulthandler_timeout=120",
+    ]
     words += ["-x"] if job.stop_at_failure else []
     words += [] if job.slow else ["-m", "not slow"]
     code = pytest.main([*words, *job.tests], plugins=[recorder])
     if job.lines:
         cover.stop()
         recorder.report.lines = _lines(cover.get_data())
-    recorder.report.modules = sorted(name for name in sys.modules if name.partition(".")[0] not in _OURS)
+    recorder.report.modules = sorted(sys.modules)
     Path(job.report).write_text(json.dumps(asdict(recorder.report)))
     return int(code)
 
@@ -141,9 +164,9 @@ def _exit_code(child: int, limit_s: float) -> int | None:
 
 
 def _import_for_all(names: list[str]) -> None:
-    """Import what a job imported: forks then find it done. A module that wants more than its name stays with jobs."""
+    """Import what a job imported of these libraries: forks then find it done."""
     for name in names:
-        if name not in sys.modules:
+        if name.partition(".")[0] in _FORKABLE and name not in sys.modules:
             with suppress(Exception):
                 importlib.import_module(name)
 
