@@ -133,6 +133,7 @@ def test_half_of_the_window_is_enough_and_a_little_less_is_not(tmp_path: Path) -
         assert (end.opened == 1) is taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_site_that_gets_the_model_late_sends_nothing(
     tmp_path: Path, policy: Callable[[Path, SecureDouble], SitePolicy | None]
@@ -146,6 +147,7 @@ def test_a_site_that_gets_the_model_late_sends_nothing(
     assert not app.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_site_that_has_time_for_some_of_its_steps_sends_nothing(
     tmp_path: Path, policy: Callable[[Path, SecureDouble], SitePolicy | None], caplog: pytest.LogCaptureFixture
@@ -263,9 +265,10 @@ def test_in_a_round_with_noise_a_step_is_enough_unless_a_floor_is_named(
     assert bool(double.declined) is not is_sent
 
 
+@pytest.mark.slow
 def test_nor_does_it_matter_there_when_the_model_comes(tmp_path: Path) -> None:
-    double = private(0.0, window_s=4.0)
-    double.keeps_model_s = 3.1
+    double = private(0.0, window_s=1.0)
+    double.keeps_model_s = 0.8
     take_part(tmp_path, double, Partial(1, 10), listed(tmp_path, double), shutdown=Patient(1))
     assert not [told for told in double.declined.values() if "the model came" in told]
 
@@ -296,6 +299,7 @@ def test_one_that_was_told_to_stop_cannot_have_done_it_all(tmp_path: Path, caplo
     assert "was told to stop, and returned all 10 planned steps as done" in caplog.text
 
 
+@pytest.mark.slow
 def test_nor_one_that_goes_on_after_its_deadline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Late(Ward):
         def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:

@@ -14,7 +14,7 @@ from umbel.aggregation.secagg.contribution import LocalWork, TooLittleWork
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.secagg.server import ASKED_SHARE, KEYS_SHARE, Phase
 
-pytestmark = pytest.mark.usefixtures("any_database_in_time", "no_outages")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("any_database_in_time", "no_outages")]
 N, PLANNED = 10, 1500
 WINDOW_S = 600.0  # of the tests' own clock: a machine that is busy takes seconds for a step
 ALL_OF_IT = secure_run(target=N, minimum=3, window_s=WINDOW_S).replace("minimum_work = 0.5\n", "")
