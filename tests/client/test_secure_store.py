@@ -65,6 +65,7 @@ def revealed(number: int, clients: tuple[str, ...] = COHORT) -> RememberedSum:
     return replace(sum_of(number), clients=clients, is_revealed=True)
 
 
+@pytest.mark.slow
 def test_only_by_what_was_revealed_later_and_then_it_is_kept_for_good(tmp_path: Path, store: SecureStore) -> None:
     n_sums = SUMS_MAX + 150
     for number in range(1, n_sums + 1):
@@ -79,6 +80,7 @@ def test_only_by_what_was_revealed_later_and_then_it_is_kept_for_good(tmp_path: 
     assert (tmp_path / "revealed" / "demo.jsonl").stat().st_size / 151 < 200, "bytes a sum"
 
 
+@pytest.mark.slow
 def test_a_state_directory_of_an_older_version_opens_and_loses_nothing(tmp_path: Path, store: SecureStore) -> None:
     """As 0.1 wrote it, full: the newest hundred, in one file."""
     (tmp_path / "sums").mkdir()
@@ -95,6 +97,7 @@ def test_a_state_directory_of_an_older_version_opens_and_loses_nothing(tmp_path:
     assert store.revealed(RUN)[:SUMS_MAX] == before
 
 
+@pytest.mark.slow
 def test_a_crash_while_a_sum_is_put_aside_loses_none(tmp_path: Path, store: SecureStore) -> None:
     for number in range(1, SUMS_MAX + 4):
         store.remember(RUN, revealed(number))
@@ -107,6 +110,7 @@ def test_a_crash_while_a_sum_is_put_aside_loses_none(tmp_path: Path, store: Secu
     assert [one.round for one in before][: SUMS_MAX + 3] == list(range(1, SUMS_MAX + 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["{", "[1", "7", '{"attempt":"aa"}', "null", "{}"])
 def test_a_damaged_archive_stops_the_client(tmp_path: Path, store: SecureStore, line: str) -> None:
     for number in range(1, SUMS_MAX + 4):

@@ -231,6 +231,7 @@ def test_a_coordinator_that_stays_at_one_round_is_warned_of_in_each_attempt(
     assert len(caplog.messages) == 2, "of the third there was nothing new to say"
 
 
+@pytest.mark.slow
 def test_a_rollback_by_hundreds_of_rounds_finds_every_sum_remembered(tmp_path: Path) -> None:
     """After round 250 the coordinator goes back to the model of round 61, and asks all but one."""
     models = {round_: f"{round_:064x}" for round_ in range(1, 251)}

@@ -181,6 +181,7 @@ def test_a_private_round_is_charged_before_anything_is_trained_in_it_and_once(tm
     assert n_charged(tmp_path) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["PUT share-keys", "POST update", "PUT report", "GET unmasking"])
 def test_a_kill_at_any_step_after_it_costs_no_more_and_no_less(tmp_path: Path, at: str) -> None:
     double, mortal = private(), Mortal()
@@ -202,6 +203,7 @@ def test_a_budget_that_is_spent_stops_the_site_before_it_trains(tmp_path: Path) 
 # --- other secure rounds: no bound is answered ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_halves_max_abs_learns_nothing_of_the_greatest_change(tmp_path: Path) -> None:
     found = list[Seen]()
     for step in range(-6, 7):
@@ -212,6 +214,7 @@ def test_a_coordinator_that_halves_max_abs_learns_nothing_of_the_greatest_change
     assert not found[0].declined
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_bisects_the_sample_count_learns_nothing(tmp_path: Path) -> None:
     low, high, answers = 1, 1000, list[dict[str, int]]()
     while low < high:
@@ -319,6 +322,7 @@ def test_rounds_that_go_well_in_between_do_not_make_room_for_more_of_what_hangs_
     assert len(app.seeds) == 2 * UNFIT_MAX - 1
 
 
+@pytest.mark.slow
 def test_other_failures_count_in_a_row_alone(tmp_path: Path) -> None:
     """An alarm, and a round that goes well: as often as the coordinator likes."""
     double = SecureDouble(Ward().model, rounds=3 * FAILURES_MAX)
