@@ -78,12 +78,12 @@ def tried(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[Verdic
             known |= wanted
             _say(f"{len(baseline.seconds)} tests are known after {time.monotonic() - began:.0f} s")
             met = {verdict.mutant: verdict.ran for verdict in survivors}
-            verdicts = list(work.verdicts(pending, baseline, {path: tests[:3] for path, tests in near.items()}, met))
-            noticed += [verdict for verdict in verdicts if verdict.outcome.noticed]
-            survivors = [verdict for verdict in verdicts if not verdict.outcome.noticed]
+            survivors = list[Verdict]()
+            for verdict in work.verdicts(pending, baseline, {path: tests[:3] for path, tests in near.items()}, met):
+                (noticed if verdict.outcome.noticed else survivors).append(verdict)
+                if ring == rings[-1] and not verdict.outcome.noticed:
+                    _say(described(verdict))
             pending = [verdict.mutant for verdict in survivors]
-    for verdict in survivors:
-        _say(described(verdict))
     return [*noticed, *survivors]
 
 

@@ -23,18 +23,10 @@ import coverage
 
 _REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that the worker has imported for all its forks
 # What takes long to import and starts no thread: a fork of a process with threads may wait for one that it has not.
-_FORKABLE = {
-    "cryptography",
-    "fastapi",
-    "httpx",
-    "hypothesis",
-    "numpy",
-    "pydantic",
-    "safetensors",
-    "scipy",
-    "sqlalchemy",
-}
-_FORKABLE |= {"sklearn", "starlette", "torch", "typer"}
+_FORKABLE = frozenset(
+    {"cryptography", "fastapi", "httpx", "hypothesis", "numpy", "pydantic", "safetensors"}
+    | {"scipy", "sklearn", "sqlalchemy", "starlette", "torch", "typer"}
+)
 _NOT_PYTESTS = 70  # an exit code
 
 
