@@ -7,6 +7,7 @@ a check-in changes is stored with its nonce.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 
 from sqlalchemy import bindparam, delete, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
@@ -87,14 +88,17 @@ class Admission:
         return is_fresh
 
     async def _store(self, batch: Sequence[Signed]) -> None:
-        """One transaction for all nonces, and for some of what is not worth one: when clients were last heard of."""
+        """One transaction for all nonces, and for what is not worth one: when some were heard of, and who has left."""
         if not batch:
             return
-        heard = self._next_heard(batch[-1].now)
-        async with self._db.writing("admit") as tx:
-            await self.remember(tx, [signed.claims for signed in batch])
-            await self._write_heard(tx, heard)
-            await self._waiters.write(tx, [signed.waiting for signed in batch if signed.waiting])
+        heard, left = self._next_heard(batch[-1].now), self._waiters.take_noted()
+        nonces = self._nonces.of(_ordered(signed.claims for signed in batch))
+        waiting = self._waiters.writes([*left, *(signed.waiting for signed in batch if signed.waiting)])
+        try:
+            await self._db.write("admit", (nonces, self._heard_rows.of(sorted(heard.items())), *waiting))
+        except BaseException:
+            self._waiters.note_all(left)
+            raise
         self._note_stored(heard)
         self._heard.update((signed.claims.key_id, signed.now) for signed in batch)
 
@@ -123,22 +127,22 @@ class Admission:
         self._storing, self._heard = self._storing | self._heard, {}
         while self._storing:
             heard = dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
-            async with self._db.writing("store_heard") as tx:
-                await self._write_heard(tx, heard)
+            await self._db.write("store_heard", [self._heard_rows.of(sorted(heard.items()))])
             self._note_stored(heard)
 
     async def remember(self, tx: AsyncConnection, claims: Iterable[Claims]) -> None:
         """Remember each nonce for as long as its signature would pass. Raises `IntegrityError` for one seen before."""
-        ordered = sorted(claims, key=lambda one: (one.key_id, one.nonce))  # at every replica, or two could deadlock
-        await self._nonces.execute(tx, map(_key, ordered))
-
-    async def _write_heard(self, tx: AsyncConnection, heard: Mapping[str, float]) -> None:
-        await self._heard_rows.execute(tx, sorted(heard.items()))  # locked in one order by all
+        await self._nonces.execute(tx, _ordered(claims))
 
 
 def _key(claims: Claims) -> tuple[int, str, str]:
     """What a request has in common with its replays, in the order of the table's primary key."""
     return int(claims.created + CLOCK_SKEW_S + 1), claims.key_id, claims.nonce
+
+
+def _ordered(claims: Iterable[Claims]) -> Sequence[tuple[int, str, str]]:
+    """The rows of their nonces, in one order at every replica, or two could deadlock. (So are all rows here.)"""
+    return sorted(map(_key, claims), key=itemgetter(1, 2))
 
 
 def replayed() -> ReplayedNonce:

@@ -4,12 +4,21 @@ The SQL is SQLAlchemy's own, for the database at hand; what is saved is about te
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Executable
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import CompilerElement
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A statement in the database's own SQL, and the rows that it writes, by position."""
+
+    sql: str
+    rows: Sequence[tuple[object, ...]]
 
 
 class Prepared:
@@ -24,8 +33,14 @@ class Prepared:
         self._sql = str(compiled)
         self._order = [list(columns).index(name) for name in compiled.positiontup]
 
+    def of(self, rows: Iterable[Sequence[object]]) -> Write:
+        """The statement for these rows, each in the order of `columns`."""
+        order = self._order
+        if order == sorted(order):
+            return Write(self._sql, [tuple(row) for row in rows])
+        return Write(self._sql, [tuple(row[i] for i in order) for row in rows])
+
     async def execute(self, tx: AsyncConnection, rows: Iterable[Sequence[object]]) -> None:
         """Write all these rows, each in the order of `columns`."""
-        order = self._order
-        if values := [tuple(row[i] for i in order) for row in rows]:
-            await tx.exec_driver_sql(self._sql, values)
+        if (write := self.of(rows)).rows:
+            await tx.exec_driver_sql(write.sql, list(write.rows))

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Executable, bindparam, case, delete, func, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.exc import SQLAlchemyError
 
 from umbel.aggregation.types import ClientId, RunId
 from umbel.aggregation.weighting import Candidate
 from umbel.server import tables
-from umbel.server.batches import Batches
+from umbel.server.batches import GATHER_S, Batches
 from umbel.server.database import Database
 from umbel.server.database_outage import DatabaseAway
-from umbel.server.prepared import Prepared
+from umbel.server.prepared import Prepared, Write
 from umbel.server.tables import table_of
 
 _log = logging.getLogger(__name__)
@@ -71,35 +71,52 @@ class WaiterStore:
         self._upsert = Prepared(_upsert(database.is_sqlite), database.dialect, _COLUMNS)
         self._leave = Prepared(_LEAVE, database.dialect, ("in_run", "who", "entered_at"))
         self._batches: Batches[Waiting, None] = Batches(self._put)
-        self._noting: set[asyncio.Task[None]] = set()
+        self._noted: list[Waiting] = []
+        self._noting: asyncio.Task[None] | None = None
 
     async def put(self, waiter: Waiting) -> None:
         """Store this, together with what others put meanwhile."""
         await self._batches.do(waiter)
 
     def note(self, waiter: Waiting) -> None:
-        """Store this before long."""
-        task = asyncio.create_task(self.put(waiter))
-        self._noting.add(task)
-        task.add_done_callback(self._noted)
+        """Store this before long: with the next check-ins (`take_noted`), or by itself."""
+        self.note_all([waiter])
+
+    def note_all(self, waiters: Sequence[Waiting]) -> None:
+        """The same of several, such as those that were taken for a transaction that has failed."""
+        self._noted[:0] = waiters
+        if self._noted and self._noting is None:
+            self._noting = asyncio.create_task(self._store_noted(), name="who has left")
+
+    def take_noted(self) -> Sequence[Waiting]:
+        """What was noted and is not being stored yet, for a transaction that is about to be written anyway."""
+        noted, self._noted = self._noted, []
+        return noted
 
     async def settle(self) -> None:
         """Wait until everything that was noted is stored."""
-        await asyncio.gather(*self._noting, return_exceptions=True)
+        if self._noting is not None:
+            await asyncio.wait([self._noting])
 
-    def _noted(self, task: "asyncio.Task[None]") -> None:
-        self._noting.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, DatabaseAway):
-            _log.warning("a client that left is listed as waiting a little longer: %s", error)
+    async def _store_noted(self) -> None:
+        try:
+            while self._noted:
+                await asyncio.sleep(GATHER_S)
+                if noted := self.take_noted():
+                    await self._put(noted)
+        except DatabaseAway:
+            pass  # told once, for all that asks
+        except SQLAlchemyError as error:
+            _log.warning("clients that left are listed as waiting a little longer: %s", error)
+        finally:
+            self._noting = None
 
     async def _put(self, waiters: Sequence[Waiting]) -> Sequence[None]:
-        async with self._db.writing("put_waiters") as tx:
-            await self.write(tx, waiters)
+        await self._db.write("put_waiters", self.writes(waiters))
         return [None] * len(waiters)
 
-    async def write(self, tx: AsyncConnection, waiters: Iterable[Waiting]) -> None:
-        """The last check-in of a client counts; that it left counts only for the check-in that it ends."""
+    def writes(self, waiters: Iterable[Waiting]) -> tuple[Write, ...]:
+        """What stores these. The last check-in of a client counts; that it left, only for the check-in that it ends."""
         last: dict[tuple[str, str], Waiting] = {}
         left: dict[tuple[str, str], Waiting] = {}
         for waiter in waiters:
@@ -108,8 +125,7 @@ class WaiterStore:
             (one.run, one.client, one.sample_count, one.tier, one.seen_at, one.until) for _, one in sorted(last.items())
         ]
         gone = [(one.run, one.client, one.seen_at) for _, one in sorted(left.items())]
-        await self._upsert.execute(tx, entered)
-        await self._leave.execute(tx, gone)
+        return self._upsert.of(entered), self._leave.of(gone)
 
     async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
         """Everyone who waits in a run now."""

@@ -3,12 +3,11 @@
 import asyncio
 import json
 from collections import Counter
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.server_device import Device, Json, house, problem, run_file, small_state
 from umbel.aggregation.errors import ReplayedNonce
@@ -16,6 +15,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate
 from umbel.server.database import Database
+from umbel.server.prepared import Write
 from umbel.server.waiter_store import Waiting
 from umbel.server.waiting import HELD_MAX
 
@@ -98,17 +98,58 @@ def test_replays_do_not_take_the_others_share(tmp_path: Path, monkeypatch: pytes
             assert (await it.http.post(_URL, content=body, headers=old)).status_code == 200
             new = [device.headers("POST", _URL, body) for _ in range(20)]
             transactions = Counter[str]()
-            writing = Database.writing
+            write = Database.write
 
-            def counted(database: Database, name: str) -> AbstractAsyncContextManager[AsyncConnection]:
+            async def counted(database: Database, name: str, writes: Iterable[Write]) -> None:
                 transactions[name] += 1
-                return writing(database, name)
+                await write(database, name, writes)
 
-            monkeypatch.setattr(Database, "writing", counted)
+            monkeypatch.setattr(Database, "write", counted)
             asked = [it.http.post(_URL, content=body, headers=one) for fresh in new for one in (old, fresh, fresh)]
             answers = [answer.status_code for answer in await asyncio.gather(*asked)]
             assert answers == [401, 200, 401] * len(new)
-            assert transactions["admit"] < len(new)
+            assert 0 < transactions["admit"] < len(new)
+
+    asyncio.run(scenario())
+
+
+def test_who_has_left_is_stored_with_the_next_check_ins_even_if_one_of_those_is_a_replay(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            layout = await it.begin(run_file(target=4), small_state())
+            devices, waiters = await it.devices(3), it.state.services.waiters
+            room = it.state.coordinator.drivers["demo"].waiting
+            body = body_of(devices[0], layout, 0.0)
+            old = devices[0].headers("POST", _URL, body)
+            assert (await it.http.post(_URL, content=body, headers=old)).status_code == 200
+            await waiters.settle()
+            for other, status in ((devices[1], 200), (devices[2], 401)):
+                waiter = await room.enter(Candidate(ClientId(other.name), 10), 30.0, waiters.put)
+                assert other.name in {one.client for one in await room.candidates()}
+                room.leave(waiter, still_waits=False)
+                headers = old if status == 401 else devices[0].headers("POST", _URL, body)
+                assert (await it.http.post(_URL, content=body, headers=headers)).status_code == status
+                await waiters.settle()
+                assert other.name not in {one.client for one in await room.candidates()}
+
+    asyncio.run(scenario())
+
+
+def test_what_was_taken_for_a_transaction_that_fails_is_stored_by_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(run_file(target=4), small_state())
+            [device] = await it.devices(1)
+            waiters, room = it.state.services.waiters, it.state.coordinator.drivers["demo"].waiting
+            waiter = await room.enter(Candidate(ClientId(device.name), 10), 30.0, waiters.put)
+            room.leave(waiter, still_waits=False)
+            taken = waiters.take_noted()
+            assert [one.client for one in taken] == [device.name]
+            await waiters.settle()
+            assert len(await room.candidates()) == 1, "whoever has taken it stores it"
+            waiters.note_all(taken)
+            await waiters.settle()
+            assert await room.candidates() == ()
 
     asyncio.run(scenario())
 

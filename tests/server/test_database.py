@@ -1,17 +1,21 @@
 """The migrations make exactly the tables that the code uses; a transaction that is cut short leaves no lock."""
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, insert, text, update
+from sqlalchemy import create_engine, delete, insert, select, text, update
+from sqlalchemy.exc import IntegrityError
 
 from tests.server_device import house, run_file, small_state
 from umbel.aggregation.types import RunId
 from umbel.server import tables
 from umbel.server.database import Database, UnfitDatabase, upgrade
+from umbel.server.prepared import Prepared, Write
+from umbel.server.sqlite_writer import opened
 from umbel.server.tables import Base
 
 
@@ -74,6 +78,72 @@ async def _as_of_the_first_tables(url: str) -> None:
             await tx.execute(text(f"DROP INDEX {index}"))
         await tx.execute(text("UPDATE alembic_version SET version_num = '1'"))
     await database.close()
+
+
+_TOKENS = insert(tables.Token)
+_COLUMNS = ("sha256", "created_at", "expires_at", "labels")
+_SYNCED = {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 10_000, "foreign_keys": 1}
+
+
+def _tokens(database: Database, *names: str) -> Write:
+    return Prepared(_TOKENS, database.dialect, _COLUMNS).of((name, 0.0, 1e12, "{}") for name in names)
+
+
+async def _stored(database: Database) -> set[str]:
+    async with database.reading() as tx:
+        return set(await tx.scalars(select(tables.Token.sha256)))
+
+
+@pytest.mark.usefixtures("any_database")
+def test_rows_that_are_written_together_are_there_on_return_or_none_of_them_ever(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            database: Database = it.state.services.waiters._db
+            await database.write("test", [_tokens(database, "a", "b"), _tokens(database), _tokens(database, "c")])
+            assert await _stored(database) == {"a", "b", "c"}
+            with pytest.raises(IntegrityError):
+                await database.write("test", [_tokens(database, "d"), _tokens(database, "e", "a")])
+            assert await _stored(database) == {"a", "b", "c"}
+            async with asyncio.timeout(5.0), database.writing("test") as tx:  # nothing is locked
+                await tx.execute(delete(tables.Token).where(tables.Token.sha256 == "b"))
+            await database.write("test", [_tokens(database, "d")])
+            assert await _stored(database) == {"a", "c", "d"}
+
+    asyncio.run(scenario())
+
+
+def test_sqlite_syncs_every_commit_to_disk_on_whichever_connection(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        database = Database(f"sqlite+aiosqlite:///{tmp_path / 'umbel.db'}")
+        await database.migrate()
+        async with database.reading() as tx:
+            found = {name: (await tx.execute(text(f"PRAGMA {name}"))).scalar_one() for name in _SYNCED}
+        assert found == _SYNCED
+        await database.close()
+
+    asyncio.run(scenario())
+    with closing(opened(str(tmp_path / "umbel.db"))) as connection:
+        assert {name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _SYNCED} == _SYNCED
+
+
+@pytest.mark.slow
+def test_rows_whose_writing_is_cancelled_are_all_there_or_none_and_nothing_stays_locked(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        database = Database(f"sqlite+aiosqlite:///{tmp_path / 'umbel.db'}")
+        await database.migrate()
+        for moment in range(100):
+            pair = {f"{moment}.a", f"{moment}.b"}
+            task = asyncio.create_task(database.write("test", [_tokens(database, one) for one in sorted(pair)]))
+            await asyncio.sleep(moment / 50_000)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            async with asyncio.timeout(5.0):
+                await database.write("test", [_tokens(database, f"next-{moment}")])
+            assert len(await _stored(database) & pair) in (0, 2)
+        assert {f"next-{moment}" for moment in range(100)} <= await _stored(database)
+        await database.close()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow
