@@ -1,5 +1,6 @@
 """Hypothesis profiles (HYPOTHESIS_PROFILE), workers, the databases to test over, and how long a test may take."""
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Generator
@@ -53,6 +54,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     with check_pace(item):
         yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Collect no garbage while a failure is being written up, which parses sources.
+
+    A future whose error nobody asked for logs its traceback when it is collected. That parses sources, too, and up to
+    Python 3.11.7 one parse within another is a `SystemError`, instead of the failure (python/cpython#106905).
+    """
+    if call.excinfo is None:
+        return (yield)
+    gc.collect()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -13,14 +13,18 @@ import itertools
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+import httpx
+
+from tests.ports import own_port
+from tests.waits import until, until_told
 from umbel.aggregation import endings
 from umbel.aggregation.round import Announce, Command, Fold
 from umbel.aggregation.run_end import RoundEnd
@@ -143,18 +147,12 @@ def start(settings: Settings, death: Death | None = None) -> ForkServerProcess:
     return process
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 def of_replicas(n_replicas: int, folder: Path, database_url: str) -> list[Settings]:
     """Replicas of one coordinator: they share the database, the blobs and the keys."""
     return [
         Settings(
             data=folder / f"replica-{i}",
-            port=free_port(),
+            port=own_port(),
             database_url=database_url,
             blobs=str(folder / "blobs"),
             admin_key_file=folder / "admin.key",
@@ -162,6 +160,40 @@ def of_replicas(n_replicas: int, folder: Path, database_url: str) -> list[Settin
         )
         for i in range(n_replicas)
     ]
+
+
+async def resume(stopped: Path, settings: Sequence[Settings], processes: Sequence[ForkServerProcess]) -> None:
+    """Let a replica that stops itself go on, once others have gone on without it: an attempt has ended since, or all.
+
+    `stopped`: its death's file. Returns when that replica, too, knows of the run's end.
+    """
+    pid = int(await until("a replica that has stopped itself", lambda: stopped.exists() and stopped.read_text()))
+    number = [process.pid for process in processes].index(pid)
+    other = settings[number - 1]
+    before, _ = await _seen(other)
+
+    async def has_gone_on() -> bool:
+        n_ended, is_over = await _seen(other)
+        return n_ended > before or is_over
+
+    async def knows_the_end() -> bool:
+        return (await _seen(settings[number]))[1]
+
+    await until_told("an attempt that ends without the stopped replica", has_gone_on)
+    os.kill(pid, signal.SIGCONT)
+    await until_told("the run's end at the replica that was stopped", knows_the_end)
+
+
+async def _seen(settings: Settings) -> tuple[int, bool]:
+    """How many attempts have ended, and whether the run is over, as this coordinator has it."""
+    key, url = settings.admin_key_path.read_text().strip(), f"http://127.0.0.1:{settings.port}"
+    with suppress(httpx.TransportError):
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=5.0) as http:
+            answer = await http.get("/v1/admin/runs/demo/progress")
+        if answer.is_success:
+            progress = answer.json()
+            return len(progress["ended"]), progress["run"]["status"] == "finished"
+    return 0, False
 
 
 def _serve(settings: dict[str, Any], death: Death | None) -> None:

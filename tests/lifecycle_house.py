@@ -26,7 +26,7 @@ sample_count_max = 1000
 
 
 def lifecycle_run(
-    more: str = "", count: int = 9, target: int = 1, window_s: float = 60.0, evaluate: str = "false"
+    more: str = "", count: int = 9, target: int = 1, window_s: float = 600.0, evaluate: str = "false"
 ) -> str:
     return RUN.format(count=count, target=target, window_s=window_s, evaluate=evaluate, more=more)
 

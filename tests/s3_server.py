@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from urllib.parse import parse_qs
 import httpx
 from pydantic import SecretStr
 
+from tests.ports import own_port
+from tests.waits import wait_until
 from umbel.server.settings import Settings
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +78,7 @@ class S3Server:
 @contextmanager
 def s3_server(port: int = 0) -> Generator[S3Server]:
     """A server with no bucket. What it holds is in its memory, and gone with it."""
-    port = port or free_port()
+    port = port or own_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.s3_server", str(port)], cwd=ROOT, stderr=subprocess.DEVNULL
     )
@@ -107,20 +108,14 @@ def bucket_settings(server: S3Server, data: Path, **changed: Any) -> Settings:
 
 
 def _wait_for(server: S3Server) -> None:
-    deadline = time.monotonic() + 60.0
-    while True:
+    def answers() -> bool:
         assert server.process.poll() is None, "the S3 server did not start"
-        assert time.monotonic() < deadline
         with suppress(httpx.TransportError):
             httpx.get(f"{server.url}/moto-api/")
-            return
-        time.sleep(0.05)
+            return True
+        return False
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    wait_until("an answer of the S3 server", answers)
 
 
 class Wire:

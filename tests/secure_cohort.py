@@ -4,7 +4,6 @@ What it must come to is computed here from what every client put in, without a m
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from tests.secure_device import SecureDevice, change_of
 from tests.server_device import Device, House, Json, LateClock, run_file
+from tests.waits import until, until_told
 from umbel.aggregation.advance import next_deadline
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.agreement import composition_of
@@ -34,10 +34,9 @@ first_norm = 0.175
 expected_sample_count = 10
 minimum_work = 0.5
 """
-PATIENCE_S = 5.0
 
 
-def secure_run(count: int = 1, target: int = 4, minimum: int = 3, window_s: float = 20.0, **changed: float) -> str:
+def secure_run(count: int = 1, target: int = 4, minimum: int = 3, window_s: float = 600.0, **changed: float) -> str:
     return run_file(count=count, target=target, minimum=minimum, window_s=window_s, **changed) + SECURE
 
 
@@ -133,9 +132,9 @@ class Attempt:
         driver, before = self.driver, _place(self.driver)
         deadline = next_deadline(driver.state)
         assert deadline is not None
-        self.late.late_s = max(self.late.late_s, deadline - time.time() + 0.01)
+        self.late.late_s += max(0.0, deadline - self.late.now()) + 0.01
         driver.wake()
-        await until(lambda: _place(driver) != before)
+        await until("the phase after the one whose time is over", lambda: _place(driver) != before)
 
     def model(self, before: Tensor, who: Iterable[int]) -> Tensor:
         """The model that these clients' work makes."""
@@ -155,16 +154,14 @@ def _place(driver: Any) -> tuple[object, ...]:
     return driver.live.round_id, state.phase, exchange and exchange.phase
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what nothing rings for."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
 async def ordered(it: House, verb: str) -> None:
     answer = await it.http.post(f"/v1/admin/runs/demo/{verb}", json={"reason": "a test"}, headers=it.admin)
     assert answer.status_code == 200, answer.text
+
+
+async def _wait(driver: Any, count: int) -> bool:
+    """Whether so many clients wait for work."""
+    return bool(await driver.waiting.count() >= count)
 
 
 @asynccontextmanager
@@ -173,8 +170,7 @@ async def all_waiting(it: House, devices: Sequence[Device]) -> AsyncGenerator[No
     driver = it.state.coordinator.drivers["demo"]
     waiting = [asyncio.create_task(one.check_in(LAYOUT, wait_s=20.0)) for one in devices]
     try:
-        while await driver.waiting.count() < len(devices):  # noqa: ASYNC110 - nothing rings for it
-            await asyncio.sleep(0.002)
+        await until_told("all devices waiting", lambda: _wait(driver, len(devices)))
         yield
     finally:
         for task in waiting:
@@ -187,7 +183,7 @@ async def asked_again(it: House, clock: LateClock, devices: Sequence[Device], nu
     driver = it.state.coordinator.drivers["demo"]
     async with all_waiting(it, devices):
         await ordered(it, "resume")
-        await until(lambda: driver.state.phase == "training")
+        await until("a round that is open", lambda: driver.state.phase == "training")
         cohort = set(driver.state.cohort)
     return Attempt.of(it, clock, [one for one in devices if one.name in cohort], number)
 

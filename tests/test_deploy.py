@@ -5,7 +5,6 @@ import inspect
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.waits import LIMIT_S, wait_for_file
 from umbel.client.commands import join
 from umbel.server.commands import serve
 from umbel.server.door import FILES_WANTED
 from umbel.server.process import GRACE_S
 
 ROOT = Path(__file__).parent.parent
-PROCESS_TIMEOUT_S = 120
 
 
 @pytest.fixture
@@ -37,21 +36,10 @@ def coordinator(environment: dict[str, str]) -> Iterator[str]:
     data = Path(environment["COORDINATOR_DATA"])
     process = subprocess.Popen(["umbel", "serve", "--data", str(data), "--port", "0"], env=environment)
     try:
-        yield wait_for_endpoint(data / "endpoint", process)
+        yield wait_for_file(data / "endpoint", process).read_text().strip()
     finally:
         process.terminate()
-        assert process.wait(timeout=20) == 0
-
-
-def wait_for_endpoint(file: Path, process: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        if file.exists():
-            url = file.read_text().strip()
-            if httpx.get(f"{url}/v1/health").is_success:
-                return url
-        time.sleep(0.1)
-    raise AssertionError("the coordinator did not start")
+        assert process.wait(timeout=LIMIT_S) == 0
 
 
 UNITS = ("umbel.service", "umbel-client.service")
@@ -114,7 +102,7 @@ def test_four_hospitals_finish_the_example_run_through_the_compose_scripts(
         site.mkdir(parents=True)
     environment = {**environment, "UMBEL_SERVER": coordinator}
     for _ in range(2):  # a second `docker compose up` must change nothing
-        subprocess.run(["sh", "deploy/first-run.sh"], cwd=ROOT, env=environment, check=True, timeout=PROCESS_TIMEOUT_S)
+        subprocess.run(["sh", "deploy/first-run.sh"], cwd=ROOT, env=environment, check=True, timeout=LIMIT_S)
     tokens = [(site / "token").read_text().strip() for site in sites]
     assert len(set(tokens)) == 4
 
@@ -127,7 +115,7 @@ def test_four_hospitals_finish_the_example_run_through_the_compose_scripts(
         for site in sites
     ]
     try:
-        assert [hospital.wait(timeout=PROCESS_TIMEOUT_S) for hospital in hospitals] == [0] * 4
+        assert [hospital.wait(timeout=LIMIT_S) for hospital in hospitals] == [0] * 4
     finally:
         for hospital in hospitals:
             hospital.kill()

@@ -251,7 +251,7 @@ def test_ten_thousand_observations_take_a_moment() -> None:
     plan = replace(PLAN, target=256, minimum=200)
     took = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         tune(plan, 0.0, Evidence(observations, 1000, 10_000, {"a": 1}), 1e5)
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.5  # some 25 ms; the rest is for a machine under load
+        took.append(time.process_time() - began)
+    assert min(took) < 0.5  # of the processor's time, some 25 ms; the rest is for a slow one

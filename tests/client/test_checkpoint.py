@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tests.client.double import TOKEN, Double
 from tests.client.double_server import served
+from tests.waits import LIMIT_S
 from umbel.aggregation.types import AssignmentId, TrainingPlan
 from umbel.client import LocalPlan, TorchClient, TrainResult
 from umbel.client.checkpoint import DiskCheckpoint
@@ -211,7 +211,7 @@ def test_saving_takes_at_most_a_fortieth_of_the_time(tmp_path: Path) -> None:
 # --- a real process, really killed ---
 
 APP = """
-import os, time
+import os, signal, time
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -219,10 +219,19 @@ from umbel.client import TorchClient
 import umbel.client.checkpoint as checkpoint
 
 checkpoint._LEAST_S = 0.002  # a step here is far shorter than one of a real training
+write, steps_left = checkpoint.DiskCheckpoint._write, []
+
+def note(self, state):
+    write(self, state)
+    steps_left[:] = steps_left or [1, 2, 3]
+
+checkpoint.DiskCheckpoint._write = note
 
 class Slow(nn.Sequential):
     def forward(self, x):
         time.sleep(0.01)
+        if "DIES" in os.environ and steps_left and steps_left.pop() == 1:  # some steps after its first checkpoint
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
 def client():
@@ -235,16 +244,25 @@ def client():
 JOIN = "import typer; from umbel.client.commands import join; typer.run(join)"
 
 
-def start(folder: Path, url: str, state: str) -> "subprocess.Popen[bytes]":
+def ends(folder: Path, url: str, state: str, **environment: str) -> int:
+    """The exit status of a client that takes part until it is killed or the run is over."""
     arguments = ["--server", url, "--app", "slow_site:client", "--run", "demo", "--name", "ward-7", "--state", state]
     with (folder / "log").open("a") as log:
-        return subprocess.Popen(
+        return subprocess.run(
             [sys.executable, "-c", JOIN, *arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "UMBEL_TOKEN": TOKEN},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "OMP_NUM_THREADS": "1",
+                "UMBEL_TOKEN": TOKEN,
+                **environment,
+            },
             stdout=log,
             stderr=log,
-        )
+            timeout=LIMIT_S,
+            check=False,
+        ).returncode
 
 
 def update_sha256(folder: Path, kills: int) -> str:
@@ -260,25 +278,10 @@ def update_sha256(folder: Path, kills: int) -> str:
     double = Double(model, training=TrainingPlan(local_epochs=8, batch_size=16))
     with served(double.handle) as url:
         for _ in range(kills):
-            process = start(folder, url, "state")
-            kill_after_its_next_checkpoint(process, folder)
-        assert start(folder, url, "state").wait(60) == 0, (folder / "log").read_text()
+            assert ends(folder, url, "state", DIES="1") == -signal.SIGKILL, (folder / "log").read_text()
+        assert ends(folder, url, "state") == 0, (folder / "log").read_text()
     assert not list(folder.glob("state/*/training/*"))
     return str(double.reports["demo.1.1.ward-7"]["update_sha256"])
-
-
-def kill_after_its_next_checkpoint(process: "subprocess.Popen[bytes]", folder: Path) -> None:
-    before, until = marks(folder), time.monotonic() + 60
-    while marks(folder) <= before:
-        assert time.monotonic() < until, "no checkpoint came"
-        assert process.poll() is None, (folder / "log").read_text()
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
-def marks(folder: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in folder.glob("state/*/training/checkpoint.safetensors")), default=0)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.client.double import TOKEN, Double, Handler, stream
 from tests.client.double_server import served
+from tests.waits import LIMIT_S
 from umbel.aggregation.types import ModelRef
 from umbel.client import run_client
 from umbel.client.app import Client, LocalPlan, TrainResult
@@ -131,7 +132,7 @@ def fetched(double: Double, handle: Handler, tmp_path: Path, links: Links, clock
     ref = ModelRef(0, hashlib.sha256(data).hexdigest(), len(data), double.layout.digest)
     with served(handle) as url, connect(url) as replicas:
         coordinator = Coordinator(Transport(replicas, Identity("ward-7", key).authorize))
-        patience = Patience(TIMING, time.monotonic() + 60.0, wait)
+        patience = Patience(TIMING, time.monotonic() + LIMIT_S, wait)
         wanted = Wanted(ref, double.layout)
         path, link = fetch_model(coordinator, Store(tmp_path, url), wanted, Link(), patience, links)
     assert link.down is not None

@@ -1,7 +1,6 @@
 """What a client does of a share of the work, and what it measures of itself."""
 
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,28 +143,40 @@ def test_a_rank_that_no_cohort_has_is_refused(rank: int) -> None:
         check_offer(replace(offer(), rank=rank), RunId("demo"), ClientId("w"), layout)
 
 
+class Watch:
+    """Stands for the module `time`: it shows what the test has set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 class Cold(Ward):
     """Its first step takes long; it asks after each step, or never."""
 
-    def __init__(self, asks: bool) -> None:
+    def __init__(self, asks: bool, watch: Watch) -> None:
         super().__init__()
-        self.asks = asks
+        self.asks, self.watch = asks, watch
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
-        time.sleep(0.3)
+        self.watch.now += 0.3
         for _ in range(2):
             if self.asks:
                 plan.should_stop()
-            time.sleep(0.01)
+            self.watch.now += 0.01
         return TrainResult(100, 3, 3)
 
 
-def test_the_first_step_is_left_out_of_what_a_step_takes(tmp_path: Path) -> None:
+def test_the_first_step_is_left_out_of_what_a_step_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch()
+    monkeypatch.setattr("umbel.client.work.time", watch)
     model = tmp_path / "model.safetensors"
     state = Ward().model.state_dict()
     model.write_bytes(encode_model(state))
     layout = Layout.of_state(state)
-    warm = train(Cold(asks=True), layout, model, LocalPlan())
-    assert warm.train_s > 0.3
-    assert 0.01 <= warm.step_s < 0.1
-    assert train(Cold(asks=False), layout, model, LocalPlan()).step_s > 0.1
+    warm = train(Cold(True, watch), layout, model, LocalPlan())
+    assert warm.train_s == pytest.approx(0.32)
+    assert warm.step_s == pytest.approx(0.01)
+    assert train(Cold(False, watch), layout, model, LocalPlan()).step_s == pytest.approx(0.32 / 3)

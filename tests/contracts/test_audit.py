@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.audit_house import bundles, operating
 from tests.server_device import Device, House, house, problem, run_file, small_state, stored_updates, update_of
+from tests.waits import until
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.public_keys import public_key_text
 from umbel.client.admin import Operator
@@ -125,8 +126,7 @@ def test_updates_that_are_not_kept_leave_a_chain_that_says_so(
         await play(it, "none")
         with failing():
             await operating(it, lambda operator: replay_run(operator, "demo", 1, (), ()))
-        while stored_updates(it.settings):  # noqa: ASYNC110 - nothing rings when a file is gone
-            await asyncio.sleep(0.01)
+        await until("a store without updates", lambda: not stored_updates(it.settings))
         gone = await it.http.get("/v1/admin/runs/demo/audit/1/updates/d0", headers=it.admin)
         assert problem(gone) == "unknown-upload"
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.contracts.test_client_and_coordinator import DEADLINE_S
 from tests.contracts.test_life_of_a_run import House
+from tests.waits import LIMIT_S
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate, RunProgress
@@ -113,7 +113,7 @@ def take_part(house: House, directory: Path, sites: dict[str, Client]) -> dict[s
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(LIMIT_S)
     return ends
 
 
@@ -146,7 +146,7 @@ def test_where_all_sites_are_fit_the_canary_widens(house: House, tmp_path: Path)
 
 
 def test_a_canary_below_its_minimum_stops_the_run_with_every_sites_cause(house: House, tmp_path: Path) -> None:
-    begin(house, target=5, minimum=2, window_s=20)
+    begin(house, target=5, minimum=5, window_s=40)
     sites: dict[str, Client] = {
         "fit": Ready(),
         "slow": Slow(),
@@ -164,7 +164,7 @@ def test_a_canary_below_its_minimum_stops_the_run_with_every_sites_cause(house: 
     assert fates["fit"][0] is Fate.ACCEPTED
     assert fates["slow"][0] is fates["noloss"][0] is Fate.UNFIT
     assert fates["slow"][1].startswith("window_s of at least ")
-    assert "needed, not 20: 0.3" in fates["slow"][1]
+    assert "needed, not 40: 0.3" in fates["slow"][1]
     assert fates["noloss"][1].startswith("the training loss is not finite")
     assert fates["broken"][0] is fates["greedy"][0] is Fate.DECLINED
     assert "the update is not finite" in fates["broken"][1]

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.client.double import kind_of
+from tests.waits import LIMIT_S, wait_for_file, wait_until
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
@@ -27,7 +27,6 @@ from umbel.client.link import CHUNK_BYTES_MAX
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
-DEADLINE_S = 90.0
 
 PATIENT_APP = """
 import os, time
@@ -46,7 +45,7 @@ class Patient(Client):
 """
 PATIENT_RUN = """
 name = "patience"
-rounds = { count = 1, target = 1, over_selection = 1.0, window_s = 60 }
+rounds = { count = 1, target = 1, over_selection = 1.0, window_s = 600 }
 """
 
 
@@ -78,23 +77,16 @@ def start(command: str, *arguments: str, cwd: Path = REPOSITORY, **environment: 
 
 
 def ends(process: "subprocess.Popen[str]", status: int = 0) -> str:
-    out, err = process.communicate(timeout=DEADLINE_S)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == status, err
     return out
 
 
 def fails(process: "subprocess.Popen[str]") -> str:
     """What it said of why."""
-    _, err = process.communicate(timeout=DEADLINE_S)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, err
     return err
-
-
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < until, f"{path.name} never came"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -102,11 +94,11 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     data = tmp_path / "coordinator"
     process = start("umbel.server.commands.serve", "--data", str(data), "--port", "0", "--log-level", "warning")
     try:
-        wait_for(data / "endpoint")
+        wait_for_file(data / "endpoint", process)
         yield Coordinator((data / "endpoint").read_text().strip(), (data / "admin.key").read_text().strip())
     finally:
         process.terminate()
-        process.communicate(timeout=DEADLINE_S)
+        process.communicate(timeout=LIMIT_S)
 
 
 def umbel(coordinator: Coordinator, group: str, *arguments: str) -> Any:
@@ -191,7 +183,7 @@ def test_a_client_killed_in_training_gets_its_assignment_again(coordinator: Coor
     site = tmp_path / "site"
     patient_run(coordinator, site)
     first = join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site, SLOW="1")
-    wait_for(site / "training")
+    wait_for_file(site / "training", first)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     end = json.loads(ends(join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site)))
@@ -205,20 +197,20 @@ def test_a_client_told_to_leave_sends_its_partial_work(coordinator: Coordinator,
     site = tmp_path / "site"
     patient_run(coordinator, site)
     ward = join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site, SLOW="1")
-    wait_for(site / "training")
+    wait_for_file(site / "training", ward)
     ward.send_signal(signal.SIGTERM)
     end = json.loads(ends(ward))
     assert (end["status"], end["accepted"]) == ("interrupted", 1)
     with coordinator.operator() as operator:
-        progress = operator.progress("patience", wait_s=5)
-    assert progress.ended[0].clients[0].fate is Fate.PARTIAL
+        ended = wait_until("an attempt that has ended", lambda: operator.progress("patience").ended)
+    assert ended[0].clients[0].fate is Fate.PARTIAL
 
 
 def test_stopping_a_run_sends_its_clients_home(coordinator: Coordinator, tmp_path: Path) -> None:
     site = tmp_path / "site"
     patient_run(coordinator, site)
     ward = join(coordinator, tmp_path / "ward", "patience", "patient:Patient", cwd=site, SLOW="1")
-    wait_for(site / "training")
+    wait_for_file(site / "training", ward)
     with coordinator.operator() as operator:
         assert operator.stop_run("patience", "enough seen").status is RunStatus.STOPPED
     end = json.loads(ends(ward))

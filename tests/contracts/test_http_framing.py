@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -16,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.waits import LIMIT_S, wait_for_file
+
 pytestmark = pytest.mark.slow
-ANSWER_S = 5.0
 SILENCE_S = 0.3
 HOST = b"Host: umbel\r\n"
 POST = b"POST /v1/enrolments HTTP/1.1\r\n" + HOST
@@ -113,15 +113,12 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Generator[int]:
 
 
 def _port(endpoint: Path, process: "subprocess.Popen[bytes]") -> int:
-    while not endpoint.exists():
-        assert process.poll() is None, "the coordinator did not start"
-        time.sleep(0.05)
-    return int(endpoint.read_text().rsplit(":", 1)[1])
+    return int(wait_for_file(endpoint, process).read_text().rsplit(":", 1)[1])
 
 
 @pytest.mark.parametrize("shape", REFUSED)
 def test_what_could_smuggle_a_request_is_refused_and_hung_up_on(shape: str, port: int) -> None:
-    statuses, is_closed = said(port, REFUSED[shape] + SMUGGLED)
+    statuses, is_closed = said(port, REFUSED[shape] + SMUGGLED, n_answers=2)
     assert all(400 <= status < 500 for status in statuses), statuses
     assert len(statuses) <= 1, "one answer: the rest is no request"
     assert is_closed, "what comes after cannot be told apart"
@@ -139,12 +136,12 @@ def test_what_is_odd_is_answered(shape: str, port: int) -> None:
 
 def test_requests_that_come_at_once_are_answered_in_order(port: int) -> None:
     other = GET.replace(b"health", b"nowhere")
-    statuses, _ = said(port, (GET + b"\r\n" + other + b"\r\n") * 10)
+    statuses, _ = said(port, (GET + b"\r\n" + other + b"\r\n") * 10, n_answers=20)
     assert statuses == [200, 404] * 10
 
 
 def test_a_request_behind_a_body_that_is_refused_is_none(port: int) -> None:
-    statuses, is_closed = said(port, POST + b"Content-Length: 99999999\r\n\r\n" + SMUGGLED)
+    statuses, is_closed = said(port, POST + b"Content-Length: 99999999\r\n\r\n" + SMUGGLED, n_answers=2)
     assert (statuses, is_closed) == ([413], True)
 
 
@@ -154,30 +151,34 @@ def test_a_request_behind_a_body_is_the_next_one(port: int) -> None:
     assert statuses in ([401, 200], [401])
 
 
-def said(port: int, request: bytes) -> tuple[list[int], bool]:
-    """The statuses that come back, and whether the connection was closed; nothing may take longer than `ANSWER_S`."""
-    with closing(socket.create_connection(("127.0.0.1", port), ANSWER_S)) as connection:
+def said(port: int, request: bytes, n_answers: int = 1) -> tuple[list[int], bool]:
+    """The statuses that come back, and whether the connection was closed.
+
+    That, or so many answers, is awaited; then it is listened for a moment whether more comes.
+    """
+    with closing(socket.create_connection(("127.0.0.1", port), LIMIT_S)) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may be refused before it has all come
             connection.sendall(request)
-        answer, is_closed = _heard(connection)
-    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", answer)], is_closed
+        return _heard(connection, n_answers)
 
 
-def _heard(connection: socket.socket) -> tuple[bytes, bool]:
-    heard = b""
+def _heard(connection: socket.socket, n_answers: int) -> tuple[list[int], bool]:
+    heard, statuses = b"", list[int]()
     while True:
         try:
             piece = connection.recv(1 << 16)
         except TimeoutError:
-            assert heard, f"neither an answer nor an end in {ANSWER_S} s"
-            return heard, False
+            assert len(statuses) >= n_answers, f"neither {n_answers} answers nor an end, but {statuses}"
+            return statuses, False
         except ConnectionResetError:
-            return heard, True
+            return statuses, True
         if not piece:
-            return heard, True
+            return statuses, True
         heard += piece
-        connection.settimeout(SILENCE_S)
+        statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", heard)]
+        if len(statuses) >= n_answers:
+            connection.settimeout(SILENCE_S)
 
 
 def require_served(port: int) -> None:
-    assert httpx.get(f"http://127.0.0.1:{port}/v1/health", timeout=ANSWER_S).status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{port}/v1/health", timeout=LIMIT_S).status_code == 200

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
+import math
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from tests.contracts.test_client_and_coordinator import DEADLINE_S, ends, start, wait_for
+from tests.contracts.test_client_and_coordinator import ends, start
+from tests.waits import LIMIT_S, wait_for_file
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.task import Task
@@ -25,7 +26,7 @@ from umbel.client.loop import RunEnd
 pytestmark = pytest.mark.slow
 RUN = """
 name = "life"
-rounds = { count = 6, target = 1, over_selection = 1.0, window_s = 30 }
+rounds = { count = 6, target = 1, over_selection = 1.0, window_s = 100 }
 evaluation = { every = 1, clients = 2 }
 stop = { metric = "evaluation.loss", target = 0.5, minimum = 2 }
 retention = { versions = 2 }
@@ -33,14 +34,20 @@ retention = { versions = 2 }
 
 
 class Ward(Client):
-    """Adds one to every weight; its loss is how far the weights are from five."""
+    """Adds one to every weight; its loss is how far the weights are from five.
 
-    def __init__(self) -> None:
+    With weights of `holds_at` or more it trains until it is told to stop, or `goes_on` is set.
+    """
+
+    def __init__(self, holds_at: float = math.inf) -> None:
         self.model, self.sample_count = nn.Linear(2, 1), 3
         self.measured = 0
+        self.holds_at, self.goes_on = holds_at, threading.Event()
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
-        time.sleep(0.5)  # rounds that take a while, so that an operator can be in time for one
+        holds = float(next(model.parameters()).detach().mean()) >= self.holds_at
+        while holds and not self.goes_on.wait(0.02) and not plan.should_stop():
+            pass
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
@@ -65,7 +72,7 @@ class House:
         (self.data / "endpoint").unlink(missing_ok=True)
         arguments = ["--data", str(self.data), "--port", self.port, "--log-level", "warning"]
         process = start("umbel.server.commands.serve", *arguments)
-        wait_for(self.data / "endpoint")
+        wait_for_file(self.data / "endpoint", process)
         return process
 
     def kill(self) -> None:
@@ -99,8 +106,8 @@ def house(tmp_path: Path) -> Iterator[House]:
 class Wards:
     """Three clients, each in a thread."""
 
-    def __init__(self, house: House, directory: Path) -> None:
-        self.apps = [Ward() for _ in range(3)]
+    def __init__(self, house: House, directory: Path, holds_at: float = math.inf) -> None:
+        self.apps = [Ward(holds_at) for _ in range(3)]
         self.ends: dict[int, RunEnd] = {}
         with house.operator() as operator:
             tokens = operator.create_tokens(3)
@@ -114,9 +121,13 @@ class Wards:
     def _take_part(self, number: int, url: str, state: Path, token: str) -> None:
         self.ends[number] = run_client(self.apps[number], url, state, "life", token, f"w{number}")
 
+    def go_on(self) -> None:
+        for app in self.apps:
+            app.goes_on.set()
+
     def join(self) -> list[RunEnd]:
         for thread in self._threads:
-            thread.join(DEADLINE_S)
+            thread.join(LIMIT_S)
         return [self.ends[number] for number in range(3)]
 
 
@@ -137,7 +148,7 @@ def until_round(house: House, number: int) -> None:
 def test_a_run_lives_through_pause_kill_rollback_and_ends_at_its_target(house: House, tmp_path: Path) -> None:
     begin(house)
     assert house.told("pause", "life", "--reason", "not yet")["status"] == "paused"
-    wards = Wards(house, tmp_path)
+    wards = Wards(house, tmp_path, holds_at=2.0)  # no third round ends before the operator has paused the run
     house.restart()
     assert house.told("list")[0]["status"] == "paused"
     shown = house.umbel("show", "life")
@@ -146,6 +157,7 @@ def test_a_run_lives_through_pause_kill_rollback_and_ends_at_its_target(house: H
     until_round(house, 2)
     paused = house.told("pause", "life", "--now")
     assert paused["status"] == "paused"
+    wards.go_on()
     back = house.told("rollback", "life", "--to", "0", "--reason", "to see it")
     assert (back["status"], back["model"]["version"]) == ("paused", paused["model"]["version"] + 1)
     assert "stands on this model already" in house.umbel("rollback", "life", "--to", "0").stderr

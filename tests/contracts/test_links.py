@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.contracts.two_hosts import COORDINATOR_IP, PORT, Incident, Meter, TwoHosts, two_hosts, why_not
+from tests.waits import LIMIT_S, wait_for_file
 from umbel.client.link import chunk_bytes
 
 _WHY_NOT = why_not()
@@ -22,7 +22,6 @@ URL = f"http://{COORDINATOR_IP}:{PORT}"
 WIDTH = 1000
 HEADERS = 1514 / 1448  # what a full packet has on the wire, over what it carries
 CONTROL_BYTES = 300_000  # check-ins, polls, reports, connections
-START_S = 60.0
 
 APP = """
 import os, time
@@ -72,7 +71,7 @@ class Case:
         return HEADERS * (self.update_bytes + (n_cuts + 1) * chunk) + CONTROL_BYTES
 
 
-FAST = Case(mbit_s=100, n_values=5_000_000, window_s=60, n_cuts=3, outage_s=3, deadline_s=60)
+FAST = Case(mbit_s=100, n_values=5_000_000, window_s=60, n_cuts=3, outage_s=3, deadline_s=LIMIT_S)
 SLOW = Case(mbit_s=10, n_values=50_000_000, window_s=400, n_cuts=8, outage_s=30, deadline_s=400)
 
 
@@ -90,7 +89,7 @@ def test_a_cut_costs_a_chunk_and_an_outage_no_round(hosts: TwoHosts, tmp_path: P
         join = ["join", "--server", URL, "--app", "heavy:Heavy", "--run", "heavy", "--state", "state", "--json"]
         site = hosts.client.umbel(*join, cwd=tmp_path, UMBEL_TOKEN=token, HEIGHT=str(case.n_values // WIDTH))
         try:
-            wait_for(tmp_path / "training")
+            wait_for_file(tmp_path / "training", site, tmp_path / "join.log")
             hosts.shape(case.mbit_s)  # after the download, which is not what is measured
             meter = Meter(pid, incidents(hosts, case))
             with meter.running():
@@ -138,12 +137,12 @@ def coordinator(hosts: TwoHosts, folder: Path) -> Generator[tuple[int, str, Path
     serve = ["serve", "--data", "data", "--host", COORDINATOR_IP, "--port", str(PORT)]
     process = hosts.coordinator.umbel(*serve, cwd=folder)
     try:
-        wait_for(folder / "data" / "endpoint")
+        wait_for_file(folder / "data" / "endpoint", process, folder / "serve.log")
         key = folder / "data" / "admin.key"
         yield process.pid, operate(hosts, folder, key, "token", "create")["tokens"][0], key
     finally:
         process.terminate()
-        process.communicate(timeout=START_S)
+        process.communicate(timeout=LIMIT_S)
 
 
 def create_run(hosts: TwoHosts, folder: Path, key: Path, case: Case) -> None:
@@ -156,13 +155,6 @@ def create_run(hosts: TwoHosts, folder: Path, key: Path, case: Case) -> None:
 def operate(hosts: TwoHosts, folder: Path, key: Path, *command: str) -> Any:
     where = ["--server", URL, "--admin-key-file", str(key), "--json"]
     process = hosts.coordinator.umbel(*command, *where, cwd=folder)
-    out, _ = process.communicate(timeout=START_S)
+    out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, (folder / f"{command[0]}.log").read_text()
     return json.loads(out)
-
-
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + START_S
-    while not path.exists():
-        assert time.monotonic() < until, f"{path.name} never came"
-        time.sleep(0.02)

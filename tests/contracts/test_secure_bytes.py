@@ -12,15 +12,16 @@ import pytest
 
 from tests.meter import Meter, MeteredTransport
 from tests.postgres import Cluster
-from tests.secure_cohort import LAYOUT, STATE, Attempt, secure_run, until
+from tests.secure_cohort import LAYOUT, STATE, Attempt, secure_run
 from tests.secure_device import SecureDevice
 from tests.server.test_replicas_together import pair
 from tests.server_device import House, Json, LateClock, house, rows
+from tests.waits import until
 from umbel.aggregation.round import Training
 from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.server import Phase
-from umbel.server import coordinator, uptime
+from umbel.server import uptime
 from umbel.sim.experiments.secure_window import SecureWindow
 from umbel.sim.experiments.window import Cohort
 from umbel.sim.fleet.build import build_fleet
@@ -45,7 +46,7 @@ class Metered:
     @classmethod
     async def begun(cls, it: House, clock: LateClock) -> "Metered":
         """Everybody has its assignment and the model."""
-        await it.begin(secure_run(target=N, minimum=N, window_s=60.0), STATE)
+        await it.begin(secure_run(target=N, minimum=N), STATE)
         metered = cls(Attempt.of(it, clock, await it.devices(N, sample_count=0)))
         await metered.attempt.each(SecureDevice.begin)
         await metered.attempt.each(_fetch_model)
@@ -157,12 +158,15 @@ def test_what_was_sent_to_other_coordinators_is_in_the_record_too(
             follower = other if leader is one else one
             for party, it in zip(attempt.parties, (follower, follower, leader), strict=True):
                 metered.connect(party, it)
-            drivers = [it.state.coordinator.drivers["demo"] for it in (one, other)]
-            await until(lambda: all(driver.state.exchange.phase is Phase.UNMASKING for driver in drivers))
-            monkeypatch.setattr(coordinator, "LOOK_S", 3600.0)
-            await asyncio.sleep(0.5)  # both have begun to wait as long
+            drivers = [await it.driver() for it in (one, other)]
+            await until(
+                "unmasking at both", lambda: all(one.state.exchange.phase is Phase.UNMASKING for one in drivers)
+            )
+            for it in (one, other):
+                it.state.coordinator._looking.cancel()
+                await asyncio.wait([it.state.coordinator._looking])
             await attempt.speak(Phase.UNMASKING, (0, 1))
-            await until(lambda: not any(driver._traffic.assignments for driver in drivers))
+            await until("bytes that are stored", lambda: not any(one._traffic.assignments for one in drivers))
             await attempt.speak(Phase.UNMASKING, (2,))
             [record] = await one.ended(1)
             assert record["committed"], record["reason"]
@@ -173,9 +177,9 @@ def test_what_was_sent_to_other_coordinators_is_in_the_record_too(
 
 async def leads(*houses: House) -> House:
     """Which of these coordinators closes the round, once one does."""
-    while True:
+
+    def found() -> House | None:
         holders = {row[1] for row in rows(houses[0].settings)["leases"] if str(row[0]).startswith("close")}
-        for it in houses:
-            if it.state.services.replicas.id in holders:
-                return it
-        await asyncio.sleep(0.02)
+        return next((it for it in houses if it.state.services.replicas.id in holders), None)
+
+    return await until("a coordinator that closes the round", found)

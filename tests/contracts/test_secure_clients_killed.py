@@ -19,9 +19,10 @@ import pytest
 import torch
 
 from tests.consortium import first_list, signed
-from tests.contracts.test_client_and_coordinator import DEADLINE_S, Coordinator, wait_for
+from tests.contracts.test_client_and_coordinator import Coordinator
 from tests.killing import start
 from tests.mortal_sites import IN_TRAINING, NAMES, RUN, SAMPLES, MortalSite, fresh_model
+from tests.waits import LIMIT_S, wait_for_file
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.records import Fate, RoundRecord
@@ -83,11 +84,11 @@ def running(data: Path) -> Generator[Coordinator]:
     """A coordinator in a process of its own."""
     process = start(Settings(data=data, port=0))
     try:
-        wait_for(data / "endpoint")
+        wait_for_file(data / "endpoint", process, data / "log")
         yield Coordinator((data / "endpoint").read_text().strip(), (data / "admin.key").read_text().strip())
     finally:
         process.terminate()
-        process.join(DEADLINE_S)
+        process.join(LIMIT_S)
 
 
 class Sites:
@@ -119,7 +120,7 @@ class Sites:
         processes = {name: site.start(life=0, after_round=0) for name, site in self._sites.items()}
         try:
             while processes:
-                ready = wait([process.sentinel for process in processes.values()], DEADLINE_S)
+                ready = wait([process.sentinel for process in processes.values()], LIMIT_S)
                 assert ready, "for long nobody has died or left"
                 for name in [name for name, process in processes.items() if process.sentinel in ready]:
                     process, log = processes.pop(name), self._sites[name].log

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from tests.consortium import first_list, signed
-from tests.contracts.test_client_and_coordinator import DEADLINE_S
 from tests.contracts.test_life_of_a_run import House
 from tests.meter import Meter
+from tests.waits import LIMIT_S
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.member_files import members_bytes
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
@@ -76,7 +76,7 @@ class Sites:
     `self.create`: what the operator types, which names the list by its hash alone.
     """
 
-    def __init__(self, house: House, directory: Path, count: int = 2, window_s: float = 20.0, target: int = 4) -> None:
+    def __init__(self, house: House, directory: Path, count: int = 2, window_s: float = 100.0, target: int = 4) -> None:
         self.house, self.directory = house, directory
         self.ends: dict[str, RunEnd] = {}
         self.lines: dict[str, Line] = {}
@@ -139,7 +139,7 @@ def test_four_sites_make_two_secure_rounds(house: House, tmp_path: Path) -> None
     sites = Sites(house, tmp_path)
     house.told(*sites.create)
     for thread in sites.start():
-        thread.join(DEADLINE_S)
+        thread.join(LIMIT_S)
 
     assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
         NAMES, ("finished", 2)
@@ -160,7 +160,7 @@ def test_a_record_has_the_bytes_that_its_clients_have_seen_go_by(house: House, t
     sites = Sites(house, tmp_path, count=1, target=3)
     house.told(*sites.create)
     for thread in sites.start(*NAMES[1:]):
-        thread.join(DEADLINE_S)
+        thread.join(LIMIT_S)
 
     [record] = house.told("show", "masked")["ended"]
     assert record["committed"], record["reason"]
@@ -173,14 +173,14 @@ def test_a_record_has_the_bytes_that_its_clients_have_seen_go_by(house: House, t
 
 def test_a_coordinator_that_is_killed_asks_again_and_is_told_the_same(house: House, tmp_path: Path) -> None:
     """Who is back too late is left out of a round; nobody who is in one is told to make it twice."""
-    sites = Sites(house, tmp_path)
+    sites = Sites(house, tmp_path, window_s=20.0)
     house.told(*sites.create)
     threads = sites.start()
     for _ in range(3):
         time.sleep(0.4)
         house.restart()
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(LIMIT_S)
 
     assert {name: end.status for name, end in sites.ends.items()} == dict.fromkeys(NAMES, "finished")
     with house.operator() as operator:
@@ -195,7 +195,7 @@ def test_a_stranger_is_told_at_once_where_the_coordinator_has_the_list(house: Ho
     sites = Sites(house, tmp_path)
     house.told(*sites.create, *sites.with_list)
     for thread in [*sites.start("eve"), *sites.start()]:
-        thread.join(DEADLINE_S)
+        thread.join(LIMIT_S)
     assert sites.refusals["eve"].kind == "not-a-member"
     assert "'eve' is none: have an officer add its name and key" in sites.refusals["eve"].detail
     assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
@@ -224,7 +224,7 @@ def test_sites_stay_while_a_stranger_is_drawn_and_go_on_once_the_coordinator_has
     assert "--members" not in given.stderr
     threads += sites.start(NAMES[0])
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(LIMIT_S)
     assert sites.refusals["eve"].kind == "not-a-member"
     assert {name: (end.status, end.accepted) for name, end in sites.ends.items()} == dict.fromkeys(
         NAMES, ("finished", 2)

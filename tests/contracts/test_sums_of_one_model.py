@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.lifecycle_house import obeyed
 from tests.server_device import House, Json, house, run_file
+from tests.waits import LIMIT_S
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.shutdown import Shutdown
 
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.slow
 SECURE = '[codec]\nname = "integer"\nstep = 0.01\nfirst_norm = 3.0\n[secure_aggregation]\nexpected_sample_count = 4\n'
 SAMPLES = {"anna": 2, "bert": 3, "cora": 5, "dora": 7, "east": 11}
 STAYING = ("anna", "bert", "cora", "dora")
-DEADLINE_S = 60.0
 
 
 class Ward(Client):
@@ -93,14 +93,14 @@ class Sites:
 @asynccontextmanager
 async def federation(tmp_path: Path, apps: Mapping[str, Ward], count: int) -> AsyncGenerator[tuple[House, Sites]]:
     """All of them take part from now on, until the run is over."""
-    text = run_file(count=count, target=len(apps), minimum=3, over_selection=1.0, window_s=20.0) + SECURE
+    text = run_file(count=count, target=len(apps), minimum=3, over_selection=1.0, window_s=60.0) + SECURE
     start = {name: torch.zeros_like(values) for name, values in nn.Linear(30, 10).state_dict().items()}
     async with house(tmp_path / "coordinator") as it:
         await it.begin(text, start)
         sites = Sites(it, tmp_path, apps)
         await sites.start()
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(LIMIT_S):
                 yield it, sites
         except BaseException:
             for app in apps.values():

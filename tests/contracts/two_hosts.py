@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.waits import wait_until
+
 REPOSITORY = Path(__file__).parents[2]
 COORDINATOR_IP, CLIENT_IP = "10.99.0.1", "10.99.0.2"
 PORT = 8750
@@ -80,10 +82,8 @@ class TwoHosts:
 
     def cut(self) -> None:
         """Reset every connection between the two, from the coordinator's end: the client hears of it by the line."""
-        until = time.monotonic() + 10
-        while not self.coordinator.run("ss", "-KHtn", "state", "established", "dst", CLIENT_IP).strip():
-            assert time.monotonic() < until, "there is no connection to cut, or this kernel's ss cannot (-K)"
-            time.sleep(0.01)
+        cut = ("ss", "-KHtn", "state", "established", "dst", CLIENT_IP)
+        wait_until("a connection that ss -K can cut", lambda: self.coordinator.run(*cut).strip())
         self.n_cuts += 1
 
     def unplug(self, seconds: float) -> None:

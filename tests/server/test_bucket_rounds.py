@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from tests.federation import Federation, check
-from tests.killing import Death, free_port, start
+from tests.killing import Death, start
+from tests.ports import own_port
 from tests.s3_server import S3Server, Wire, bucket_fields, bucket_settings, s3_server
 from tests.server_device import House, house, run_file, small_state, update_of
+from tests.waits import LIMIT_S
 from umbel.server import bucket
 from umbel.server.blobs import BlobStore, model_key, open_blobs
 from umbel.server.housekeeping import sweep_blobs
@@ -92,11 +94,11 @@ async def fare_despite(settings: Settings, death: Death, blobs: BlobStore) -> se
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=10.0) as http:
             federation = Federation(http, settings)
             running = asyncio.create_task(federation.run())
-            await asyncio.to_thread(process.join, 60.0)
+            await asyncio.to_thread(process.join, LIMIT_S)
             assert process.exitcode == -signal.SIGKILL
             left = set(await asyncio.to_thread(lambda: list(blobs.keys("updates"))))
             process = start(settings)
-            check(await asyncio.wait_for(running, 60.0), federation.accepted)
+            check(await asyncio.wait_for(running, LIMIT_S), federation.accepted)
             return left
     finally:
         process.kill()
@@ -125,7 +127,7 @@ async def model_keys(settings: Settings) -> set[str]:
 def test_what_a_crash_left_in_a_bucket_goes_and_what_is_referred_to_stays(
     server: S3Server, tmp_path: Path, death: Death
 ) -> None:
-    settings = bucket_settings(server, tmp_path / "data", port=free_port(), download_links=False)
+    settings = bucket_settings(server, tmp_path / "data", port=own_port(), download_links=False)
     blobs = open_blobs(settings.model_copy(update={"data": tmp_path / "eyes"}))
     left = asyncio.run(fare_despite(settings, death, blobs))
     assert left, "else this shows nothing"

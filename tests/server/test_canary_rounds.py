@@ -19,11 +19,12 @@ from tests.server_device import (
     stored_updates,
     update_of,
 )
+from tests.waits import until
 from umbel.aggregation.layout import Layout
 
 LAYOUT = Layout.of_state(small_state())
 CANARY = "[canary]\nclients = 2\nshare = 0.25\n"
-RUN = lifecycle_run(CANARY, count=1, target=2)
+RUN = lifecycle_run(CANARY, count=1, target=2, window_s=60.0)
 PROBE: Json = {"steps_full": 16, "step_s": 0.5, "download_bytes_per_s": 1e6}
 SLOW: Json = {**PROBE, "step_s": 5.0}
 
@@ -81,8 +82,7 @@ def test_a_canary_that_passes_makes_no_model_and_the_first_round_begins(tmp_path
             assert (await it.ended(2))[1]["model_version"] == 1
             assert await status(it) == ("finished", "the one round is committed")
             assert (await it.progress())["run"]["rounds_done"] == 1
-            while stored_updates(it.settings):  # noqa: ASYNC110 - nothing rings when a file is gone
-                await asyncio.sleep(0.01)
+            await until("a store without updates", lambda: not stored_updates(it.settings))
 
     asyncio.run(scenario())
 
@@ -91,7 +91,7 @@ def test_a_canary_that_passes_makes_no_model_and_the_first_round_begins(tmp_path
 def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(lifecycle_run('[canary]\non_failure = "stop"\n', target=3), small_state())
+            await it.begin(lifecycle_run('[canary]\non_failure = "stop"\n', target=3, window_s=60.0), small_state())
             devices = await it.devices(3)
             tasks = await asyncio.gather(*(device.work(LAYOUT) for device in devices))
             await delivered(devices[0], tasks[0], {**SLOW, "is_loss_finite": False}, value=5.0)
@@ -125,7 +125,7 @@ def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: P
 def test_one_broken_site_of_three_holds_up_nobody_and_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(lifecycle_run("[canary]\n", count=1, target=3), small_state())
+            await it.begin(lifecycle_run("[canary]\n", count=1, target=3, window_s=60.0), small_state())
             devices = await it.devices(3)
             probes = ({**SLOW, "is_loss_finite": False}, PROBE, PROBE)
             await asyncio.gather(*(tried(device, probe) for device, probe in zip(devices, probes, strict=True)))
@@ -143,7 +143,7 @@ def test_one_broken_site_of_three_holds_up_nobody_and_is_named(tmp_path: Path) -
 def test_a_canary_that_fails_pauses_the_run_and_when_it_is_resumed_others_try(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(lifecycle_run("[canary]\nclients = 2\n", count=1, target=2), small_state())
+            await it.begin(lifecycle_run("[canary]\nclients = 2\n", count=1, target=2, window_s=60.0), small_state())
             devices = await it.devices(4)
             first, _ = await asyncio.gather(*(tried(device, SLOW) for device in devices[:2]))
             assert first["id"] == "demo.1.c1.d0"
@@ -178,7 +178,9 @@ def test_a_canary_that_fails_pauses_the_run_and_when_it_is_resumed_others_try(tm
 def test_a_canary_that_may_fail_says_so_and_the_run_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(lifecycle_run(CANARY + 'on_failure = "widen"\n', count=1, target=2), small_state())
+            await it.begin(
+                lifecycle_run(CANARY + 'on_failure = "widen"\n', count=1, target=2, window_s=60.0), small_state()
+            )
             devices = await it.devices(2)
             await asyncio.gather(*(tried(device, SLOW) for device in devices))
             await asyncio.gather(*(train(device, LAYOUT, 0.5) for device in devices))
@@ -240,7 +242,7 @@ def test_a_report_without_a_probe_that_makes_sense_is_refused(
 ) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
-            await it.begin(lifecycle_run("[canary]\nclients = 1\n"), small_state())
+            await it.begin(lifecycle_run("[canary]\nclients = 1\n", window_s=60.0), small_state())
             [device] = await it.devices(1)
             assignment = await device.work(LAYOUT)
             update = update_of(LAYOUT, vector(LAYOUT, 0.5))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.server_device import Device, Json, house, problem, run_file, small_state
+from tests.waits import until
 from umbel.aggregation.errors import ReplayedNonce
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.types import ClientId
@@ -36,7 +37,10 @@ def test_a_stranger_who_repeats_a_clients_check_in_does_not_end_those_it_holds_o
             body = body_of(device, layout, 20.0)
             signed: list[Json] = [device.headers("POST", _URL, body) for _ in range(HELD_MAX)]
             held = [asyncio.create_task(it.http.post(_URL, content=body, headers=one)) for one in signed]
-            await asyncio.sleep(0.5)  # until they are held
+            lines = it.state.lines._held
+            await until("as many held requests", lambda: len(lines.get(device.name, ())) == HELD_MAX)
+            bells = (await it.driver()).bells
+            await until("a request that waits", lambda: len(bells._listening.get(device.name, ())) == HELD_MAX)
             for one in signed:
                 assert problem(await it.http.post(_URL, content=body, headers=one)) == "replayed-nonce"
             assert not any(request.done() for request in held)
@@ -72,7 +76,7 @@ def test_a_check_in_that_is_not_admitted_leaves_the_waiting_room_as_it_was(tmp_p
         async with house(tmp_path) as it:
             await it.begin(run_file(target=2), small_state())
             [device] = await it.devices(1)
-            waiters, room = it.state.services.waiters, it.state.coordinator.drivers["demo"].waiting
+            waiters, room = it.state.services.waiters, (await it.driver()).waiting
             candidate = Candidate(ClientId(device.name), 10)
             waiter = await room.enter(candidate, 30.0, waiters.put)
             await asyncio.sleep(0.01)
@@ -107,7 +111,9 @@ def test_replays_do_not_take_the_others_share(tmp_path: Path, monkeypatch: pytes
             monkeypatch.setattr(Database, "write", counted)
             asked = [it.http.post(_URL, content=body, headers=one) for fresh in new for one in (old, fresh, fresh)]
             answers = [answer.status_code for answer in await asyncio.gather(*asked)]
-            assert answers == [401, 200, 401] * len(new)
+            assert answers[::3] == [401] * len(new)
+            pairs = zip(answers[1::3], answers[2::3], strict=True)
+            assert all(sorted(pair) == [200, 401] for pair in pairs), "either may come first"
             assert 0 < transactions["admit"] < len(new)
 
     asyncio.run(scenario())
@@ -118,7 +124,7 @@ def test_who_has_left_is_stored_with_the_next_check_ins_even_if_one_of_those_is_
         async with house(tmp_path) as it:
             layout = await it.begin(run_file(target=4), small_state())
             devices, waiters = await it.devices(3), it.state.services.waiters
-            room = it.state.coordinator.drivers["demo"].waiting
+            room = (await it.driver()).waiting
             body = body_of(devices[0], layout, 0.0)
             old = devices[0].headers("POST", _URL, body)
             assert (await it.http.post(_URL, content=body, headers=old)).status_code == 200
@@ -140,7 +146,7 @@ def test_what_was_taken_for_a_transaction_that_fails_is_stored_by_itself(tmp_pat
         async with house(tmp_path) as it:
             await it.begin(run_file(target=4), small_state())
             [device] = await it.devices(1)
-            waiters, room = it.state.services.waiters, it.state.coordinator.drivers["demo"].waiting
+            waiters, room = it.state.services.waiters, (await it.driver()).waiting
             waiter = await room.enter(Candidate(ClientId(device.name), 10), 30.0, waiters.put)
             room.leave(waiter, still_waits=False)
             taken = waiters.take_noted()

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.postgres import Cluster
-from tests.server_device import Device, House, house, houses_over, run_file, small_state
+from tests.server_device import Device, house, houses_over, run_file, small_state
+from tests.waits import until
 from umbel.aggregation.canonical import Written
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.records import ClientRecord, Fate, RoundRecord
@@ -55,11 +56,6 @@ async def train(devices: Sequence[Device], layout: Layout, n_rounds: int) -> Non
         await asyncio.gather(*(device.take_part(layout, torch.ones(layout.n_values)) for device in devices))
 
 
-def driver_of(it: House) -> RunDriver:
-    found: RunDriver = it.state.coordinator.drivers["demo"]
-    return found
-
-
 def sent_away_until(driver: RunDriver) -> list[float]:
     """When clients of a large fleet are told to come, as this replica has it."""
     driver.pacing.population = 50_000
@@ -69,10 +65,7 @@ def sent_away_until(driver: RunDriver) -> list[float]:
 
 async def knowing(driver: RunDriver, n_observations: int) -> None:
     """Wait until so many report times are known."""
-    deadline = time.monotonic() + 10
-    while len(evidence_of(driver)) < n_observations:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await until("enough report times", lambda: len(evidence_of(driver)) >= n_observations, lambda: evidence_of(driver))
 
 
 def evidence_of(driver: RunDriver) -> Sequence[object]:
@@ -87,12 +80,12 @@ def test_a_replica_learns_the_rhythm_of_rounds_that_another_has_ended(tmp_path: 
     async def scenario() -> None:
         async with house(tmp_path) as one, house(tmp_path) as other:
             layout = await one.begin(run_file(count=9, target=5, window_s=600), small_state())
-            await other.http.get("/v1/admin/runs/demo", headers=other.admin)  # it looks from now on
+            here, there = await one.driver(), await other.driver()  # which looks from now on
             await train(await one.devices(5), layout, 3)
-            await knowing(driver_of(one), 15)
-            await knowing(driver_of(other), 15)
-            times = zip(sent_away_until(driver_of(one)), sent_away_until(driver_of(other)), strict=True)
-            assert all(math.isclose(here, there, abs_tol=2.0) for here, there in times)
+            await knowing(here, 15)
+            await knowing(there, 15)
+            times = zip(sent_away_until(here), sent_away_until(there), strict=True)
+            assert all(math.isclose(one_at, other_at, abs_tol=2.0) for one_at, other_at in times)
 
     with houses_over(lambda _: url):
         asyncio.run(scenario())
@@ -104,11 +97,11 @@ def test_a_round_that_is_noted_and_read_counts_once(tmp_path: Path) -> None:
             layout = await it.begin(run_file(count=3, target=2), small_state())
             await train(await it.devices(2), layout, 1)
             await it.ended(1)
-            driver = driver_of(it)
+            driver = await it.driver()
             await knowing(driver, 2)
             await driver.chronicle.look()
             assert len(evidence_of(driver)) == 2
         async with house(tmp_path) as it:
-            assert len(evidence_of(driver_of(it))) == 2
+            assert len(evidence_of(await it.driver())) == 2
 
     asyncio.run(scenario())

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.postgres import Cluster
 from tests.server.test_process import SERVE
+from tests.waits import LIMIT_S, until
 from umbel.server.clock import SystemClock
 from umbel.server.clock_check import APART_MAX_S, ClockApart, ClockWatch, ahead_s, require_agreement
 from umbel.server.database import Database
@@ -60,7 +61,7 @@ def test_a_clock_that_is_the_databases_is_fine_and_one_that_is_far_off_is_refuse
     with opened(postgresql.new_database()) as (runner, database):
         for fine_s in (0.0, APART_MAX_S - 2.0, 2.0 - APART_MAX_S):
             runner.run(require_agreement(database, OffClock(fine_s)))
-        with pytest.raises(ClockApart, match=r"clock is (59\.\d|60\.0) s ahead of the database's.*NTP"):
+        with pytest.raises(ClockApart, match=r"clock is [1-6]\d\.\d s ahead of the database's.*NTP"):
             runner.run(require_agreement(database, OffClock(60.0)))
         with pytest.raises(ClockApart, match="behind the database's"):
             runner.run(require_agreement(database, OffClock(-60.0)))
@@ -75,9 +76,11 @@ def test_sqlite_has_no_other_clock(tmp_path: Path) -> None:
 def test_a_coordinator_with_a_wrong_clock_does_not_start(postgresql: Cluster, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRONG_CLOCK.format(120) + SERVE, "--data", str(tmp_path), "--port", "0"]
     environment = {**os.environ, "UMBEL_DATABASE_URL": postgresql.new_database()}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60.0)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1
-    assert re.search(r"umbel serve: this machine's clock is (119\.\d|120\.0) s ahead of the database's", done.stderr)
+    told = re.search(r"umbel serve: this machine's clock is ([\d.]+) s ahead of the database's", done.stderr)
+    assert told is not None, done.stderr
+    assert APART_MAX_S < float(told[1]) <= 120.0, "no more is claimed than is certain"
     assert "Traceback" not in done.stderr
 
 
@@ -91,14 +94,14 @@ def test_one_that_drifts_while_running_is_warned_of_once_and_again_when_it_recur
         await replicas.start()
         assert not caplog.records
         clock.off_s = 30.0
-        while not caplog.records:  # noqa: ASYNC110 - a heartbeat rings nothing
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(1.5)
+        await until("a warning", lambda: caplog.records)
+        for _ in range(3):
+            await replicas._look()
         await replicas.close()
         await database.close()
 
     with caplog.at_level(logging.WARNING, "umbel.server.clock_check"):
-        asyncio.run(asyncio.wait_for(scenario(), 30.0))
+        asyncio.run(scenario())
     [record] = caplog.records
     assert "s ahead of the database's: windows close" in record.getMessage()
 

@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from tests.postgres import Cluster, binaries, cluster
 from tests.server.test_process import SERVE
 from tests.server_device import House, problem, run_file, small_state, update_of
+from tests.waits import LIMIT_S, wait_for_file
 from umbel.server import database_outage
 from umbel.server.database import Database
 from umbel.server.database_outage import DatabaseAway, DatabaseOutage
@@ -42,15 +42,10 @@ def serving(url: str, data: Path, log: Path) -> Generator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
-        deadline = time.monotonic() + 60.0
-        while not (data / "endpoint").exists():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield (data / "endpoint").read_text().strip()
+        yield wait_for_file(data / "endpoint", process, log).read_text().strip()
     finally:
         process.terminate()
-        assert process.wait(30.0) == 0
+        assert process.wait(LIMIT_S) == 0
 
 
 @pytest.mark.slow

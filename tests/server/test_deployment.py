@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.killing import free_port, start
+from tests.killing import start
+from tests.ports import own_port
 from tests.postgres import Cluster
 from tests.s3_server import bucket_settings, s3_server
 from tests.server.test_process import SERVE
+from tests.waits import LIMIT_S, wait_for_file
 from umbel.server.audit_key import AuditKey
 from umbel.server.auth import AdminKey
 from umbel.server.blobs import open_blobs
@@ -155,11 +157,10 @@ def test_a_bucket_is_marked_and_compared_as_a_directory_is(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_coordinator_that_does_not_fit_says_so_before_it_listens(made: Make, tmp_path: Path) -> None:
-    first = start(made(port=free_port(), data=tmp_path / "first"))
+    first = start(made(port=own_port(), data=tmp_path / "first"))
     try:
-        while not (tmp_path / "first" / "endpoint").exists():
-            assert first.is_alive()
-        port = free_port()
+        wait_for_file(tmp_path / "first" / "endpoint", first, tmp_path / "first" / "log")
+        port = own_port()
         command = [sys.executable, "-c", SERVE, "--data", str(tmp_path / "second"), "--port", str(port)]
         settings = made()
         environment = {
@@ -168,7 +169,7 @@ def test_a_coordinator_that_does_not_fit_says_so_before_it_listens(made: Make, t
             "UMBEL_BLOBS": str(tmp_path / "elsewhere"),
             "UMBEL_AUDIT_KEY_FILE": str(settings.audit_key_file),
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60.0)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith("umbel serve: the blobs in")
         assert "Traceback" not in done.stderr

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from tests.server_device import House, Json, house, run_file, small_state, update_of
+from tests.waits import LIMIT_S, until
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.round import Closing, Committed
+from umbel.aggregation.types import RunId
 from umbel.server import letters, run_rows
+from umbel.server.driver import RunDriver
 from umbel.server.traffic import Traffic
 
 LAYOUT = Layout.of_state(small_state())
@@ -57,25 +61,52 @@ def test_a_cohort_that_is_read_in_parts_is_told_and_signed_whole(
     asyncio.run(scenario())
 
 
+class SlowTraffic:
+    """A coordinator's counted bytes, which it begins to store, and goes on with when `goes_on` is set."""
+
+    def __init__(self, it: House, driver: RunDriver) -> None:
+        self.driver = driver
+        self.goes_on = asyncio.Event()
+        self._has_begun = asyncio.Event()
+        rounds = it.state.services.rounds
+        self._store, rounds.add_traffic = rounds.add_traffic, self._add
+
+    async def begun(self) -> "asyncio.Task[None]":
+        """Have it store what it has counted; the task, once it is at it."""
+        storing = asyncio.create_task(self.driver.flush_traffic())
+        await asyncio.wait_for(self._has_begun.wait(), LIMIT_S)
+        return storing
+
+    def go_on_when_it_closes(self) -> None:
+        close = self.driver.close
+
+        async def closing() -> None:
+            self.goes_on.set()
+            await close()
+
+        self.driver.close = closing  # type: ignore[method-assign]
+
+    async def _add(self, run: RunId, counted: Traffic) -> None:
+        if counted.assignments:
+            self._has_begun.set()
+            await self.goes_on.wait()
+        await self._store(run, counted)
+
+
 def test_bytes_that_are_being_stored_while_a_round_closes_are_told_of_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
             await it.begin(run_file(target=1), small_state())
             [device] = await it.devices(1)
             assignment = await device.work(LAYOUT)
-            rounds, driver = it.state.services.rounds, it.state.coordinator.drivers["demo"]
-            store = rounds.add_traffic
-
-            async def store_slowly(run: str, counted: Traffic) -> None:
-                await asyncio.sleep(0.5 if counted.assignments else 0.0)
-                await store(run, counted)
-
-            rounds.add_traffic = store_slowly
+            slow = SlowTraffic(it, await it.driver())
             model = await device.send("GET", f"/v1/models/{assignment['model']['sha256']}")
-            storing = asyncio.create_task(driver.flush_traffic())
+            storing = await slow.begun()
             update = update_of(LAYOUT, torch.ones(LAYOUT.n_values))
             await device.upload(assignment["id"], update)
             await device.report(assignment["id"], update)
+            await until("a round that has closed", lambda: isinstance(slow.driver.state, Closing | Committed))
+            slow.goes_on.set()
             [record] = await it.ended(1)
             await storing
             assert record["bytes_down"] == len(model.content)
@@ -89,18 +120,12 @@ def test_bytes_that_are_being_stored_while_a_coordinator_goes_away_are_told_by_t
             await it.begin(run_file(target=1), small_state())
             [device] = await it.devices(1)
             assignment = await device.work(LAYOUT)
-            rounds, driver = it.state.services.rounds, it.state.coordinator.drivers["demo"]
-            store = rounds.add_traffic
-
-            async def store_slowly(run: str, counted: Traffic) -> None:
-                await asyncio.sleep(0.5)
-                await store(run, counted)
-
-            rounds.add_traffic = store_slowly
+            slow = SlowTraffic(it, await it.driver())
             model = await device.send("GET", f"/v1/models/{assignment['model']['sha256']}")
-            storing = asyncio.create_task(driver.flush_traffic())
-            await asyncio.sleep(0.1)
+            storing = await slow.begun()
             storing.cancel()
+            await asyncio.wait([storing])
+            slow.go_on_when_it_closes()
         async with house(tmp_path) as it:
             device.http = it.http
             update = update_of(LAYOUT, torch.ones(LAYOUT.n_values))

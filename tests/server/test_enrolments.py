@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.server_device import Device, House, Json, LateClock, house, problem, run_file, small_state
+from tests.waits import until_told
 from umbel.aggregation.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("any_database")
@@ -127,6 +128,11 @@ def test_a_squatter_of_a_name_fills_no_coverage_and_the_operator_hears_of_it(tmp
     asyncio.run(scenario())
 
 
+async def two_wait_for(it: House, what: str) -> bool:
+    live = (await it.progress())["live"]
+    return live["waiting"] == 2 and what in live["why"]
+
+
 def test_only_a_tier_that_a_token_binds_counts_for_coverage(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
@@ -134,8 +140,7 @@ def test_only_a_tier_that_a_token_binds_counts_for_coverage(tmp_path: Path) -> N
             site = await enrolled(it, "hospital-a", is_bound=True)
             liar = await enrolled(it, "liar", says={"tier": "gold"})
             held = [asyncio.create_task(one.work(layout, wait_s=1.0)) for one in (site, liar)]
-            await asyncio.sleep(0.5)
-            assert "tier gold" in (await it.progress())["live"]["why"]
+            await until_told("two clients that wait for tier gold", lambda: two_wait_for(it, "tier gold"))
             gold = await enrolled(it, "gold", labels={"tier": "gold"})
             held.append(asyncio.create_task(gold.work(layout)))
             await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)

@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from tests.lifecycle_house import lifecycle_run, measure, obeyed, order, train, vector, versions
-from tests.server_device import Device, house, problem, small_state, stored_updates, update_of
+from tests.server_device import (
+    Device,
+    House,
+    LateClock,
+    house,
+    pass_time,
+    problem,
+    small_state,
+    stored_updates,
+    update_of,
+)
+from tests.waits import until_told
 from umbel.aggregation.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("any_database")
@@ -59,11 +70,14 @@ def test_those_who_did_not_train_measure_the_model_and_send_no_update(tmp_path: 
 
 def test_where_everybody_trains_nobody_is_waited_for(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
-            await it.begin(lifecycle_run(EVALUATION, count=2, window_s=3.0), small_state())
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            await it.begin(lifecycle_run(EVALUATION, count=2), small_state())
             [device] = await it.devices(1)
-            for value in (0.5, 1.0):
+            for number, value in enumerate((0.5, 1.0), start=1):
                 await train(device, LAYOUT, value)
+                await it.ended(2 * number - 1)
+                await pass_time(it, clock, 31.0)  # as long as a round waits for more clients
             ended = await it.ended(4)
             assert [(one["task"], one["round"], one["committed"]) for one in ended] == [
                 ("training", 1, True),
@@ -190,15 +204,25 @@ def test_one_liar_of_ten_neither_ends_a_run_nor_makes_its_version_the_best(tmp_p
     asyncio.run(scenario())
 
 
+async def n_waiting(it: House, count: int) -> bool:
+    """Whether so many clients wait for an evaluation."""
+    live = (await it.progress())["live"]
+    return bool(live["task"] == "evaluation" and live["waiting"] == count)
+
+
 def test_two_clients_alone_decide_nothing_and_the_record_says_so(tmp_path: Path) -> None:
-    more = '[evaluation]\nevery = 1\nclients = 3\nwindow_s = 3.0\n[stop]\nmetric = "evaluation.loss"\ntarget = 0.5\n'
+    more = '[evaluation]\nevery = 1\nclients = 3\nwindow_s = 60.0\n[stop]\nmetric = "evaluation.loss"\ntarget = 0.5\n'
 
     async def scenario() -> None:
-        async with house(tmp_path) as it:
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
             await it.begin(lifecycle_run(more), small_state())
             trainer, *others = await it.devices(3)
             await train(trainer, LAYOUT, 0.5)
-            for device, task in zip(others, await asyncio.gather(*(one.work(LAYOUT) for one in others)), strict=True):
+            working = [asyncio.create_task(one.work(LAYOUT)) for one in others]
+            await until_told("both clients waiting", lambda: n_waiting(it, 2))
+            await pass_time(it, clock, 7.0)  # as long as such a round waits for a third; a check-in is held for longer
+            for device, task in zip(others, await asyncio.gather(*working), strict=True):
                 await measure(device, task, 10, loss=0.1)
             judged = (await it.ended(2))[1]["judged"]
             assert judged["value"] is None

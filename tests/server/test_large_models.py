@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from tests.s3_server import bucket_fields, s3_server
 from tests.server.test_process import serving
 from tests.server_device import Device, House, Json, repr_digest, run_file, update_of
+from tests.waits import wait_until
 from umbel.aggregation.artifact import metadata_of
 from umbel.aggregation.layout import Layout
 from umbel.client.changes import apply_changes
@@ -42,8 +43,7 @@ class Memory:
 
     def _settle(self) -> None:
         """A coordinator loads torch once it listens: that is none of a model's memory."""
-        while "libtorch" not in (self._process / "maps").read_text():
-            time.sleep(0.1)
+        wait_until("torch in its memory", lambda: "libtorch" in (self._process / "maps").read_text())
         before = 0.0
         while (now := self._mib("VmRSS")) != before:
             before = now

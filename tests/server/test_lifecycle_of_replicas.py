@@ -1,7 +1,6 @@
 """What an operator orders of one replica holds for all of them, and survives whoever was asked."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -9,26 +8,26 @@ import pytest
 from tests.lifecycle_house import lifecycle_run, measure, obeyed, train, versions
 from tests.postgres import Cluster
 from tests.server_device import Device, House, Json, house, houses_over, small_state
+from tests.waits import until_told
 from umbel.aggregation.layout import Layout
 from umbel.server.shelf import sweep_models
 
 LAYOUT = Layout.of_state(small_state())
 
 
-async def paused(it: House, device: Device) -> Json:
+async def paused(device: Device) -> Json:
     """What this replica tells a client, once it has heard of the pause."""
-    until = time.monotonic() + 10
-    while (told := (await device.check_in(LAYOUT, wait_s=0.1)).json())["run_status"] != "paused":
-        assert time.monotonic() < until, told
-    return dict(told)
+
+    async def ask() -> Json | None:
+        told = (await device.check_in(LAYOUT, wait_s=0.1)).json()
+        return told if told["run_status"] == "paused" else None
+
+    return await until_told("a pause at the other replica", ask)
 
 
-async def there(it: House, count: int) -> list[Json]:
-    until = time.monotonic() + 10
-    while len(found := await versions(it)) < count:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.05)
-    return found
+async def versioned(it: House, count: int) -> bool:
+    """Whether there are so many versions."""
+    return len(await versions(it)) >= count
 
 
 def test_a_pause_a_rollback_and_a_resume_at_one_replica_hold_at_the_other(tmp_path: Path, postgresql: Cluster) -> None:
@@ -40,9 +39,9 @@ def test_a_pause_a_rollback_and_a_resume_at_one_replica_hold_at_the_other(tmp_pa
             [device] = await one.devices(1)
             device.http = other.http
             await train(device, LAYOUT, 0.5)
-            await there(one, 2)
+            await until_told("version 1", lambda: versioned(one, 2))
             await obeyed(one, "pause", reason="both of you")
-            assert "both of you" in (await paused(other, device))["reason"]
+            assert "both of you" in (await paused(device))["reason"]
             view = await obeyed(other, "rollback", to=0)
             assert (view["status"], view["model"]["version"]) == ("paused", 2)
             held = asyncio.create_task(device.check_in(LAYOUT, wait_s=20.0))

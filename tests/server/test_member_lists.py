@@ -14,7 +14,8 @@ from tests.consortium import OFFICERS, first_list, public_key, signed
 from tests.secure_device import SecureDevice
 from tests.server.test_replicas_together import at
 from tests.server.test_secure_rounds import LAYOUT, STATE, secure_run
-from tests.server_device import Device, House, house, problem
+from tests.server_device import Device, House, UntimedClock, house, problem
+from tests.waits import LIMIT_S, until
 from umbel.aggregation.member_files import FILE_BYTES_MAX, members_bytes
 from umbel.aggregation.members import MemberList
 from umbel.aggregation.public_keys import public_key_text
@@ -88,7 +89,7 @@ def test_a_members_name_with_another_key_is_a_stranger_too(tmp_path: Path) -> No
             assert "'d0' has another key than the one that it is enrolled with" in await told(devices[0])
             for one in devices[1:]:
                 assert (await one.check_in(LAYOUT, wait_s=0.0, sample_count=0)).status_code == 200
-            waiting = await it.state.coordinator.drivers[DEMO].waiting.candidates()
+            waiting = await (await it.driver()).waiting.candidates()
             assert sorted(one.client for one in waiting) == ["d1", "d2", "d3"]
 
     asyncio.run(scenario())
@@ -106,22 +107,19 @@ def test_without_the_list_nobody_is_turned_away(tmp_path: Path) -> None:
 
 def test_a_run_may_be_given_its_list_later_and_who_waits_already_is_not_drawn(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
+        async with house(tmp_path, UntimedClock()) as it:
             *members, stranger = await it.devices(5, sample_count=0)
             listed = list_of(*members)
             run_file = bound_run(listed)
             await it.begin(run_file, STATE)
-            driver = it.state.coordinator.drivers[DEMO]
+            driver = await it.driver()
             held = asyncio.create_task(stranger.check_in(LAYOUT, wait_s=20.0, sample_count=0))
-            async with asyncio.timeout(5.0):
-                while not driver.bells.is_heard("d4"):  # noqa: ASYNC110 - nothing rings when somebody begins to listen
-                    await asyncio.sleep(0.01)
+            await until("a request that waits", lambda: driver.bells.is_heard("d4"))
             assert [one.client for one in await driver.waiting.candidates()] == ["d4"]
             for _ in range(2):  # the same again is the same
                 assert (await put_run(it, run_file, text_of(listed))).status_code == 200
                 assert await driver.waiting.candidates() == ()
-            async with asyncio.timeout(5.0):
-                assert problem(await held) == "not-a-member"
+            assert problem(await asyncio.wait_for(held, LIMIT_S)) == "not-a-member"
             assert (await away(it)).keys() == {"d4"}
             parties = [SecureDevice(one, LAYOUT) for one in members]
             await asyncio.gather(*(one.take_part(torch.zeros(LAYOUT.n_values)) for one in parties))

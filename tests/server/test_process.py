@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.server_device import House, problem, run_file, small_state
+from tests.waits import LIMIT_S, until_told, wait_for_file, wait_until
 from umbel.server.auth import AdminKey
 from umbel.server.door import FILES_WANTED
 from umbel.server.process import usable_url
@@ -23,6 +23,20 @@ from umbel.server.settings import Settings
 
 pytestmark = pytest.mark.slow
 SERVE = "import typer\nfrom umbel.server.commands import serve\ntyper.run(serve)"
+
+
+async def n_waiting(it: House) -> int:
+    return int((await it.progress())["live"]["waiting"])
+
+
+async def nobody_waits(it: House) -> bool:
+    return await n_waiting(it) == 0
+
+
+def is_well(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/v1/health").status_code == 200
+    return False
 
 
 @contextmanager
@@ -34,12 +48,7 @@ def serving(data: Path, log: Path, files: int = 0, limit: str = "-n") -> Generat
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 60.0
-        while not (data / "endpoint").exists():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield process, (data / "endpoint").read_text().strip()
+        yield process, wait_for_file(data / "endpoint", process, log).read_text().strip()
     finally:
         process.kill()
         process.wait()
@@ -54,8 +63,7 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
             layout = await it.begin(run_file(target=2, minimum=2), small_state())
             [device] = await it.devices(1)
             held = asyncio.create_task(device.check_in(layout, wait_s=25.0))
-            while not (await it.progress(wait_s=1.0))["live"]["waiting"]:
-                pass
+            await until_told("a client that waits", lambda: n_waiting(it))
             process.send_signal(signal.SIGTERM)
             assert problem(await held) == "shutting-down"
             return it.admin["Authorization"].removeprefix("Bearer ")
@@ -66,7 +74,7 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
         assert second.returncode == 1
         assert "another coordinator works on" in second.stderr
         key = asyncio.run(scenario(process, url))
-        assert process.wait(timeout=10.0) == 0
+        assert process.wait(timeout=LIMIT_S) == 0
     printed = log.read_text()
     assert f"umbel coordinator at {url}, admin key in {data / 'admin.key'}" in printed
     assert key not in printed
@@ -75,7 +83,7 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
 
 def refused_start(data: Path) -> str:
     command = [sys.executable, "-c", SERVE, "--data", str(data), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -128,7 +136,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(tmp_path: Path) ->
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         command = [sys.executable, "-c", SERVE, "--data", str(tmp_path / "data"), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1
     assert done.stderr == (
         f"umbel serve: port {port} of 127.0.0.1 is taken; stop what listens there, or choose another --port\n"
@@ -139,7 +147,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(tmp_path: Path) ->
 @pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "has no address 192.0.2.1"), ("no.invalid", "no address no")])
 def test_an_address_that_is_not_ours_is_told_in_a_sentence(host: str, why: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SERVE, "--data", str(tmp_path / "data"), "--port", "0", "--host", host]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1
     assert why in done.stderr
     assert "Traceback" not in done.stderr
@@ -156,7 +164,7 @@ def test_an_unknown_setting_is_told_with_the_one_that_was_meant(tmp_path: Path) 
     config = tmp_path / "umbel.toml"
     config.write_text("prot = 1\n")
     command = [sys.executable, "-c", SERVE, "--config", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 2
     assert "unknown setting 'prot' (did you mean 'port'?)" in done.stderr
 
@@ -208,10 +216,7 @@ def test_too_many_connections_never_use_up_the_files_of_the_process(tmp_path: Pa
             with suppress(TimeoutError, ConnectionError):
                 closed += connection.recv(1) == b""
             connection.close()
-        while True:
-            with suppress(httpx.TransportError):
-                assert httpx.get(f"{url}/v1/health").status_code == 200
-                break
+        wait_until("an answer", lambda: is_well(url))
     assert "Too many open files" not in log.read_text()
     assert log.read_text().count("connections are taken") == 1
 
@@ -237,12 +242,9 @@ def test_a_peer_that_hangs_up_no_longer_waits(tmp_path: Path) -> None:
             layout = await it.begin(run_file(target=2, minimum=2), small_state())
             [device] = await it.devices(1)
             held = asyncio.create_task(device.check_in(layout, wait_s=25.0))
-            while not (await it.progress(wait_s=1.0))["live"]["waiting"]:
-                pass
+            await until_told("a client that waits", lambda: n_waiting(it))
             held.cancel()
-            deadline = time.monotonic() + 10.0
-            while (await it.progress(wait_s=0.1))["live"]["waiting"]:
-                assert time.monotonic() < deadline
+            await until_told("nobody waiting", lambda: nobody_waits(it))
 
     with serving(tmp_path / "data", tmp_path / "log") as (_, url):
         asyncio.run(scenario(url))

@@ -4,10 +4,10 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -16,32 +16,31 @@ from sqlalchemy import delete, insert, select, update
 from tests.postgres import Cluster
 from tests.secure_device import SecureDevice, change_of
 from tests.secure_federation import secure_run
-from tests.server_device import House, Json, house, problem
+from tests.server_device import House, Json, LateClock, UntimedClock, house, problem
+from tests.waits import LIMIT_S, until, until_told
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Closing
 from umbel.aggregation.secagg.curve import KeyPair
 from umbel.aggregation.secagg.messages import Unmasking
 from umbel.aggregation.secagg.relayed import open_relayed
 from umbel.aggregation.secagg.server import Phase
-from umbel.aggregation.types import RunId
 from umbel.server import tables
 from umbel.server.audit_key import AuditKey
+from umbel.server.clock import Clock
 from umbel.server.coordinator import Coordinator
 from umbel.server.relay import Relay
 from umbel.server.relay_store import RelayStore
 from umbel.server.replicas import closing_job
 
-T = TypeVar("T")
 LOG_PAGE_BYTES = 8192
 LEASE, RELAYED = tables.table_of(tables.Lease), tables.table_of(tables.RelayedReveal)
 STATE = {"w": torch.zeros(200)}
 LAYOUT = Layout.of_state(STATE)
-SOON_S = 10.0  # within one look of 0.25 s, where the machine is not busy
 
 
 @asynccontextmanager
 async def replicas(
-    tmp_path: Path, postgresql: Cluster, count: int
+    tmp_path: Path, postgresql: Cluster, count: int, clock: Clock | None = None
 ) -> AsyncGenerator[tuple[list[House], list[AsyncExitStack]]]:
     """Coordinators, and what each of them can be closed by before the end."""
     shared: dict[str, Any] = {
@@ -54,7 +53,7 @@ async def replicas(
         stacks = [await all_of_them.enter_async_context(AsyncExitStack()) for _ in range(count)]
         yield (
             [
-                await stack.enter_async_context(house(tmp_path / f"replica-{i}", **shared))
+                await stack.enter_async_context(house(tmp_path / f"replica-{i}", clock, **shared))
                 for i, stack in enumerate(stacks)
             ],
             stacks,
@@ -79,33 +78,17 @@ async def up_to_agreement(party: SecureDevice, number: int) -> None:
     await party.agree()
 
 
-async def soon(ask: Callable[[], Awaitable[T | None]]) -> T:
-    until = time.monotonic() + SOON_S
-    while (found := await ask()) is None:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.02)
-    return found
-
-
 async def published(it: House) -> tuple[str, bytes] | None:
     """Which replica closes the round, and its key."""
-    services = it.state.services
-    query = select(LEASE.c.replica, LEASE.c.relay_key).where(LEASE.c.job == closing_job(live(it).round_id))
+    services, live = it.state.services, (await it.driver()).live
+    query = select(LEASE.c.replica, LEASE.c.relay_key).where(LEASE.c.job == closing_job(live.round_id))
     async with services.rounds._db.reading() as tx:
         row = (await tx.execute(query)).one_or_none()
     return None if row is None or row.relay_key is None else (row.replica, row.relay_key)
 
 
-def live(it: House) -> Any:
-    return live_driver(it).live
-
-
-def live_driver(it: House) -> Any:
-    return it.state.coordinator.drivers[RunId("demo")]
-
-
 async def leader_of(houses: Sequence[House]) -> House:
-    replica, _ = await soon(lambda: published(houses[0]))
+    replica, _ = await until_told("a replica that closes the round", lambda: published(houses[0]))
     return next(it for it in houses if it.state.services.replicas.id == replica)
 
 
@@ -126,8 +109,9 @@ def spellings(secret: bytes) -> Iterator[bytes]:
 def written(since: float, *folders: Path) -> bytes:
     """Every file that has been written to: of a database its tables and its log of writes, of coordinators all."""
     files = (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file())
-    recent = (path for path in files if path.stat().st_mtime >= since)
-    return b"\0".join(of_log(it.read_bytes()) if it.parent.name == "pg_wal" else it.read_bytes() for it in recent)
+    recent = [path for path in files if path.stat().st_mtime >= since]
+    log = b"".join(of_log(it.read_bytes()) for it in recent if it.parent.name == "pg_wal")  # a record may lie in two
+    return b"\0".join([log, *(it.read_bytes() for it in recent if it.parent.name != "pg_wal")])
 
 
 def of_log(segment: bytes) -> bytes:
@@ -199,7 +183,8 @@ def test_nothing_is_sealed_to_a_key_that_no_replica_has_signed_for_this_attempt(
             for step in (SecureDevice.begin, SecureDevice.advertise, SecureDevice.share):
                 await asyncio.gather(*(step(party) for party in cohort))
             services, session = it.state.services, cohort[0].party._require_session()  # pyright: ignore[reportPrivateUsage]
-            job, thief, message = closing_job(live(it).round_id), KeyPair(secrets.token_bytes(32)), b"shares"
+            live = (await it.driver()).live
+            job, thief, message = closing_job(live.round_id), KeyPair(secrets.token_bytes(32)), b"shares"
             replicas_key, another = services.audit_key, AuditKey(secrets.token_bytes(32))
             forged = {
                 "none at all": None,
@@ -216,7 +201,7 @@ def test_nothing_is_sealed_to_a_key_that_no_replica_has_signed_for_this_attempt(
                     await tx.execute(insert(LEASE).values(job=job, replica="anybody", **planted))
 
             def relay_that_has_heard() -> Relay:
-                relay = Relay(services.relay, services.audit_key, live(it).round_id, session)
+                relay = Relay(services.relay, services.audit_key, live.round_id, session)
                 relay.hear(0, message)
                 return relay
 
@@ -245,9 +230,15 @@ def test_a_key_that_is_planted_among_replicas_gets_nothing_and_the_round_goes_on
             await asyncio.gather(*(up_to_agreement(party, i) for i, party in enumerate(cohort)))
             leader = await leader_of(houses)
             other = next(it for it in houses if it is not leader)
-            secure, services = live_driver(leader).secure, other.state.services
+            secure, services = (await leader.driver()).secure, other.state.services
             with monkeypatch.context() as patch:
-                patch.setattr(secure, "collect", _see_nothing)  # it would put its own key back
+                is_idle = asyncio.Event()
+
+                async def collect_nothing(_: object) -> None:
+                    is_idle.set()
+
+                patch.setattr(secure, "collect", collect_nothing)  # it would put its own key back
+                await asyncio.wait_for(is_idle.wait(), LIMIT_S)
                 thief = KeyPair(secrets.token_bytes(32))
                 async with services.rounds._db.writing("plant") as tx:
                     await tx.execute(update(LEASE).values(relay_key=thief.public))
@@ -255,11 +246,11 @@ def test_a_key_that_is_planted_among_replicas_gets_nothing_and_the_round_goes_on
                     speaks_to(party, other)
                 answers = [asyncio.create_task(party.reveal()) for party in cohort]
 
-                async def is_refused() -> bool | None:
+                async def is_refused() -> bool:
                     assert await relayed(other) == []
-                    return True if refusals(caplog) else None
+                    return bool(refusals(caplog))
 
-                await soon(is_refused)
+                await until_told("a refusal in the log", is_refused)
             await asyncio.gather(*answers)
             await committed(leader)
 
@@ -279,13 +270,13 @@ def test_when_the_one_that_unmasks_goes_what_it_had_taken_is_handed_to_the_next(
             for i, party in enumerate(cohort):
                 speaks_to(party, others[i % 2])
             answers = [asyncio.create_task(party.reveal()) for party in cohort[:2]]
-            known = leader.state.coordinator.drivers[RunId("demo")].secure
+            secure = (await leader.driver()).secure
 
-            async def has_both() -> bool | None:
-                unmasker = known._known.unmasker
-                return True if unmasker is not None and len(unmasker.answered) == 2 else None
+            def heard() -> int:
+                known = secure._known
+                return len(known.unmasker.answered) if known is not None and known.unmasker is not None else 0
 
-            await soon(has_both)
+            await until("two clients' shares at the leader", lambda: heard() == 2, heard)
             await stacks[houses.index(leader)].aclose()
             assert not any(answer.done() for answer in answers), "with two of three shares nothing can be unmasked"
             after = await published(await leader_of(others))
@@ -306,6 +297,7 @@ def test_a_client_that_hears_of_its_turn_at_one_may_speak_to_another(
     async def scenario() -> None:
         async with replicas(tmp_path, postgresql, 2) as ((one, other), _):
             *rest, first = await parties(one)
+            await other.driver()
 
             async def elsewhere(phase: str, body: bytes, query: str = "") -> int:
                 speaks_to(first, other)
@@ -313,8 +305,8 @@ def test_a_client_that_hears_of_its_turn_at_one_may_speak_to_another(
                 speaks_to(first, one)
                 return status
 
-            with monkeypatch.context() as blind:
-                blind.setattr(Coordinator, "_look_at", _see_nothing)
+            with monkeypatch.context() as patch:
+                await blinded(patch, one, other)
                 await asyncio.gather(*(party.begin() for party in (first, *rest)))
                 assert await elsewhere("advertise-keys", first.party.advertise()) == 204
                 await asyncio.gather(*(party.advertise() for party in rest))
@@ -344,10 +336,12 @@ def test_a_client_that_hears_of_the_sum_at_one_may_refuse_it_at_another(
     """The other has not seen that the round has closed, and all three would have to sign."""
 
     async def scenario() -> None:
-        async with replicas(tmp_path, postgresql, 2) as ((one, other), _):
-            cohort = await parties(one, window_s=40.0)  # half of which the others, who say nothing, are waited for
-            with monkeypatch.context() as blind:
-                blind.setattr(Coordinator, "_look_at", _see_nothing)
+        clock = LateClock()
+        async with replicas(tmp_path, postgresql, 2, clock) as ((one, other), _):
+            cohort = await parties(one)
+            await other.driver()
+            with monkeypatch.context() as patch:
+                await blinded(patch, one, other)
                 await asyncio.gather(*(party.begin() for party in cohort))
                 await asyncio.gather(*(party.advertise() for party in cohort))
                 await asyncio.gather(*(party.share() for party in cohort))
@@ -358,6 +352,8 @@ def test_a_client_that_hears_of_the_sum_at_one_may_refuse_it_at_another(
                 await cohort[0].get("consistency-check")
                 speaks_to(cohort[0], other)
                 assert (await cohort[0].decline("not with so few")).status_code == 204
+                clock.late_s += 300.0  # the others, who say nothing, are waited for no longer
+                (await other.driver()).wake()
                 [record] = await other.ended(1)
                 assert record["reason"].endswith("; declined by d0")
 
@@ -376,10 +372,10 @@ def test_shares_that_come_to_a_replica_that_has_not_seen_the_end_are_not_refused
             for party in cohort:
                 speaks_to(party, leader)
             shares = cohort[3].party.reveal(await cohort[3].get("unmasking"))
-            driver = other.state.coordinator.drivers[RunId("demo")]
-            await soon(lambda: _has_come_to(other, Phase.UNMASKING))
-            with monkeypatch.context() as blind:
-                blind.setattr(Coordinator, "_look_at", _see_nothing)
+            driver = await other.driver()
+            await until("unmasking at the other", lambda: is_in(driver, Phase.UNMASKING), lambda: driver.state)
+            with monkeypatch.context() as patch:
+                await blinded(patch, other)
                 await asyncio.gather(*(party.reveal() for party in cohort[:3]))
                 assert isinstance(driver.state, Closing), "it has seen the end"
                 driver.secure.forget()  # as if it had not served this round before
@@ -390,60 +386,86 @@ def test_shares_that_come_to_a_replica_that_has_not_seen_the_end_are_not_refused
     asyncio.run(scenario())
 
 
-async def _has_come_to(it: House, phase: Phase) -> bool | None:
-    state = live(it).state
-    return True if isinstance(state, Closing) and state.exchange and state.exchange.phase is phase else None
+def is_in(driver: Any, phase: Phase) -> bool:
+    state = driver.state
+    return isinstance(state, Closing) and state.exchange is not None and state.exchange.phase is phase
 
 
-async def _see_nothing(*_: object) -> None:
-    """A replica whose looks at the others come late."""
+async def blinded(patch: pytest.MonkeyPatch, *houses: House) -> None:
+    """Have the looks of these replicas at what others do come late: from now on they see nothing."""
+    waiting_for = {it.state.coordinator for it in houses}
+
+    async def see_nothing(self: Coordinator, *_: object) -> None:
+        waiting_for.discard(self)  # it looks at one run after the other: the look before has ended
+
+    patch.setattr(Coordinator, "_look_at", see_nothing)
+    await until("looks that see nothing", lambda: not waiting_for)
 
 
 def test_a_client_that_waits_at_one_hears_that_its_turn_has_come_at_another(
     tmp_path: Path, postgresql: Cluster
 ) -> None:
     async def scenario() -> None:
-        async with replicas(tmp_path, postgresql, 2) as ((one, other), _):
+        async with replicas(tmp_path, postgresql, 2, UntimedClock()) as ((one, other), _):
             cohort = await parties(one)
             await asyncio.gather(*(party.begin() for party in cohort))
             speaks_to(cohort[0], other)
             await cohort[0].advertise()
             waiting = asyncio.create_task(cohort[0].get("share-keys", wait_s=29.0))
             await asyncio.gather(*(party.advertise() for party in cohort[1:]))
-            assert await asyncio.wait_for(waiting, SOON_S)
+            assert await asyncio.wait_for(waiting, LIMIT_S)
             shares = cohort[0].party.share(waiting.result())
             waiting = asyncio.create_task(cohort[0].get("masked-input", wait_s=29.0))
             answer = await cohort[0].put("share-keys", shares)
             assert answer.status_code == 204, problem(answer)
             await asyncio.gather(*(party.share() for party in cohort[1:]))
-            assert await asyncio.wait_for(waiting, SOON_S)
+            assert await asyncio.wait_for(waiting, LIMIT_S)
 
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
 def test_only_the_one_that_unmasks_says_that_it_took_too_long(
     tmp_path: Path, postgresql: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is at work when the time for shares is over. They are in; a replica that does not know ends nothing."""
 
     async def scenario() -> None:
-        async with replicas(tmp_path, postgresql, 2) as (houses, _):
-            cohort = await parties(houses[0], window_s=20.0)
-            for it in houses:
-                closer = (await it.state.coordinator.driver(RunId("demo")))._closer
-                unmasked = closer._unmasked
+        clock, looks = LateClock(), set[str]()
+        async with replicas(tmp_path, postgresql, 2, clock) as (houses, _):
+            cohort = await parties(houses[0])
+            drivers = {it.state.services.replicas.id: await it.driver() for it in houses}
 
-                async def slowly(live: Any, closing: Closing, total: Any, unmasked: Any = unmasked) -> Any:
-                    if (found := await unmasked(live, closing, total)) is not None:
-                        assert closing.exchange is not None
-                        assert closing.exchange.phase is Phase.UNMASKING
-                        await asyncio.sleep(max(0.0, closing.exchange.ends_at - time.time()) + 1.0)
+            async def over_time(me: str) -> None:
+                """Return when the time for shares is over, and the other replica has seen that."""
+                [other] = (driver for replica, driver in drivers.items() if replica != me)
+                await until("unmasking at the other", lambda: is_in(other, Phase.UNMASKING), lambda: other.state)
+
+                def has_looked() -> bool:
+                    clock.late_s += max(0.0, other.state.exchange.ends_at + 1.0 - clock.now())
+                    return bool(looks - {me})
+
+                for _ in range(2):  # what follows from a look is done before the next
+                    looks.clear()
+                    await until("a look of the other at the clock", has_looked)
+
+            for replica, driver in drivers.items():
+                unmasked, may_end = driver._closer._unmasked, driver._may_end
+
+                async def slowly(*given: Any, me: str = replica, unmasked: Any = unmasked) -> Any:
+                    if (found := await unmasked(*given)) is not None:
+                        await over_time(me)
                     return found
 
-                monkeypatch.setattr(closer, "_unmasked", slowly)
+                async def asked(live: Any, me: str = replica, may_end: Any = may_end) -> bool:
+                    answer = await may_end(live)
+                    looks.add(me)
+                    return bool(answer)
+
+                monkeypatch.setattr(driver._closer, "_unmasked", slowly)
+                monkeypatch.setattr(driver, "_may_end", asked)
             await asyncio.gather(*(up_to_agreement(party, i) for i, party in enumerate(cohort)))
             await asyncio.gather(*(party.reveal() for party in cohort))
             await committed(houses[0])
+            assert looks
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.server_device import Device, Json, house, problem, repr_digest, run_file, small_state, update_of
+from tests.waits import until
 from umbel.aggregation.layout import Layout
 
 N_CLIENTS = 4
@@ -119,8 +120,7 @@ def test_what_a_crash_left_behind_is_swept(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
             assert (await it.progress())["run"]["status"] == "finished"
-            while any(path.exists() for path in left):  # noqa: ASYNC110 - nothing rings when a file is gone
-                await asyncio.sleep(0.01)
+            await until("a store without what was left", lambda: not any(path.exists() for path in left))
 
     asyncio.run(scenario())
     assert list((tmp_path / "blobs" / "making").iterdir()) == []

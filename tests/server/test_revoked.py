@@ -1,23 +1,18 @@
 """A client that the operator has removed: nothing of it that was under way goes on."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.server_device import House, house, problem, run_file, small_state
+from tests.waits import until, until_told
 
 pytestmark = pytest.mark.usefixtures("any_database")
 
 
 async def revoke(it: House, client: str) -> None:
     assert (await it.http.delete(f"/v1/admin/clients/{client}", headers=it.admin)).status_code == 204
-
-
-async def until(happened: Callable[[], object]) -> None:
-    while not happened():  # noqa: ASYNC110 - nothing tells that a request is held open
-        await asyncio.sleep(0.01)
 
 
 def test_a_client_that_is_removed_while_its_key_is_read_is_refused(tmp_path: Path) -> None:
@@ -39,8 +34,7 @@ def test_a_removed_client_that_waits_for_work_is_told_so_and_not_drawn(tmp_path:
             layout = await it.begin(run_file(target=2, minimum=2), small_state())
             removed, first, second = await it.devices(3)
             held = asyncio.create_task(removed.check_in(layout))
-            while not await it.state.coordinator.drivers["demo"].waiting.candidates():  # noqa: ASYNC110 - nothing rings for this
-                await asyncio.sleep(0.01)
+            await until_told("a client that waits", (await it.driver()).waiting.candidates)
             await revoke(it, removed.name)
             assert problem(await held) == "client-removed"
             await asyncio.gather(first.work(layout), second.work(layout))
@@ -60,8 +54,8 @@ def test_check_ins_that_are_under_way_while_a_client_is_removed_do_not_keep_it_w
                 asked += [asyncio.create_task(device.check_in(layout)) for _ in range(8)]
                 await revoke(it, device.name)
                 await asyncio.gather(*asked)
-            assert not await it.state.coordinator.drivers["demo"].waiting.candidates()
-            assert not await it.state.coordinator.drivers["demo"].waiting.count()
+            assert not await (await it.driver()).waiting.candidates()
+            assert not await (await it.driver()).waiting.count()
 
     asyncio.run(scenario())
 
@@ -73,7 +67,8 @@ def test_a_round_waits_no_more_for_a_removed_client(tmp_path: Path) -> None:
             [device] = await it.devices(1)
             assignment = await device.work(layout)
             held = asyncio.create_task(device.send("GET", f"/v1/assignments/{assignment['id']}?wait_s=20"))
-            await until(lambda: it.state.coordinator.drivers["demo"].bells.is_heard(device.name))
+            bells = (await it.driver()).bells
+            await until("a request that is held open", lambda: bells.is_heard(device.name))
             await revoke(it, device.name)
             assert problem(await held) == "client-removed"
             [record] = await it.ended(1)

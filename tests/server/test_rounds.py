@@ -1,13 +1,25 @@
 """How rounds end besides well: over-selection, silence, refusals to train, stops; and who is woken when."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.server_device import Device, Json, house, problem, rows, run_file, small_state, update_of
+from tests.server_device import (
+    Device,
+    Json,
+    LateClock,
+    UntimedClock,
+    house,
+    pass_time,
+    problem,
+    rows,
+    run_file,
+    small_state,
+    update_of,
+)
+from tests.waits import LIMIT_S, until, until_told
 from umbel.aggregation.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("any_database")
@@ -28,18 +40,18 @@ def fates(record: Json) -> dict[str, str]:
 
 def test_the_surplus_client_is_released_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
+        async with house(tmp_path, UntimedClock()) as it:
             layout = await it.begin(run_file(target=2, over_selection=1.5), small_state())
             devices = await it.devices(3)
             assignments = await asyncio.gather(*(device.work(layout) for device in devices))
             assert (await devices[2].upload(assignments[2]["id"], update(layout))).status_code == 201
             url = f"/v1/assignments/{assignments[2]['id']}"
             held = asyncio.create_task(devices[2].send("GET", f"{url}?wait_s=20"))
+            bells = (await it.driver()).bells
+            await until("a request that is held open", lambda: bells.is_heard(devices[2].name))
             for device, assignment in zip(devices[:2], assignments[:2], strict=True):
                 assert (await finish(device, layout, assignment))["outcome"] == "accepted"
-            started = time.monotonic()
-            status = (await held).json()
-            assert time.monotonic() - started < 5.0
+            status = (await asyncio.wait_for(held, LIMIT_S)).json()
             assert status["state"] == "closed"
             assert "target of 2" in status["reason"]
             answer = await devices[2].report(assignments[2]["id"], update(layout))
@@ -54,11 +66,13 @@ def test_the_surplus_client_is_released_at_once(tmp_path: Path) -> None:
 
 def test_a_window_that_ends_too_empty_is_tried_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
-            layout = await it.begin(run_file(target=2, minimum=2, window_s=3.0), small_state())
+        clock = LateClock()
+        async with house(tmp_path, clock) as it:
+            layout = await it.begin(run_file(target=2, minimum=2, window_s=60.0), small_state())
             devices = await it.devices(2)
             first = await asyncio.gather(*(device.work(layout) for device in devices))
             assert (await finish(devices[0], layout, first[0]))["outcome"] == "accepted"
+            await pass_time(it, clock, 61.0)
             [record] = await it.ended(1)
             assert not record["committed"]
             assert record["model_sha256"] is None
@@ -118,16 +132,13 @@ def test_the_last_report_may_end_an_attempt_that_is_short_of_reports(tmp_path: P
 
 def test_a_stop_sends_waiting_clients_home_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
+        async with house(tmp_path, UntimedClock()) as it:
             layout = await it.begin(run_file(target=2, minimum=2), small_state())
             [device] = await it.devices(1)
             held = asyncio.create_task(device.check_in(layout, wait_s=20.0))
-            while not (await it.progress(wait_s=1.0))["live"]["waiting"]:
-                pass
-            started = time.monotonic()
+            await until_told("a client that waits", (await it.driver()).waiting.candidates)
             await it.http.post("/v1/admin/runs/demo/stop", json={"reason": "enough"}, headers=it.admin)
-            answer = (await held).json()
-            assert time.monotonic() - started < 5.0
+            answer = (await asyncio.wait_for(held, LIMIT_S)).json()
             assert (answer["run_status"], answer["reason"]) == ("stopped", "enough")
             before = rows(it.settings)
             await it.http.post("/v1/admin/runs/demo/stop", json={"reason": "again"}, headers=it.admin)
@@ -152,7 +163,7 @@ def test_an_open_assignment_is_told_again(tmp_path: Path) -> None:
 
 def test_a_client_that_does_not_wait_can_still_be_chosen(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
+        async with house(tmp_path, LateClock()) as it:  # it counts as waiting for a little while
             layout = await it.begin(run_file(target=2, minimum=2), small_state())
             devices = await it.devices(2)
             assert (await devices[0].check_in(layout, wait_s=0.0)).json()["assignment"] is None
@@ -168,8 +179,7 @@ def test_requests_that_are_held_open_end_when_the_coordinator_goes(tmp_path: Pat
             layout = await it.begin(run_file(target=2, minimum=2), small_state())
             [device] = await it.devices(1)
             held = asyncio.create_task(device.check_in(layout, wait_s=20.0))
-            while not (await it.progress(wait_s=1.0))["live"]["waiting"]:
-                pass
+            await until_told("a client that waits", (await it.driver()).waiting.candidates)
             it.state.coordinator.hang_up()
             answer = await held
             assert problem(answer) == "shutting-down"

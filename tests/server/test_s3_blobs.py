@@ -12,7 +12,8 @@ import pytest
 from obstore.exceptions import GenericError
 from pydantic import SecretStr, ValidationError
 
-from tests.s3_server import SECRET_KEY, S3Server, Wire, bucket_settings, free_port, s3_server
+from tests.ports import own_port
+from tests.s3_server import SECRET_KEY, S3Server, Wire, bucket_settings, s3_server
 from umbel.server import bucket
 from umbel.server.blobs import BlobStore, BlobsUnavailable, UnknownBlob, model_key, open_blobs
 from umbel.server.settings import Settings
@@ -125,7 +126,7 @@ def test_a_server_that_stays_away_is_given_up_in_a_sentence_and_nothing_half_is_
 
 
 def test_a_server_that_was_killed_serves_again_when_it_is_started_again(tmp_path: Path) -> None:
-    port = free_port()
+    port = own_port()
     with s3_server(port) as first:
         settings = bucket_settings(first, tmp_path)
         blobs = opened(settings)

@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from tests.lifecycle_house import obeyed
-from tests.secure_cohort import STATE, Attempt, all_waiting, asked_again, fates, ordered, secure_run, until
+from tests.secure_cohort import STATE, Attempt, all_waiting, asked_again, fates, ordered, secure_run
 from tests.secure_device import SecureDevice
 from tests.server_device import Device, House, LateClock, house
+from tests.waits import until
 from umbel.aggregation.secagg.messages import decode_indices
 from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.types import ClientId, RunId
@@ -164,11 +165,13 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
             async with all_waiting(it, present):
                 await ordered(it, "resume")
                 driver = it.state.coordinator.drivers["demo"]
-                await until(lambda: "s for d4, without whom sites refuse a sum" in driver.state.why)
+                await until(
+                    "a run that waits for d4", lambda: "s for d4, without whom sites refuse a sum" in driver.state.why
+                )
                 assert "s for d4" in (await it.progress())["live"]["why"]
                 removed = await it.http.delete("/v1/admin/clients/d4", headers=it.admin)
                 assert removed.status_code == 204
-                await until(lambda: driver.state.phase == "training")
+                await until("a round that is open", lambda: driver.state.phase == "training")
             assert set(driver.state.cohort) == {one.name for one in present}
             why = (await it.progress())["live"]["why"]
             assert why.startswith("0 of 5 reports are in; ")

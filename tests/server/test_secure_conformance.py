@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tests.postgres import Cluster
 from tests.secagg_attack import CLOSE, Attack, Evidence, Vectors
-from tests.secure_cohort import Attempt, secure_run, until
+from tests.secure_cohort import Attempt, secure_run
 from tests.secure_device import SecureDevice, change_of
 from tests.secure_record import Record, recorded
 from tests.server_device import House, Json, LateClock, house
@@ -148,8 +148,7 @@ async def coordinators(record: Record, clock: LateClock) -> AsyncGenerator[list[
 async def one_that_does_not_unmask(houses: Sequence[House]) -> House:
     """Once the round has closed; where there is but one, that."""
     first, last = houses[0], houses[-1]
-    await until(lambda: "demo" in last.state.coordinator.drivers)
-    driver = first.state.coordinator.drivers["demo"]
+    driver = await first.driver()
     return last if await driver._closer.leads(driver.live) else first
 
 

@@ -18,7 +18,7 @@ N, T = 7, 5
 REASONS = {
     Phase.ADVERTISE_KEYS: "4 of at least 5 clients have advertised keys in time",
     Phase.SHARE_KEYS: "4 of at least 5 clients have shared their keys in time",
-    Phase.MASKED_INPUT: "the window of 20 s is over with 4 of at least 5 reports",
+    Phase.MASKED_INPUT: "the window of 600 s is over with 4 of at least 5 reports",
     Phase.CONSISTENCY_CHECK: "4 of at least 5 clients have signed who is in the sum in time",
     Phase.UNMASKING: "the sum could not be unmasked in time: fewer than 5 of 7 clients revealed shares",
 }

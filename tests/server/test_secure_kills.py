@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.killing import COMMANDS, PHASE_STEPS, Death, free_port
+from tests.killing import COMMANDS, PHASE_STEPS, Death
+from tests.ports import own_port
 from tests.postgres import Cluster
 from tests.secure_federation import CheatedFederation, SecureFederation
 from tests.server.test_kill_matrix import fare
@@ -34,7 +35,7 @@ STEPS = {  # and which times it is done: four say a thing in each phase of the f
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    settings = Settings(data=tmp_path_factory.mktemp("undisturbed"), port=free_port())
+    settings = Settings(data=tmp_path_factory.mktemp("undisturbed"), port=own_port())
     return asyncio.run(fare(settings, (), SecureFederation)).model_sha256
 
 
@@ -44,7 +45,7 @@ def settings(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> S
     if database == "postgresql":
         cluster: Cluster = request.getfixturevalue("postgresql")
         url = cluster.new_database()
-    return Settings(data=tmp_path, port=free_port(), database_url=url)
+    return Settings(data=tmp_path, port=own_port(), database_url=url)
 
 
 def test_every_step_of_secure_rounds_is_tried() -> None:
@@ -92,7 +93,7 @@ def test_killed_at_a_step_it_goes_on_to_the_same_model(
 
 @pytest.fixture(scope="module")
 def cheated(tmp_path_factory: pytest.TempPathFactory) -> str:
-    settings = Settings(data=tmp_path_factory.mktemp("cheated"), port=free_port())
+    settings = Settings(data=tmp_path_factory.mktemp("cheated"), port=own_port())
     return asyncio.run(fare(settings, (), CheatedFederation)).model_sha256
 
 

@@ -4,32 +4,22 @@ Whichever dies, and whenever: the same model as of one undisturbed process, and 
 """
 
 import asyncio
-import os
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.killing import SECURE_STEPS, Death, free_port, of_replicas, start
+from tests.killing import SECURE_STEPS, Death, of_replicas, resume, start
+from tests.ports import own_port
 from tests.postgres import Cluster
 from tests.secure_federation import InTurn, SecureFederation
+from tests.waits import LIMIT_S
 from umbel.server.settings import Settings
 
 pytestmark = pytest.mark.slow
 N_REPLICAS = 3
-TIMEOUT_S = 90.0
-
-
-def go_on(stopped: Path) -> None:
-    """Let a process that stops itself go on, long after the others took it for dead."""
-    until = time.monotonic() + TIMEOUT_S
-    while not stopped.exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(4.0)
-    os.kill(int(stopped.read_text()), signal.SIGCONT)
 
 
 async def fare(settings: Sequence[Settings], death: Death | None = None, seed: int = 0) -> str:
@@ -41,8 +31,8 @@ async def fare(settings: Sequence[Settings], death: Death | None = None, seed: i
             federation = SecureFederation(http, settings[0])
             running = asyncio.create_task(federation.run())
             if death is not None and death.by is signal.SIGSTOP and death.once is not None:
-                await asyncio.to_thread(go_on, death.once)
-            done, _ = await asyncio.wait([running], timeout=TIMEOUT_S)
+                await resume(death.once, settings, processes)
+            done, _ = await asyncio.wait([running], timeout=LIMIT_S)
             assert done, "\n\n".join((one.data / "log").read_text()[-3000:] for one in settings)
             return federation.check(await running)
     finally:
@@ -54,7 +44,7 @@ async def fare(settings: Sequence[Settings], death: Death | None = None, seed: i
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The model of one process over SQLite."""
-    return asyncio.run(fare([Settings(data=tmp_path_factory.mktemp("undisturbed"), port=free_port())]))
+    return asyncio.run(fare([Settings(data=tmp_path_factory.mktemp("undisturbed"), port=own_port())]))
 
 
 @pytest.fixture

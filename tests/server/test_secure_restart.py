@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.secure_cohort import STATE, Attempt, secure_run, until
+from tests.secure_cohort import STATE, Attempt, secure_run
 from tests.secure_device import SecureDevice
 from tests.server_device import House, LateClock, house, stored_updates
+from tests.waits import until
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.server import Phase
@@ -22,7 +23,7 @@ N = 4
 
 
 async def begun(it: House, n: int = N) -> Attempt:
-    await it.begin(secure_run(target=n, minimum=3, window_s=60.0), STATE)
+    await it.begin(secure_run(target=n, minimum=3), STATE)
     attempt = Attempt.of(it, LateClock(), await it.devices(n, sample_count=0))
     await attempt.each(SecureDevice.begin)
     return attempt
@@ -163,14 +164,14 @@ def test_a_masked_update_is_deleted_as_soon_as_the_sum_with_it_is_in_store(tmp_p
             composition = composition_of(attempt.parties[0].offer, attempt.parties[0].layout)
             for i in range(N):
                 await attempt.speak(Phase.MASKED_INPUT, (i,))
-                await until(lambda: not stored_updates(it.settings))
-                await until(lambda: len(partial_sums(it)) == 1)
+                await until("a store without updates", lambda: not stored_updates(it.settings))
+                await until("one stored sum", lambda: len(partial_sums(it)) == 1)
                 [path] = partial_sums(it)
                 assert path.stat().st_size == 8 * (composition.n_levels + composition.n_words), "of the model's size"
             await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
             await attempt.speak(Phase.UNMASKING, range(N))
             await require_the_model(attempt)
-            await until(lambda: not partial_sums(it))
+            await until("a store without sums", lambda: not partial_sums(it))
 
     asyncio.run(scenario())
 
@@ -181,7 +182,7 @@ def test_updates_that_come_at_once_are_deleted_too(tmp_path: Path) -> None:
             attempt = await begun(it)
             for phase in list(Phase)[:3]:
                 await attempt.speak(phase, range(N))
-            await until(lambda: not stored_updates(it.settings))
+            await until("a store without updates", lambda: not stored_updates(it.settings))
             assert len(partial_sums(it)) == 1
             await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
             await attempt.speak(Phase.UNMASKING, range(N))
@@ -197,7 +198,7 @@ def test_while_updates_keep_coming_few_of_them_are_in_store(tmp_path: Path, monk
 
     async def another(folding: Folding) -> None:
         before = len(folding.clients)
-        await until(lambda: not arriving or len(folding.clients) > before)
+        await until("another update", lambda: not arriving or len(folding.clients) > before)
 
     async def never_still(self: Folding) -> IntegerSum:
         found = await total(self)
@@ -221,7 +222,7 @@ def test_while_updates_keep_coming_few_of_them_are_in_store(tmp_path: Path, monk
             while arriving:
                 await attempt.speak(Phase.MASKED_INPUT, (arriving[0],))
                 arriving.pop(0)
-                await until(lambda: len(stored_updates(it.settings)) <= 2)
+                await until("at most two stored updates", lambda: len(stored_updates(it.settings)) <= 2)
                 assert len(partial_sums(it)) <= 2, "that of before goes when the next is in its place"
             await attempt.speak(Phase.CONSISTENCY_CHECK, range(n))
             await attempt.speak(Phase.UNMASKING, range(n))
@@ -239,7 +240,7 @@ def test_no_sum_takes_the_place_of_one_with_more_in_it(tmp_path: Path) -> None:
             for phase in list(Phase)[:2]:
                 await attempt.speak(phase, range(N))
             await attempt.speak(Phase.MASKED_INPUT, (0, 3))
-            await until(lambda: not stored_updates(it.settings))
+            await until("a store without updates", lambda: not stored_updates(it.settings))
             rounds, live = it.state.services.rounds, attempt.driver.live
             [posted] = await rounds.partial_sums(live.round_id)
             assert posted.clients == ("d0", "d3")
@@ -261,6 +262,8 @@ def test_of_an_abandoned_attempt_nothing_masked_is_left(tmp_path: Path) -> None:
             assert stopped.status_code == 200
             [record] = await it.ended(1)
             assert not record["committed"]
-            await until(lambda: not stored_updates(it.settings) and not partial_sums(it))
+            await until(
+                "a store without updates and sums", lambda: not stored_updates(it.settings) and not partial_sums(it)
+            )
 
     asyncio.run(scenario())

@@ -184,7 +184,7 @@ def test_a_coordinator_that_comes_when_the_time_is_up_calls_nobody_silent(tmp_pa
             for phase in list(Phase)[:-1]:
                 assert await attempt.speak(phase, range(N))
             assert await attempt.speak(Phase.UNMASKING, (0, 1))
-        clock.late_s += 60.0
+        clock.late_s += 600.0
         async with house(tmp_path, clock) as it:
             [record] = await it.ended(1)
             assert "fewer than 3 of 4 clients revealed shares" in record["reason"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.secure_device import SecureDevice, change_of
-from tests.server_device import Device, House, Json, LateClock, house, run_file
+from tests.server_device import Device, House, Json, LateClock, house, pass_time, run_file
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.contribution import LocalWork
 
@@ -55,7 +55,7 @@ PRIVATE = SECURE + "[privacy]\nepsilon = 8.0\ndelta = 1e-5\nclip_norm = 0.5\n"
 
 
 def private_run(count: int = 2) -> str:
-    return run_file(count=count, target=4, minimum=3, over_selection=1.0, window_s=20.0) + PRIVATE
+    return run_file(count=count, target=4, minimum=3, over_selection=1.0, window_s=600.0) + PRIVATE
 
 
 def test_a_private_round_has_its_noise_counts_what_it_costs_and_says_nothing_else(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def reveal_in_vain(it: House, clock: LateClock, devices: Sequence[Device])
     revealed = parties[0].party.reveal(await parties[0].get("unmasking"))
     assert (await parties[0].put("unmasking", revealed)).status_code == 202
     assert (await it.progress())["run"]["privacy"]["sums"] == 1, "it may be known already"
-    clock.late_s += 60
+    await pass_time(it, clock, 301.0)  # half of the window
     return (await it.ended(1))[-1]
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from tests.postgres import Cluster
 from tests.server_device import House, house, run_file, small_state, update_of
+from tests.waits import LIMIT_S
 from umbel.aggregation.types import AssignmentId
 from umbel.server.database import Database
 from umbel.server.stored import Chunk, StoredUpload
@@ -108,12 +109,13 @@ def test_an_assignment_that_another_replica_has_locked_holds_up_no_other(tmp_pat
 
     async def scenario() -> None:
         async with house(tmp_path, database_url=url) as it:
-            names, elsewhere = await assignments(it, 3), Database(url)
+            names = await assignments(it, 3)
+            elsewhere = Database(url)
             store = UploadStore(elsewhere)
             async with elsewhere.writing("a report") as tx:
                 await tx.execute(text("SELECT id FROM assignments WHERE id = :id FOR UPDATE"), {"id": names[1]})
                 adding = [asyncio.create_task(store.add_chunk(first_chunk(name))) for name in names]
-                await asyncio.wait([adding[0], adding[2]], timeout=2.0)
+                await asyncio.wait([adding[0], adding[2]], timeout=LIMIT_S)
                 assert [task.done() for task in adding] == [True, False, True]
                 assert await it.state.services.uploads.look(names[1]) is None
             assert all(found.offset == 60 for found in await asyncio.gather(*adding))

@@ -55,12 +55,12 @@ def test_a_round_outlives_a_coordinator_that_was_down_for_longer_than_its_window
             devices[1].http = it.http
             status = (await devices[1].send("GET", f"/v1/assignments/{assignments[1]['id']}")).json()
             assert status["state"] == "open"
-            assert WINDOW_S - 10 < status["window_s"] <= WINDOW_S
+            assert status["window_s"] == pytest.approx(WINDOW_S, abs=5.0)
             assert await report(devices[1], layout, assignments[1]) == "accepted"
             [record] = await it.ended(1)
             assert record["committed"]
             assert record["reported"] == 2
-            assert AWAY_S - 1 < record["away_s"] < AWAY_S + 10
+            assert AWAY_S - 1 < record["away_s"] < 2 * AWAY_S
 
     asyncio.run(scenario())
 
@@ -92,9 +92,10 @@ def test_a_short_gap_is_no_outage_and_the_window_closes_when_it_should(tmp_path:
             devices = await it.devices(2)
             assignments = await asyncio.gather(*(device.work(layout) for device in devices))
             assert await report(devices[0], layout, assignments[0]) == "accepted"
-            for _ in range(4):
-                clock.late_s += OUTAGE_S - 1.5
-                await asyncio.sleep(1.2)  # a sign of life comes between
+            for _ in range(2):
+                clock.late_s += OUTAGE_S - 0.1
+                await it.state.services.uptime.sign()
+            (await it.driver()).wake()
             [record] = await it.ended(1)
             assert record["committed"]
             assert record["away_s"] == 0

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.interrupts import heed_interrupts
+from tests.waits import LIMIT_S, wait_until
 from umbel.aggregation.member_files import read_members
 from umbel.aggregation.members import check_first
 from umbel.client.members_store import MembersStore
@@ -110,8 +110,5 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
         children = psutil.Process(demo.pid).children(recursive=True)
         assert len(children) >= 6
         os.kill(demo.pid, signal.SIGINT)
-        assert demo.wait(60) == 130
-    deadline = time.monotonic() + 20
-    while any(child.is_running() for child in children):
-        assert time.monotonic() < deadline, "an orphan is left"
-        time.sleep(0.05)
+        assert demo.wait(LIMIT_S) == 130
+    wait_until("the end of all its processes", lambda: not any(child.is_running() for child in children))

@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from tests.interrupts import heed_interrupts
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
+from tests.waits import LIMIT_S, wait_until
 from umbel.sim.engines.processes import ProcessesEngine
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.sequential import SequentialEngine
@@ -37,15 +37,10 @@ def engine_of(made_by: ModelRecipe, n_workers: int = 2) -> Generator[ProcessesEn
         engine.close()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 def is_running(pid: int) -> bool:
-    return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 @pytest.mark.parametrize("after", [1, 9])
@@ -69,7 +64,7 @@ def test_a_worker_that_is_killed_between_two_rounds_is_replaced() -> None:
         expected, _ = all_changes(engine, start_of(made_by), WORK)
         for pid in engine.pids:
             os.kill(pid, signal.SIGKILL)
-            until(lambda pid=pid: not is_running(pid))  # type: ignore[misc]  # mypy takes the default for a parameter
+            wait_until("a worker's end", lambda pid=pid: not is_running(pid))  # type: ignore[misc]  # mypy takes the default for a parameter
         assert torch.equal(all_changes(engine, start_of(made_by), WORK)[0], expected)
 
 
@@ -125,6 +120,7 @@ def test_more_clients_than_a_block_holds_and_any_number_of_workers_give_the_same
 PROGRAM = """
 import sys
 from tests.sim.engines.cohorts import recipe, start_of, work_of
+from tests.waits import LIMIT_S, wait_until
 from umbel.sim.engines.processes import ProcessesEngine
 
 engine = ProcessesEngine(recipe("slow"), 2)
@@ -150,8 +146,8 @@ def test_no_worker_and_no_shared_memory_outlives_the_program_however_it_ends(how
     pids = [int(pid) for pid in program.stdout.readline().split()]
     assert len(pids) == 2, program.stderr.read() if program.stderr else ""
     os.killpg(program.pid, how)
-    _, errors = program.communicate(timeout=60)
-    until(lambda: not any(map(is_running, pids)))
+    _, errors = program.communicate(timeout=LIMIT_S)
+    wait_until("the workers' end", lambda: not any(map(is_running, pids)))
     assert program.returncode == -how
     assert "ResourceWarning" not in errors
     assert "leaked" not in errors

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.interrupts import heed_interrupts
+from tests.waits import LIMIT_S, wait_until
 from umbel.sim.experiments.checkpoint import CHECKPOINT_FILE
 from umbel.sim.experiments.simulate import EXPERIMENT_FILE, ROUNDS_FILE, RUNS_FOLDER, SUMMARY_FILE, simulate
 
@@ -66,11 +67,11 @@ def models_of(out: Path) -> list[str]:
 
 
 def wait_for_rows(process: "subprocess.Popen[bytes]", out: Path, n_bytes: int) -> None:
-    deadline = time.monotonic() + 120
-    while sum(path.stat().st_size for path in out.glob(f"{RUNS_FOLDER}/*/{CHECKPOINT_FILE}")) < n_bytes:
+    def is_there() -> bool:
         assert process.poll() is None, "it ended too early to be disturbed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return sum(path.stat().st_size for path in out.glob(f"{RUNS_FOLDER}/*/{CHECKPOINT_FILE}")) >= n_bytes
+
+    wait_until("a checkpoint", is_there)
 
 
 @pytest.mark.slow
@@ -92,7 +93,7 @@ def test_after_a_signal_in_the_middle_the_same_command_ends_in_the_same_models(
     wait_for_rows(process, out, 1)
     time.sleep(0.2)
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     assert not (out / SUMMARY_FILE).exists()
     if number is not signal.SIGKILL:
