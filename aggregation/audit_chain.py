@@ -226,7 +226,8 @@ class Auditor:
                 numbers = private_numbers(privacy, step, clip, plan, n_values, rounds, told)
             except (AccountantMissing, ValueError) as error:
                 raise AuditFailed(f"the noise of its rounds cannot be reckoned: {error}") from error
-            numbers = again(numbers, key)
+            following, secure = again(numbers, key)
+            numbers = following, replace(secure, minimum_work=section.work_floor(has_noise=True))
         elif self._summed is None:
             numbers = section.first(codec, plan, n_values, key)
         else:
