@@ -15,10 +15,18 @@ from umbel.aggregation.secagg.contribution import LocalWork
 pytestmark = pytest.mark.usefixtures("any_database")
 STATE = {"w": torch.zeros(3000)}
 LAYOUT = Layout.of_state(STATE)
-SECURE = '[codec]\nname = "integer"\nstep = 0.25\nfirst_norm = 0.55\n[secure_aggregation]\nexpected_sample_count = 10\n'
+SECURE = """\
+[codec]
+name = "integer"
+step = 0.25
+first_norm = 0.55
+[secure_aggregation]
+expected_sample_count = 10
+minimum_work = 0.5
+"""
 
 
-def secure_run(count: int = 1, target: int = 4, minimum: int = 3, window_s: float = 20.0) -> str:
+def secure_run(count: int = 1, target: int = 4, minimum: int = 3, window_s: float = 600.0) -> str:
     return run_file(count=count, target=target, minimum=minimum, over_selection=1.0, window_s=window_s) + SECURE
 
 
