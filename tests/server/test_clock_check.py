@@ -96,7 +96,7 @@ def test_one_that_drifts_while_running_is_warned_of_once_and_again_when_it_recur
         clock.off_s = 30.0
         await until("a warning", lambda: caplog.records)
         for _ in range(3):
-            await replicas._look()
+            await replicas._look()  # pyright: ignore[reportPrivateUsage]
         await replicas.close()
         await database.close()
 

@@ -121,8 +121,8 @@ def test_a_peer_that_does_not_read_its_answer_is_hung_up_on(tmp_path: Path, monk
             it.app.add_api_route("/v1/much", much)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             writer.write(HEAD.replace(b"health", b"much") + b"\r\n")
-            await until("a connection", lambda: door._claims)
-            await until("its end", lambda: not door._claims)
+            await until("a connection", lambda: door._claims)  # pyright: ignore[reportPrivateUsage]
+            await until("its end", lambda: not door._claims)  # pyright: ignore[reportPrivateUsage]
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await reader.readexactly(1 << 25)
             writer.close()
@@ -169,7 +169,7 @@ def test_over_the_cap_the_oldest_stranger_goes_and_it_is_said_once(
 def is_not_read_by(peer: Guest) -> bool:
     """Whether what a peer does not read has filled its connection's buffers."""
     assert isinstance(peer, Connection)
-    return peer._write_timer is not None
+    return peer._write_timer is not None  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_stranger_that_does_not_read_its_answers_keeps_nobody_out(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_stranger_that_does_not_read_its_answers_keeps_nobody_out(tmp_path: Pa
             strangers = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(3)]
             for _, writer in strangers:
                 writer.write(asked)
-            await until("three that do not read", lambda: sum(map(is_not_read_by, door._claims)) == 3)
+            await until("three that do not read", lambda: sum(map(is_not_read_by, door._claims)) == 3)  # pyright: ignore[reportPrivateUsage]
             for _ in range(6):
                 assert b"200 OK" in await said_until_closed(port, HEAD + b"Connection: close\r\n\r\n")
             for _, writer in strangers:

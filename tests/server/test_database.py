@@ -174,7 +174,7 @@ def test_a_write_that_is_cancelled_leaves_no_lock_behind(statement: str, tmp_pat
 
     async def scenario() -> None:
         database = Database(f"sqlite+aiosqlite:///{tmp_path / 'umbel.db'}")
-        event.listen(database._engine.sync_engine, "connect", partial(_add_function, hold))
+        event.listen(database._engine.sync_engine, "connect", partial(_add_function, hold))  # pyright: ignore[reportPrivateUsage]
         await database.migrate()
 
         async def write(name: str, *more: str) -> None:
