@@ -255,14 +255,15 @@ def private(floor: float, window_s: float = 60.0) -> Starving:
     ("of_run", "of_site", "is_sent"), [(0.0, None, True), (0.5, None, False), (0.0, 0.5, False), (0.4, 0.4, True)]
 )
 def test_in_a_round_with_noise_a_step_is_enough_unless_a_floor_is_named(
-    tmp_path: Path, of_run: float, of_site: float | None, is_sent: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, of_run: float, of_site: float | None, is_sent: bool
 ) -> None:
-    """Noise covers what a site sends, whatever the others contribute."""
+    """Noise covers what a site sends, whatever the others contribute. Below a named floor it sends noise alone."""
     double = private(of_run)
     policy = listed(tmp_path, double, minimum_work=of_site)
     end = take_part(tmp_path, double, Partial(4 if is_sent and of_run else 3, 10), policy, shutdown=Patient())
-    assert (end.opened == 1) is is_sent
-    assert bool(double.declined) is not is_sent
+    assert end.opened == 1
+    assert not double.declined
+    assert ("noise alone is sent" not in caplog.text) is is_sent
 
 
 @pytest.mark.slow

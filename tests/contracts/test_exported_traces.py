@@ -188,7 +188,7 @@ def test_a_real_federation_becomes_a_trace_and_the_trace_a_fleet_that_answers_al
         "partition": {"scheme": "iid", "clients": N_SITES},
         "model": {"name": "mlp", "hidden": [8]},
         "fleet": {"recorded": str(out)},
-        "rounds": {"count": 2, "target": 4, "over_selection": 1.5, "window_s": 60.0},
+        "rounds": {"count": 2, "target": 4, "over_selection": 1.5, "window_s": 600.0},
         "training": {"local_steps": 4},
         "sweep": {"rounds.target": [4, 2]},
         "seeds": [0, 1],

@@ -43,7 +43,7 @@ OF_OTHERS = {
 }
 _NTH = {  # the first time is not the most interesting one
     "store nonces": 20,
-    "store who waits": 3,
+    "store who waits": 2,
     "put a blob": 5,  # the first two mark the store as this database's
     "store a chunk": 2,
     "keep a file of the model": 3,  # the first is version 0's master copy; then the published model, its master copy
