@@ -25,13 +25,20 @@ from umbel.aggregation.codec.native import Path, library
 _AT_ONCE = 2
 # Of numpy, from the narrowest on; none where a variable has disabled them all.
 _VECTORS: list[str] = np.show_config("dicts")["SIMD Extensions"].get("found", [])
+
+
+def _without(vectors: list[str]) -> Mapping[str, str]:
+    """The setting under which numpy does without these vector instructions: none where the machine has none of them."""
+    return {"NPY_DISABLE_CPU_FEATURES": " ".join(vectors)} if vectors else {}
+
+
 SETTINGS: tuple[Mapping[str, str], ...] = (
     {},
     {"MKL_CBWR": "COMPATIBLE"},
     {"MKL_CBWR": "AVX2"},
     {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "OPENBLAS_CORETYPE": "Nehalem"},
-    {"ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": " ".join(_VECTORS)},
-    {"ATEN_CPU_CAPABILITY": "avx2", "NPY_DISABLE_CPU_FEATURES": " ".join(_VECTORS[1:])},
+    {"ATEN_CPU_CAPABILITY": "default", **_without(_VECTORS)},
+    {"ATEN_CPU_CAPABILITY": "avx2", **_without(_VECTORS[1:])},
 )
 OF_BITS = ("tests/vectors", "tests/aggregation/secagg/test_transcript.py")  # all that are marked
 OF_ARITHMETIC = ("tests/vectors", "tests/aggregation", "tests/sim/fleet/test_draws.py", "tests/sim/data")
