@@ -80,7 +80,7 @@ from umbel.client.refusals import decline
 from umbel.client.secure_offer import check_window, read_offer
 from umbel.client.secure_round import SecureRound
 from umbel.client.shutdown import Interrupted, Shutdown
-from umbel.client.site import SeedOf, Site, own_seed
+from umbel.client.site import SecureRandom, Site
 from umbel.client.state_dir import locked
 from umbel.client.store import PendingReport, Store
 from umbel.client.timing import Timing, within
@@ -131,15 +131,15 @@ def run_client(
     policy: SitePolicy | None = None,
     shutdown: Shutdown | None = None,
     transport: httpx.BaseTransport | None = None,
-    secure_seed: SeedOf = own_seed,
+    secure_random: SecureRandom | None = None,
 ) -> RunEnd:
     """Take part in `run` until it ends or this client is told to leave.
 
     `server`: the coordinator's address, or those of its replicas, `URL[,URL...]`; one that does not answer is left for
     the next. `token`: needed until the client has enrolled once. `name`: how the client is known; by default made from
     the host's name. `labels`: facts about this site, told at its enrolment, such as `{"tier": "hospital"}`.
-    `policy`: what this site allows, whatever it is asked. `transport`: for tests and proxies. `secure_seed`: what the
-    training in a secure round is drawn from, for tests that repeat one; anywhere else the default alone is safe.
+    `policy`: what this site allows, whatever it is asked. `transport`: for tests and proxies. `secure_random`: what
+    this site draws in a secure round, for tests that repeat one; anywhere else the default alone is safe.
     Raises `ClientError`; `ValueError` for unusable arguments, and `OSError`, or `MembersRefused`, for the policy's
     member list.
     """
@@ -154,7 +154,7 @@ def run_client(
         store = Store(state_dir, server)
         identity = identify(store, name, token)
         coordinator = Coordinator(Transport(replicas, identity.authorize))
-        site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_seed)
+        site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
         participant = Participant(app, coordinator, store, RunId(run), identity, site, shutdown)
         try:
             with shutdown.interruptible():

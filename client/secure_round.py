@@ -18,7 +18,6 @@ coordinator being away does not: it is asked again until it answers.
 
 import base64
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ from torch import Tensor
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import ReportAnswer
 from umbel.aggregation.secagg.contribution import (
-    NOISE_KEY_BYTES,
     SILENT,
     Contribution,
     ContributionRefused,
@@ -144,8 +142,7 @@ class SecureRound:
             return self._made(nothing(self._asked.composition), SILENT)
 
     def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
-        noise_key = os.urandom(NOISE_KEY_BYTES) if self.is_private else b""
-        return contribution(self._asked.composition, change, work, self._admitted.index, noise_key)
+        return contribution(self._asked.composition, change, work, self._admitted.secret)
 
     def check_time(self, left_s: float) -> None:
         """Raise `AttemptRefused` where the model has come too late for the work that this site's update must have."""

@@ -4,11 +4,11 @@ Everything here is settled before a word is said in a secure round, and before a
 """
 
 import logging
+import os
 import secrets
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from umbel.aggregation.fingerprint import short_groups
 from umbel.aggregation.layout import Layout
@@ -17,6 +17,7 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.secagg.contribution import CONTRIBUTION_SECRET_BYTES
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
@@ -34,25 +35,26 @@ _SEED_BITS = 62  # what every generator takes
 log = logging.getLogger("umbel.client")
 
 
-SeedOf: TypeAlias = Callable[[Assignment], int]
-"""What a site's training in a secure round is drawn from."""
+class SecureRandom:
+    """What a site draws for its part in a secure round: nobody else knows it, and no two attempts have the same."""
 
+    def training_seed(self, _offer: Assignment) -> int:
+        """For its training: trained twice from a seed of the coordinator's, an update would be the same in two sums."""
+        return secrets.randbits(_SEED_BITS)
 
-def own_seed(_offer: Assignment) -> int:
-    """A seed that is drawn here: trained twice from one that the coordinator gives, an update would be the same in two
-    sums.
-    """
-    return secrets.randbits(_SEED_BITS)
+    def contribution_secret(self, _offer: Assignment) -> bytes:
+        """For its dither and its noise: 32 bytes."""
+        return os.urandom(CONTRIBUTION_SECRET_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A secure round that this site takes part in. `index`: its place in the cohort. `seed`: for its training."""
+    """A secure round that this site takes part in. `seed`: for its training. `secret`: for its contribution."""
 
     client: SecureClient
     composition: Composition
-    index: int
     seed: int
+    secret: bytes = field(repr=False)
 
 
 class Site:
@@ -68,7 +70,7 @@ class Site:
         policy: SitePolicy | None,
         state_dir: Path,
         kept: SecureStore,
-        seed_of: SeedOf = own_seed,
+        random: SecureRandom | None = None,
     ) -> None:
         self.policy = policy or SitePolicy()
         self._has_policy = policy is not None
@@ -76,7 +78,7 @@ class Site:
         self._identity = identity
         self._state_dir = state_dir
         self._kept = kept
-        self._seed_of = seed_of
+        self._random = random or SecureRandom()
         self._memory = SumMemory(run, self.policy, kept)
         self._has_warned = False
         self.policy.check_run(run)
@@ -112,7 +114,8 @@ class Site:
         self._kept.begin(begun)  # first: a restart declines what was begun, so nothing is charged twice
         if ledger is not None:
             self._kept.spend(self._run, ledger)
-        return Admitted(client, asked.composition, client.index, self._seed_of(asked.assignment))
+        seed = self._random.training_seed(asked.assignment)
+        return Admitted(client, asked.composition, seed, self._random.contribution_secret(asked.assignment))
 
     def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
         """Raise `AttemptRefused` unless those who have come are within the limits, too."""

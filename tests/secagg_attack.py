@@ -39,7 +39,6 @@ class Evidence:
     composition: Composition
     session: Session
     dealt: Mapping[int, ShareKeys]
-    ranks: Mapping[int, int]
     updates: dict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
     revealed: list[tuple[int, Mapping[int, bytes]]] = field(default_factory=list)
 
@@ -90,9 +89,9 @@ class Attack:
         found: dict[tuple[str, int], float] = {}
         owners, composition = list(truths), self._of.composition
         known = torch.stack([_unit(truths[owner]) for owner in owners])
-        for name, index, candidate in self._candidates(total):
+        for name, candidate in self._candidates(total):
             lifted = lift(candidate.levels, composition.secure.bits)
-            guess = _unit(composition.modular.mean(lifted, [self._of.ranks[index]]))
+            guess = _unit(composition.modular.mean(lifted, 1))
             found |= {(name, owner): abs(alike) for owner, alike in zip(owners, (known @ guess).tolist(), strict=True)}
         return found
 
@@ -177,16 +176,16 @@ class Attack:
         clients, weight, samples = (int(word) for word in words[:3])
         return clients == 0 and weight == samples and abs(samples) <= self._of.composition.sample_count_max
 
-    def _candidates(self, total: Vectors) -> Iterator[tuple[str, int, Vectors]]:
+    def _candidates(self, total: Vectors) -> Iterator[tuple[str, Vectors]]:
         first = {index: self.read(bodies[0]) for index, bodies in self._of.updates.items() if bodies}
         for index, vectors in first.items():
-            yield f"{index} as it came", index, vectors
-            yield f"the sum without {index}", index, total.minus(vectors)
+            yield f"{index} as it came", vectors
+            yield f"the sum without {index}", total.minus(vectors)
             for how, found in self._unmasked(index, self._of.updates[index][0]):
-                yield f"{index}, {how}", index, found
+                yield f"{index}, {how}", found
         for (one, mine), (other, theirs) in combinations(first.items(), 2):
-            yield f"{one} - {other}", one, mine.minus(theirs)
-            yield f"{one} + {other}", one, Vectors(mine.levels + theirs.levels, mine.words + theirs.words)
+            yield f"{one} - {other}", mine.minus(theirs)
+            yield f"{one} + {other}", Vectors(mine.levels + theirs.levels, mine.words + theirs.words)
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from tests.waits import until, until_told
 from umbel.aggregation.advance import next_deadline
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.agreement import composition_of
-from umbel.aggregation.secagg.contribution import LocalWork, contribution
+from umbel.aggregation.secagg.contribution import LocalWork
 from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.secagg.totals import Totals, totals
 
@@ -52,7 +52,7 @@ def summed(parties: Sequence[SecureDevice], changes: Sequence[Tensor]) -> Totals
     levels = torch.zeros(composition.n_levels, dtype=torch.int64)
     words = torch.zeros(composition.n_words, dtype=torch.int64)
     for one, change in zip(parties, changes, strict=True):
-        made = contribution(composition, lambda: iter([change]), one.work, one.offer.rank)  # noqa: B023 - read at once
+        made = one.contribution(change)
         levels += torch.cat([part.to(torch.int64) for part in made.levels()])
         words += made.words
     return totals(composition, levels.to(torch.int32), words, [one.offer.rank for one in parties])

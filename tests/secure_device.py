@@ -13,11 +13,12 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from tests.own_dithers import secret_of
 from tests.server_device import Device, Json
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.agreement import composition_of, context_of
 from umbel.aggregation.secagg.client import SecureClient
-from umbel.aggregation.secagg.contribution import NOISE_KEY_BYTES, LocalWork, contribution
+from umbel.aggregation.secagg.contribution import Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.masked_input import masked_input
 from umbel.aggregation.types import Assignment
 
@@ -90,10 +91,12 @@ class SecureDevice:
 
     def masked(self, change: Tensor) -> bytes:
         """The masked update."""
+        return b"".join(bytes(piece) for piece in masked_input(self.contribution(change), self.party))
+
+    def contribution(self, change: Tensor, work: LocalWork | None = None) -> Contribution:
+        """What it masks. `work`: other than its own."""
         composition = composition_of(self.offer, self.layout)
-        noise_key = os.urandom(NOISE_KEY_BYTES) if composition.secure.noise else b""
-        made = contribution(composition, lambda: iter([change]), self.work, self.offer.rank, noise_key)
-        return b"".join(bytes(piece) for piece in masked_input(made, self.party))
+        return contribution(composition, lambda: iter([change]), work or self.work, secret_of(self.device.name))
 
     async def send_input(self, update: bytes, **changed: object) -> httpx.Response:
         uploaded = await self.device.upload(self.offer.id, update)

@@ -9,9 +9,10 @@ All arithmetic is that of int32, which wraps at 2^32: it is right modulo every 2
 int32 whose lowest m bits are right; those are what is packed (`packing.py`), and at the end the sum is lifted to
 -2^(m-1) .. 2^(m-1) - 1.
 
-The squared error of the mean is D^2 / 12n for each coordinate, if nothing wraps. On twenty real updates (an MLP of
-301,066 weights, two digits to a client) that is 1.3e-2 of the mean's square at D = rms / 2 in 7 bits, and 3.4e-3 at
-rms / 4 in 8.
+Each client rounds with a dither of its own, which nobody else knows: by a public one whoever sees the sum could tell
+whose levels are in it, where few are not zero (docs/security.md). The squared error of the mean is D^2 / 6n for each
+coordinate, if nothing wraps. On twenty real updates (an MLP of 301,066 weights, two digits to a client) that is 2.6e-2
+of the mean's square at D = rms / 2 in 7 bits, and 6.7e-3 at rms / 4 in 8.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels import rotate_and_pack_into
 from umbel.aggregation.codec.packing import BITS_MAX, packed_bytes
 from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.codec.residues import add_packed, pack_residues
-from umbel.aggregation.codec.rotated import COHORT_MAX, Rotated, dithers_of
+from umbel.aggregation.codec.rotated import COHORT_MAX, Dither, Rotated
 from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.torch_later import torch
 
@@ -56,26 +56,19 @@ class Modular:
 
     # --- a client's side ----------------------------------------------------------------------------------------------
 
-    def residues(self, values: Tensor, rank: int) -> Iterator[Tensor]:
+    def residues(self, values: Tensor, dither: Dither) -> Iterator[Tensor]:
         """The client's vector in consecutive parts, int32: for masks to be added to, before they are packed.
 
-        `values`: float32, `rotated.n_values`, any device. Raises `ValueError` for others, and if they are not finite.
+        `values`: float32, `rotated.n_values`, any device. `dither`: the client's own, uniform. Raises `ValueError` for
+        other values, and if they are not finite.
         """
-        return self.rotated.levels(values, rank)
+        return self.rotated.levels_with(values, dither)
 
     def packed(self, residues: Iterable[Tensor]) -> Iterator[Tensor]:
         """The lowest bits of these parts (int8, int16 or int32, whichever hold them): uint8, `n_bytes` in all. Each
         part but the last: a multiple of 512 long.
         """
         return (pack_residues(part, self.bits) for part in residues)
-
-    def encode(self, values: Tensor, rank: int) -> Iterator[Tensor]:
-        """What goes without a mask, packed: the same bytes as `packed(residues(...))`, and faster."""
-        quantizer, blocks, key = self.rotated.quantizer(values, rank), self.rotated.blocks, self.rotated.plan.key
-        for part in self.rotated.parts(values):
-            out = torch.empty(packed_bytes(part[1], self.bits), dtype=torch.uint8, device=values.device)
-            rotate_and_pack_into(out, values, blocks, key, quantizer, self.bits, part)
-            yield out
 
     # --- the coordinator's side ---------------------------------------------------------------------------------------
 
@@ -92,14 +85,16 @@ class Modular:
             place = slice(packed_bytes(first, self.bits), packed_bytes(first + length, self.bits))
             add_packed(sums[first : first + length], packed[place], self.bits)
 
-    def mean(self, sums: Tensor, ranks: Iterable[int]) -> Tensor:
-        """The mean of the clients with these ranks, whose vectors `sums` has, without masks: float32, `n_values`.
+    def mean(self, sums: Tensor, n_clients: int) -> Tensor:
+        """The mean of the clients whose vectors `sums` has, without masks: float32, `n_values`.
 
-        Raises `ValueError` for sums of another length, no ranks, or one named twice.
+        Raises `ValueError` for sums of another length, or of no clients.
         """
         self._require_length(sums)
+        if n_clients < 1:
+            raise ValueError("a sum has one client at least")
         lifted = (lift(sums[first : first + n], self.bits) for first, n in self.rotated.parts(sums))
-        return self.rotated.mean(lifted, dithers_of(ranks))
+        return self.rotated.plain_mean(lifted, n_clients)
 
     def share_near_the_edge(self, sums: Tensor) -> float:
         """The share of coordinates beyond three quarters of what the bits hold.
@@ -128,7 +123,7 @@ def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: f
 
     `sigma_sum`: the standard deviation that the sum's coordinates are expected to have, in units of the weights: that
     of the last round's sum, times 1.5, say, for it may grow. Rotated, a sum is Gaussian, with n / 6 squared steps of
-    rounding on top (less, where the dithers spread evenly), so
+    rounding on top, so
 
         m = ceil(log2(2 t sqrt((sigma_sum / D)^2 + n / 6)))
 

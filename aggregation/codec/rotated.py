@@ -6,6 +6,10 @@ C is the clip norm, D the step, u + phi the cohort's dither, and S(u) what the d
 (`quantize.py`): all public. The sum of the integers is exact, and how it is formed is for others to say: modulo 2^m
 (`modular.py`) or in the lanes of an all-reduce (`lanes.py`). The rotation is undone once, on the sum.
 
+**A dither of the client's own.** Where a sum is to hide whose levels are in it, the dither must not be public: whoever
+knows it can tell whose level a sum of few levels has (docs/security.md). Then each client draws its own, uniform and
+secret (`levels_with`). Nothing is taken off the sum, for E[k] = y / D (`plain_mean`).
+
 **Unbiased** but for what is clipped, **linear**, stateless; a vector of any length, so whoever has more to add up puts
 it behind the weights. One client's error is about D^2 / 12 for each coordinate, and that of the mean a further n times
 less, whatever the update was. Values beyond 32,766 steps are cut there.
@@ -19,14 +23,14 @@ Every device comes to the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from umbel.aggregation.codec.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
 from umbel.aggregation.codec.native import Quantizer
 from umbel.aggregation.codec.plan import NORM_MAX, CodecPlan, as_float32
-from umbel.aggregation.codec.quantize import UNIT, Dithers, Levels, phase
+from umbel.aggregation.codec.quantize import UNIT, Dithers, Levels, phase, quantize
 from umbel.aggregation.codec.rotation import Blocks
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
 COHORT_MAX = UNIT  # beyond it two clients would have the same share of the dither
 _PART_CPU, _PART_DEVICE = 16 * TILE, 4096 * TILE  # what stays in a cache; what keeps a device busy
 _WHOLE = Levels()
+
+Dither: TypeAlias = "Callable[[int, int], Tensor]"
+"""From the first position and the length of a part to its dither: int32, 0 to 65,535, on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +74,9 @@ class Rotated:
 
         Raises `ValueError` for values that are not finite, or of a norm above 2^60, or not `n_values`.
         """
-        if values.dtype != torch.float32 or values.shape != (self.n_values,):
-            raise ValueError(f"{self.n_values} float32 are needed, not {list(values.shape)} of {values.dtype}")
         if not 0 <= rank < COHORT_MAX:
             raise ValueError(f"a cohort has ranks from 0 to {COHORT_MAX - 1}, not {rank}")
-        found = self._norm(values)
-        if not found <= NORM_MAX:
-            raise ValueError(f"the weight change has the norm {found}; train with a lower learning rate")
-        return Quantizer(
-            as_float32(self.plan.inverse_step * self.plan.scale(found)), self.plan.key, phase(rank), levels
-        )
+        return Quantizer(self._inverse_step(values), self.plan.key, phase(rank), levels)
 
     def levels(self, values: Tensor, rank: int, levels: Levels = _WHOLE) -> Iterator[Tensor]:
         """The integers of the rotated vector in consecutive parts, int32, each a new tensor on the device of `values`.
@@ -84,13 +84,35 @@ class Rotated:
         Raises `ValueError` as `quantizer` does.
         """
         quantizer = self.quantizer(values, rank, levels)
-        buffer = values.new_empty(min(_part(values), self.n_levels))
-        for first, length in self.parts(values):
-            rotated = buffer[:length]
-            rotate_into(rotated, values, self.blocks, self.plan.key, first)
-            out = torch.empty(length, dtype=torch.int32, device=values.device)
+        for rotated, first in self._rotated(values):
+            out = torch.empty(rotated.numel(), dtype=torch.int32, device=values.device)
             quantize_into(out, rotated, quantizer, first)
             yield out
+
+    def levels_with(self, values: Tensor, dither: Dither) -> Iterator[Tensor]:
+        """`levels`, rounded with a dither of the client's own.
+
+        Raises `ValueError` for values that are not finite, or of a norm above 2^60, or not `n_values` float32.
+        """
+        inverse_step = self._inverse_step(values)
+        for rotated, first in self._rotated(values):
+            yield quantize(rotated, inverse_step, dither(first, rotated.numel()).to(values.device), 0, _WHOLE)
+
+    def _inverse_step(self, values: Tensor) -> float:
+        """What `values` are multiplied by before they are rounded: the clipping is in it. Raises `ValueError`."""
+        if values.dtype != torch.float32 or values.shape != (self.n_values,):
+            raise ValueError(f"{self.n_values} float32 are needed, not {list(values.shape)} of {values.dtype}")
+        found = self._norm(values)
+        if not found <= NORM_MAX:
+            raise ValueError(f"the weight change has the norm {found}; train with a lower learning rate")
+        return as_float32(self.plan.inverse_step * self.plan.scale(found))
+
+    def _rotated(self, values: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """The rotated vector in consecutive parts, each valid until the next; and the first position of each."""
+        buffer = values.new_empty(min(_part(values), self.n_levels))
+        for first, length in self.parts(values):
+            rotate_into(buffer[:length], values, self.blocks, self.plan.key, first)
+            yield buffer[:length], first
 
     def _norm(self, values: Tensor) -> float:
         """The L2 norm: in a stated order where it decides the step; a library's own, which is ten times as fast, where
@@ -110,13 +132,25 @@ class Rotated:
         `sums`: consecutive parts as `parts` has them, of any integer type. `dithers`: of the clients in it
         (`dithers_of`). Raises `ValueError` for sums of another length.
         """
+
+        def undithered(part: Tensor, first: int) -> Tensor:
+            shared = torch.empty(part.numel(), dtype=torch.int32, device=part.device)
+            dither_into(shared, self.plan.key, first)
+            return dithers.subtract(part, shared)
+
+        return self._mean(sums, undithered, dithers.total_weight)
+
+    def plain_mean(self, sums: Iterable[Tensor], n_clients: int) -> Tensor:
+        """`mean` of clients that each had a dither of their own (`levels_with`)."""
+        return self._mean(sums, lambda part, _first: part.to(torch.float64), n_clients)
+
+    def _mean(self, sums: Iterable[Tensor], steps_of: Callable[[Tensor, int], Tensor], total_weight: int) -> Tensor:
+        """`steps_of`: from a part of the sum and its first position to the sum of y / D: float64, a new tensor."""
         out, first = None, 0
         for part in sums:
             if out is None:
                 out = torch.empty(self.n_values, dtype=torch.float32, device=part.device)
-            shared = torch.empty(part.numel(), dtype=torch.int32, device=part.device)
-            dither_into(shared, self.plan.key, first)
-            mean = dithers.subtract(part, shared).div_(dithers.total_weight * self.plan.inverse_step)
+            mean = steps_of(part, first).div_(total_weight * self.plan.inverse_step)
             unrotate_into(out, mean.to(torch.float32), self.blocks, self.plan.key, first)
             first += part.numel()
         if out is None or first != self.n_levels:

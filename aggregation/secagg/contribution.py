@@ -17,6 +17,9 @@ update of that one, and a coordinator can bring that about by a learning rate at
 the client with the fewest steps. A client that declines is a drop-out instead, and t others must be left.
 
 What is refused is refused without numbers: the sentence may go to the coordinator, and it is not to know them.
+
+**The dither is the client's own.** The coordinator knows a round's step. Where the step is so coarse that most levels
+are zero, those that are not are the dither's doing. By a public dither the coordinator could tell whose each is.
 """
 
 from __future__ import annotations
@@ -27,12 +30,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.plan import NORM_MAX, as_float32
-from umbel.aggregation.codec.quantize import LEVEL_MAX
+from umbel.aggregation.codec.quantize import LEVEL_MAX, UNIT
+from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.grid import cut_values, to_integers
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.secagg.derive import dither_key
 from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.masks import Masks
 from umbel.aggregation.secagg.words import RMS_UNIT, STEPS_LIMIT, Counts, Measured
 from umbel.aggregation.secagg.work_floor import steps_needed
 from umbel.aggregation.stated_order import sum_of_squares
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-NOISE_KEY_BYTES = 32
+CONTRIBUTION_SECRET_BYTES = 32
 _NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that what float32 rounds off takes no norm beyond what can be rotated
 
 
@@ -77,25 +83,25 @@ SILENT = LocalWork(1, 1, 1)
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """What a client masks. `words`: int64, `n_words`, to be masked as uint64. `values`: the weighted change, float32,
-    in layout order, zero where it travels among the words. `remarks`: what was cut or left out, and what helps; they
-    have numbers of this client, so they are for its own log alone.
+    in layout order, zero where it travels among the words. `secret`: what its dither and its noise are drawn from.
+    `remarks`: what was cut or left out, and what helps; they have numbers of this client, so they are for its own log
+    alone.
     """
 
     composition: Composition
-    rank: int
     words: Tensor = field(repr=False)
     values: Tensor = field(repr=False)
-    noise_key: bytes = field(default=b"", repr=False)
+    secret: bytes = field(repr=False)
     remarks: tuple[str, ...] = field(default=(), repr=False)
 
     def levels(self) -> Iterator[Tensor]:
         """The levels in consecutive parts, int32, each a new tensor: the same ones whenever asked. Their lowest `bits`
         are what counts. Those of a private round have this client's noise.
         """
+        modular, dither = self.composition.modular, own_dither(self.secret)
         if (noise := self.composition.secure.noise) is not None:
-            rotated = self.composition.modular.rotated
-            return noisy_levels(rotated, self.values, self.rank, noise, self.noise_key)
-        return self.composition.modular.residues(self.values, self.rank)
+            return noisy_levels(modular.rotated, self.values, dither, noise, self.secret)
+        return modular.residues(self.values, dither)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +116,32 @@ class _Change:
     n_cut: int = 0
 
 
+def own_dither(secret: bytes) -> Dither:
+    """A client's own dither: 2 bytes of a keystream (`masks.py`) for each level, the same ones whenever asked."""
+    keystream = Masks([dither_key(secret)], [1])
+
+    def part(first: int, length: int) -> Tensor:
+        drawn = torch.zeros(length, dtype=torch.int16)
+        keystream.apply(drawn, first)
+        return drawn.to(torch.int32).bitwise_and_(UNIT - 1)
+
+    return part
+
+
 def contribution(
-    composition: Composition,
-    change: Callable[[], Iterator[Tensor]],
-    work: LocalWork,
-    rank: int,
-    noise_key: bytes = b"",
+    composition: Composition, change: Callable[[], Iterator[Tensor]], work: LocalWork, secret: bytes
 ) -> Contribution:
-    """`change` gives the weight change from its beginning as float32 in pieces, on the CPU. `rank`: in the cohort.
+    """`change` gives the weight change from its beginning as float32 in pieces, on the CPU. `secret`: 32 bytes that
+    nobody can guess, for this contribution alone: its dither and its noise are drawn from them.
 
     Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite; in a private round, neither.
-    Memory: the change, as float32. `noise_key`: of a private round, 32 bytes that nobody can guess, for this
-    contribution alone.
+    Memory: the change, as float32.
     """
-    steps = work.steps_done, work.steps_planned
-    if composition.secure.noise is not None:
-        _check_private(composition, noise_key)
+    if len(secret) != CONTRIBUTION_SECRET_BYTES:
+        raise ValueError(f"a contribution takes a secret of {CONTRIBUTION_SECRET_BYTES} random bytes")
+    steps, is_private = (work.steps_done, work.steps_planned), composition.secure.noise is not None
+    if is_private:
+        require_private_model(composition.layout)
         work, (read, remarks) = SILENT, _read_unseen(composition, change)
     else:
         read, remarks = _read_bounded(composition, change)
@@ -137,9 +153,9 @@ def contribution(
         remarks += ("the weight change is far too long, and is shortened: train with a lower learning rate",)
     scale = as_float32(scale)
     read.values.mul_(scale)
-    counts, measured = _counts(composition, work, weight, read.norm * scale, is_private=bool(noise_key))
+    counts, measured = _counts(composition, work, weight, read.norm * scale, is_private=is_private)
     joined = composition.words.join(counts, measured, to_integers(read.exact, composition.grid).mul_(weight))
-    return Contribution(composition, rank, joined, read.values, noise_key, remarks)
+    return Contribution(composition, joined, read.values, secret, remarks)
 
 
 def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
@@ -174,13 +190,6 @@ def require_enough(steps_done: int, steps_planned: int, floor: float) -> None:
     """Raise `TooLittleWork` if so many steps are less than this share of those planned (`work_floor.py`)."""
     if steps_done < steps_needed(floor, steps_planned):
         raise TooLittleWork("less of the work was done than must be for an update to hide among the others")
-
-
-def _check_private(composition: Composition, noise_key: bytes) -> None:
-    """Raise `ValueError` for a model or a key with which a private round would show more than its noise allows."""
-    require_private_model(composition.layout)
-    if len(noise_key) != NOISE_KEY_BYTES:
-        raise ValueError(f"the noise of a private round takes a key of {NOISE_KEY_BYTES} random bytes")
 
 
 def _samples(composition: Composition, work: LocalWork) -> int:

@@ -81,6 +81,11 @@ def relay_key(shared: bytes, session: bytes, index: int, sender: bytes, receiver
     return _derive(shared, session, b"relay", u32(index) + sender + receiver)
 
 
+def dither_key(secret: bytes) -> bytes:
+    """The key of a client's own dither (`contribution.py`), from the secret of its contribution: 32 bytes."""
+    return hashlib.sha256(PROTOCOL + b"dither" + secret).digest()
+
+
 def _derive(secret: bytes, session: bytes, purpose: bytes, indices: bytes) -> bytes:
     _require_length(secret, SECRET_BYTES, "a secret")
     _require_length(session, DIGEST_BYTES, "a session digest")

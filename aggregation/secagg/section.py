@@ -31,7 +31,6 @@ from umbel.aggregation.wire import Codec
 if TYPE_CHECKING:
     from umbel.aggregation.runfile import RunFile
 
-STEP_MOST = 2.0  # root mean squares: beyond it single levels can be told apart by the dither (docs/security.md)
 _NAMES = ("loss", "accuracy")  # what the ready trainer measures
 
 
@@ -177,12 +176,6 @@ def _reasons(section: SecureAggregationSection, file: RunFile) -> Iterator[str]:
         yield (
             f"no client may have expected_sample_count = {section.expected_sample_count} samples: sample_count_max is "
             f"{file.aggregation.sample_count_max}"
-        )
-    if file.privacy is None and file.codec.step_asked > STEP_MOST:
-        yield (
-            f"a step of {file.codec.step_asked:g} root mean squares rounds nearly all of an update to zero, and whose "
-            "are the levels that are not the public dither tells, under masks too: set step = "
-            f"{STEP_MOST:g} or less in [codec], or add noise ([privacy])"
         )
     yield from _reasons_of_stop(section, file)
 

@@ -1,6 +1,6 @@
 """The coordinator's side: from the unmasked sums to what a round comes to, and the mean that the next model is made of.
 
-    mean = unrotate((sum of levels - what the dithers added) D / n) n weight_unit / (sum of w)
+    mean = unrotate((sum of levels) D / n) n weight_unit / (sum of w)
 
 The levels' sum is lifted from modulo 2^bits to the integers around zero. Whether they were right modulo 2^bits the
 words tell: each client has added a one, and the ones must be as many as the clients. Whether they *fit* the bits, the
@@ -119,7 +119,7 @@ def totals(
     shown = _shown(composition, lifted, counts)
     secure, n_trained = composition.secure, len(composition.secure.metrics)
     weights = counts.clients * secure.weight_unit, counts.weight
-    mean = composition.modular.mean(lifted, ranks)
+    mean = composition.modular.mean(lifted, counts.clients)
     training, evaluation = measured[:n_trained], measured[n_trained:]
     measured_by = {f"training.{name}": one.clients for name, one in zip(secure.metrics, training, strict=True)}
     measured_by |= {f"evaluation.{name}": one.clients for name, one in zip(secure.evaluation, evaluation, strict=True)}

@@ -90,7 +90,7 @@ def _client_rows(peer: Peer, repetitions: int, n_values: int) -> Sequence[Row]:
     change = torch.randn(n_values, generator=torch.Generator().manual_seed(0)) * 0.01
 
     def mask() -> bytes:
-        return b"".join(masked_input(contribution(composition, lambda: iter([change]), _WORK, 0), client))
+        return b"".join(masked_input(contribution(composition, lambda: iter([change]), _WORK, bytes(32)), client))
 
     masked, peer_masked = least_ms((mask, lambda: peer.mask(received)), repetitions)
     return (

@@ -141,7 +141,7 @@ def _make_keys(client: SecureClient) -> None:
 
 
 def _weigh(composition: Composition, change: Tensor) -> Contribution:
-    return contribution(composition, lambda: iter([change]), _WORK, 0)
+    return contribution(composition, lambda: iter([change]), _WORK, bytes(32))
 
 
 def _mask(made: Contribution, client: SecureClient) -> bytes:

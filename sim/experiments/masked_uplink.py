@@ -5,7 +5,6 @@ that of these integers, modulo what each of them has bits for. Where the masks a
 read from what they leave over.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -13,10 +12,17 @@ from torch import Tensor
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.contribution import Contribution, ContributionRefused, LocalWork, contribution
+from umbel.aggregation.secagg.contribution import (
+    CONTRIBUTION_SECRET_BYTES,
+    Contribution,
+    ContributionRefused,
+    LocalWork,
+    contribution,
+)
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.totals import Totals, totals
 from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
+from umbel.sim.secure.exchange import seeded_bytes
 
 
 class MaskedUplink:
@@ -50,8 +56,8 @@ class MaskedUplink:
                 self._total.add((*made.levels(), made.words), 1)
 
     def _made(self, client: ClientId, row: Tensor, work: WorkDone) -> Contribution:
-        noise_key = self._noise_key(client)
-        return contribution(self.composition, lambda: iter([row]), _local(work), self._ranks[client], noise_key)
+        secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
+        return contribution(self.composition, lambda: iter([row]), _local(work), secret)
 
     def totals(self, clients: Sequence[ClientId], n_draws: int, unmasked: tuple[Tensor, Tensor] | None) -> Totals:
         """What these have said together. `unmasked`: the sums of levels and words, where masks were taken off them.
@@ -62,12 +68,13 @@ class MaskedUplink:
         levels, words = unmasked or (self._total.sums[:n_levels], self._total.sums[n_levels:])
         return totals(self.composition, levels, words, [self._ranks[client] for client in clients], n_draws)
 
-    def _noise_key(self, client: ClientId) -> bytes:
-        """The key of a client's noise: its own in each attempt, and the same in each simulation."""
-        plan = self._plan
-        if self.composition.secure.noise is None:
-            return b""
-        return hashlib.sha256(f"noise/{plan.seed}/{plan.number}/{plan.attempt}/{client}".encode()).digest()
+
+def contribution_secret(client_seed: int, attempt: int) -> bytes:
+    """What a simulated client draws its dither and noise from: its own in each attempt, the same in each simulation.
+
+    `client_seed`: that of its training (`RoundPlan.seed_of`).
+    """
+    return seeded_bytes(f"contribution/{client_seed}/{attempt}")(CONTRIBUTION_SECRET_BYTES)
 
 
 def _local(work: WorkDone) -> LocalWork:

@@ -18,7 +18,7 @@ from umbel.aggregation.layout import Layout
 from umbel.aggregation.round import Abandoned, Applied, Closing, Committed, Gathered, Recruiting, RoundState, Training
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.contribution import Contribution, LocalWork, contribution
+from umbel.aggregation.secagg.contribution import CONTRIBUTION_SECRET_BYTES, Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.secagg.server import RANDOM_BYTES, Exchange
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
@@ -89,7 +89,8 @@ def made_contribution(composition: Composition, rank: int) -> Contribution:
     """A random change of the weights, by a client whose samples are known by its rank."""
     draw = torch.Generator().manual_seed(rank)
     change = torch.randn(composition.layout.n_values, generator=draw) * _RMS
-    return contribution(composition, lambda: iter([change]), LocalWork(1 + rank % SAMPLES_MAX, 1, 1), rank)
+    secret = seeded_bytes(f"{rank}/contribution")(CONTRIBUTION_SECRET_BYTES)
+    return contribution(composition, lambda: iter([change]), LocalWork(1 + rank % SAMPLES_MAX, 1, 1), secret)
 
 
 def plain_sums(composition: Composition, ranks: Iterable[int]) -> tuple[Tensor, Tensor]:

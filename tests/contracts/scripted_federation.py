@@ -29,9 +29,11 @@ from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.records import Fate, RoundRecord
 from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import Assignment
 from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResult, run_client
 from umbel.client.loop import RunEnd
 from umbel.client.own_keys import make_own_key, own_keys
+from umbel.client.site import SecureRandom
 from umbel.sim.data.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
 from umbel.sim.data.samples import Samples
@@ -43,6 +45,7 @@ from umbel.sim.engines.threads import one_thread
 from umbel.sim.engines.work import Engine
 from umbel.sim.experiments.federation import Federation, World
 from umbel.sim.experiments.local_work import Meter
+from umbel.sim.experiments.masked_uplink import contribution_secret
 from umbel.sim.experiments.standing import beginning
 from umbel.sim.experiments.versions import ModelState
 from umbel.sim.fleet.dropouts import Stage
@@ -351,6 +354,16 @@ class MortalLine(httpx.BaseTransport):
         self._inner.close()
 
 
+class AsSimulated(SecureRandom):
+    """Draws what the simulator draws for the same client."""
+
+    def training_seed(self, offer: Assignment) -> int:
+        return offer.seed
+
+    def contribution_secret(self, offer: Assignment) -> bytes:
+        return contribution_secret(offer.seed, offer.attempt)
+
+
 @dataclass
 class Sites:
     """All clients, each in a thread that lives as long as its script lets it. `ends`: of those that left."""
@@ -382,7 +395,7 @@ class Sites:
                     name,
                     policy=self.policy,
                     transport=MortalLine(name, self.director),
-                    secure_seed=lambda offer: offer.seed,
+                    secure_random=AsSimulated(),
                 )
                 return
             except Died:

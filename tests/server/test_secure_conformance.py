@@ -30,7 +30,7 @@ from tests.server_device import House, Json, LateClock, house
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.client import SecureClient
-from umbel.aggregation.secagg.contribution import Contribution, LocalWork, contribution
+from umbel.aggregation.secagg.contribution import Contribution, LocalWork
 from umbel.aggregation.secagg.derive import ShareKind, Vector, pair_mask_key
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.masks import Masks
@@ -90,7 +90,7 @@ class Recorded:
     ended: Json | None
 
     def truth(self, i: int) -> Contribution:
-        return made(self.parties[i], self.changes[i])
+        return self.parties[i].contribution(self.changes[i])
 
     def evidence(self) -> Evidence:
         """Of what went over the wire: what any coordinator has."""
@@ -99,7 +99,7 @@ class Recorded:
         first = names[0]
         roster = Roster.decode(self._answer(first, "share-keys"), N)
         session = Session.of_roster(context, roster)
-        evidence = Evidence(composition_of(self.parties[0].offer, LAYOUT), session, {}, {})
+        evidence = Evidence(composition_of(self.parties[0].offer, LAYOUT), session, {})
         dealt = {}
         for one in self.parties:
             name, index = one.device.name, names.index(ClientId(one.device.name))
@@ -109,7 +109,6 @@ class Recorded:
             for sent in self.record.sent_by(name, "PUT", "unmasking"):
                 evidence.revealed.append((index, Unmasking.decode(sent.body, index, N).shares))
         evidence.dealt = dealt
-        evidence.ranks = {i: one.offer.rank for i, one in enumerate(self.parties)}
         return evidence
 
     def _body(self, name: str, method: str, ending: str) -> bytes:
@@ -117,10 +116,6 @@ class Recorded:
 
     def _answer(self, name: str, ending: str) -> bytes:
         return next(one.answer for one in self.record.sent_by(name, "GET", ending) if one.answer)
-
-
-def made(one: SecureDevice, change: Tensor, work: LocalWork | None = None) -> Contribution:
-    return contribution(composition_of(one.offer, LAYOUT), lambda: iter([change]), work or one.work, one.offer.rank)
 
 
 def vectors_of(contribution: Contribution) -> Vectors:
@@ -506,7 +501,7 @@ def test_two_vectors_under_the_same_masks_show_their_difference(closed: Recorded
     assert "difference" not in Attack(evidence).loot().vectors.get(VICTIM, {})
     evidence.updates[VICTIM].append(again)
     found = Attack(evidence).loot().vectors[VICTIM]["difference"]
-    first, second = vectors_of(closed.truth(VICTIM)), vectors_of(made(other, change))
+    first, second = vectors_of(closed.truth(VICTIM)), vectors_of(other.contribution(change))
     assert found.words[2] == COUNTS[VICTIM] - 1
     assert not bool(((found.levels ^ (first.levels - second.levels)) & ((1 << bits) - 1)).any())
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.bits import OF_BITS
+from tests.own_dithers import dither_of
 from umbel.aggregation.codec import native
 from umbel.aggregation.codec.change import ChangeWriter
 from umbel.aggregation.codec.classes import EnergyMeter, Matrices
@@ -126,7 +127,7 @@ def the_private_levels() -> Iterator[Tensor]:
     rotated = Rotated(replace(INTEGER, clip_norm=2.0), N)
     bound = rounded_bound(2.0 * INTEGER.inverse_step, rotated.n_levels)
     plan = NoisePlan(5.5, bound, rotated.n_levels, 10)
-    return noisy_levels(rotated, exact(N), RANK, plan, bytes(range(32)))
+    return noisy_levels(rotated, exact(N), dither_of(RANK), plan, bytes(range(32)))
 
 
 def the_numbers_that_both_ends_work_out() -> Iterator[bytes]:
@@ -208,11 +209,11 @@ def the_masked_sum() -> Iterator[Tensor]:
     modular = Modular(Rotated(replace(INTEGER, clip_norm=1.5), N), 17)
     sums = modular.new_sum()
     for rank in range(3):
-        packed = torch.cat(list(modular.encode(exact(N, KEY + rank), rank)))
+        packed = torch.cat(list(modular.packed(modular.residues(exact(N, KEY + rank), dither_of(rank)))))
         yield packed
         modular.add(sums, packed)
     yield sums
-    yield modular.mean(sums, range(3))
+    yield modular.mean(sums, 3)
 
 
 def the_all_reduced_sums() -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.own_dithers import dither_of
 from umbel.aggregation.codec.modular import ALARM_SHARE, Modular, bits_for, lift
 from umbel.aggregation.codec.packing import pack
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
@@ -28,7 +29,7 @@ def gaussian(n_values: int, seed: int) -> Tensor:
 
 
 def encoded(codec: Modular, values: Tensor, rank: int) -> Tensor:
-    return torch.cat(list(codec.encode(values, rank)))
+    return torch.cat(list(codec.packed(codec.residues(values, dither_of(rank)))))
 
 
 def summed(codec: Modular, vectors: list[Tensor]) -> Tensor:
@@ -39,7 +40,9 @@ def summed(codec: Modular, vectors: list[Tensor]) -> Tensor:
 
 
 def plain_sum(codec: Modular, vectors: list[Tensor]) -> Tensor:
-    levels = [torch.cat(list(codec.rotated.levels(values, rank))) for rank, values in enumerate(vectors)]
+    levels = [
+        torch.cat(list(codec.rotated.levels_with(values, dither_of(rank)))) for rank, values in enumerate(vectors)
+    ]
     return torch.stack(levels).to(torch.int64).sum(0)
 
 
@@ -65,21 +68,19 @@ def test_masks_that_are_taken_off_again_leave_no_trace(n_values: int, bits: int,
     bare, masked = summed(codec, vectors), codec.new_sum()
     for rank, values in enumerate(vectors):
         mask = torch.randint(0, 1 << bits, (codec.rotated.n_levels,), generator=generator).to(torch.int32)
-        residues = torch.cat(list(codec.residues(values, rank))) + mask
+        residues = torch.cat(list(codec.residues(values, dither_of(rank)))) + mask
         codec.add(masked, torch.cat(list(codec.packed([residues]))))
         masked -= mask
     assert torch.equal(lift(masked, bits), lift(bare, bits))
-    ranks = range(n_clients)
-    assert torch.equal(codec.mean(masked, ranks), codec.mean(bare, ranks))
+    assert torch.equal(codec.mean(masked, n_clients), codec.mean(bare, n_clients))
 
 
 @given(st.integers(0, 80_000), BITS, st.integers(0, 65_535))
 @settings(max_examples=30, deadline=None)
-def test_all_at_once_is_the_bytes_of_one_step_after_the_other(n_values: int, bits: int, rank: int) -> None:
+def test_the_parts_are_packed_as_the_whole_is(n_values: int, bits: int, rank: int) -> None:
     codec, values = modular(n_values, bits), gaussian(n_values, 3) * 100
-    whole = torch.cat(list(codec.residues(values, rank)))
+    whole = torch.cat(list(codec.residues(values, dither_of(rank))))
     packed = encoded(codec, values, rank)
-    assert torch.equal(packed, torch.cat(list(codec.packed(codec.residues(values, rank)))))
     assert torch.equal(packed, pack(whole, bits))
     assert packed.numel() == codec.n_bytes
 
@@ -93,25 +94,25 @@ def test_lifting_gives_the_number_nearest_to_zero(value: int, bits: int) -> None
 
 @pytest.mark.parametrize("step", [0.26, 0.52])
 def test_the_error_of_a_gaussian_mean_is_the_steps_whatever_the_number(step: float) -> None:
-    """n * NMSE = D^2 / 12 (note on compression, table 3.6)."""
+    """n * NMSE = D^2 / 6: of stochastic rounding, each client with a dither of its own."""
     for n_clients in (1, 20, 64):
         codec = modular(20_000, 12, step)
         vectors = [gaussian(20_000, seed) for seed in range(n_clients)]
         mean = torch.stack(vectors).double().mean(0)
-        found = codec.mean(summed(codec, vectors), range(n_clients))
-        assert float((found - mean).square().mean()) * n_clients == pytest.approx(step**2 / 12, rel=0.06)
+        found = codec.mean(summed(codec, vectors), n_clients)
+        assert float((found - mean).square().mean()) * n_clients == pytest.approx(step**2 / 6, rel=0.06)
 
 
-# Step in rms, bits, and the error: below that of the note's table 3.7 (1.67e-2 and 4.2e-3).
+# Step in rms, bits, and the error.
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "bits", "error_max"), [(0.5, 7, 1.4e-2), (0.25, 8, 3.6e-3)])
+@pytest.mark.parametrize(("step", "bits", "error_max"), [(0.5, 7, 2.7e-2), (0.25, 8, 7.0e-3)])
 def test_the_mean_of_real_updates_is_as_good_as_the_docstring_says(step: float, bits: int, error_max: float) -> None:
     updates = list(real_updates())
     mean = torch.stack(updates).double().mean(0)
     rms = float(torch.stack(updates).double().square().mean().sqrt())
     codec = modular(updates[0].numel(), bits, step * rms)
     sums = summed(codec, updates)
-    assert vnmse(mean, codec.mean(sums, range(len(updates)))) < error_max
+    assert vnmse(mean, codec.mean(sums, len(updates))) < error_max
     assert codec.share_near_the_edge(sums) < ALARM_SHARE
     assert torch.equal(lift(sums, bits).to(torch.int64), plain_sum(codec, updates))  # nothing has wrapped
     assert 8 * codec.n_bytes / updates[0].numel() < bits + 0.1
@@ -149,8 +150,6 @@ def test_what_cannot_work_is_refused_with_what_to_do() -> None:
     with pytest.raises(ValueError, match="a vector takes 1024 bytes, not 1023"):
         codec.add(codec.new_sum(), torch.zeros(1023, dtype=torch.uint8))
     with pytest.raises(ValueError, match="a sum is 1024 int32"):
-        codec.mean(torch.zeros(1000, dtype=torch.int32), [0])
-    with pytest.raises(ValueError, match="each of them once"):
-        codec.mean(codec.new_sum(), [1, 2, 1])
+        codec.mean(torch.zeros(1000, dtype=torch.int32), 1)
     with pytest.raises(ValueError, match="one client at least"):
-        codec.mean(codec.new_sum(), [])
+        codec.mean(codec.new_sum(), 0)

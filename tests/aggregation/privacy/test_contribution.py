@@ -1,6 +1,5 @@
 """What a client of a private round sends: within the bound whatever its update and the dither, and noise on top."""
 
-import hashlib
 import math
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.own_dithers import dither_of, secret_of
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.rotated import Rotated
@@ -32,7 +32,7 @@ def update(n_values: int, norm: float, seed: int = 0) -> Tensor:
 
 
 def whole(bound: int, codec: Rotated, values: Tensor, rank: int = 0) -> Tensor:
-    return torch.cat(list(levels_within(bound, codec, values, rank))).to(torch.int64)
+    return torch.cat(list(levels_within(bound, codec, values, dither_of(rank)))).to(torch.int64)
 
 
 @given(
@@ -55,13 +55,14 @@ def test_no_update_and_no_dither_exceeds_the_bound(
 def test_an_update_that_is_within_it_is_left_as_it_is() -> None:
     codec, values = rotated(5000), update(5000, 1.0)
     bound = rounded_bound(16.0, codec.n_levels)
-    assert torch.equal(whole(bound, codec, values, 3), torch.cat(list(codec.levels(values, 3))).to(torch.int64))
+    levels = torch.cat(list(codec.levels_with(values, dither_of(3))))
+    assert torch.equal(whole(bound, codec, values, 3), levels.to(torch.int64))
 
 
 @pytest.mark.parametrize(("norm", "clip_norm"), [(0.7, None), (0.7, 50.0), (1e6, 0.7)])
 def test_one_that_is_not_is_shortened_no_more_than_it_must(norm: float, clip_norm: float | None) -> None:
     codec, values = rotated(5000, inverse_step=1000.0, clip_norm=clip_norm), update(5000, norm)
-    before = torch.cat(list(codec.levels(values, 0))).to(torch.float64)
+    before = torch.cat(list(codec.levels_with(values, dither_of(0)))).to(torch.float64)
     bound = int(before.square().sum()) // 2
     found = whole(bound, codec, values).to(torch.float64)
     assert 0.9 * bound < float(found.square().sum()) <= bound
@@ -79,9 +80,10 @@ def test_what_is_sent_is_the_levels_and_the_noise_of_the_key() -> None:
     codec, values = rotated(70_000), update(70_000, 1.0)
     plan = NoisePlan(9.0, rounded_bound(16.0, codec.n_levels), codec.n_levels, least=3)
     kept = values.clone()
-    found = torch.cat(list(contribution(codec, values, 2, plan, KEY)))
+    found = torch.cat(list(contribution(codec, values, dither_of(2), plan, KEY)))
     assert torch.equal(values, kept)
-    assert torch.equal(found, torch.cat(list(codec.levels(values, 2))) + Skellam(9.0).draw(KEY, 0, codec.n_levels))
+    levels = torch.cat(list(codec.levels_with(values, dither_of(2))))
+    assert torch.equal(found, levels + Skellam(9.0).draw(KEY, 0, codec.n_levels))
 
 
 def test_the_mean_of_a_round_is_that_of_its_updates_but_for_the_noise() -> None:
@@ -93,10 +95,10 @@ def test_the_mean_of_a_round_is_that_of_its_updates_but_for_the_noise() -> None:
     modular = Modular(codec, bits)
     sums, updates = modular.new_sum(), [update(n_values, clip, seed) for seed in range(n_clients)]
     for rank, values in enumerate(updates):
-        key = hashlib.sha256(bytes([rank])).digest()
-        for part in modular.packed([torch.cat(list(contribution(codec, values, rank, plan, key)))]):
+        parts = contribution(codec, values, dither_of(rank), plan, secret_of(rank))
+        for part in modular.packed([torch.cat(list(parts))]):
             modular.add(sums, part)
-    error = modular.mean(sums, range(n_clients)) - torch.stack(updates).mean(0)
+    error = modular.mean(sums, n_clients) - torch.stack(updates).mean(0)
     wanted = plan.std_of_sum(n_clients) / (inverse_step * n_clients)
     assert float(error.std()) == pytest.approx(wanted, rel=0.03)
     assert modular.share_near_the_edge(sums) < 1e-4
@@ -106,7 +108,7 @@ def test_a_plan_for_another_model_is_refused() -> None:
     codec = rotated(100)
     plan = NoisePlan(1.0, 10, codec.n_levels + 1, least=3)
     with pytest.raises(ValueError, match="planned for"):
-        next(contribution(codec, update(100, 1.0), 0, plan, KEY))
+        next(contribution(codec, update(100, 1.0), dither_of(0), plan, KEY))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tests.own_dithers import secret_of
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.grid import Grid
@@ -57,7 +58,7 @@ def pieces_of(values: Tensor, size: int = 1000) -> Iterator[Tensor]:
 
 
 def sent(composition: Composition, values: Tensor, work: LocalWork, rank: int) -> Contribution:
-    return contribution(composition, lambda: pieces_of(values), work, rank)
+    return contribution(composition, lambda: pieces_of(values), work, secret_of(rank))
 
 
 def work_of(sample_count: int, draws: int = 1) -> LocalWork:
@@ -66,14 +67,14 @@ def work_of(sample_count: int, draws: int = 1) -> LocalWork:
 
 @dataclass
 class Cohort:
-    """Clients by rank, and what they send."""
+    """Clients, and what they send."""
 
     composition: Composition
     contributions: Sequence[Contribution]
 
     @property
     def ranks(self) -> list[int]:
-        return [one.rank for one in self.contributions]
+        return list(range(len(self.contributions)))
 
     def levels(self) -> Tensor:
         """Their sum, modulo 2^32: the lowest bits are right."""

@@ -30,7 +30,7 @@ N_BYTES = READER.update_bytes.start
 
 def sent(federation: Federation, index: int, levels: Tensor, words: Tensor, composition: Composition) -> bytes:
     """A client's update, signed as it is sent."""
-    contribution = Given(composition, index, words, torch.zeros(0), given=levels)
+    contribution = Given(composition, words, torch.zeros(0), bytes(32), given=levels)
     update = b"".join(bytes(piece) for piece in masked_input(contribution, federation.clients[index]))
     federation.clients[index].sign_input(bytes(32))
     return update

@@ -23,6 +23,7 @@ from tests.aggregation.secagg.house import (
     vector_layout,
     work_of,
 )
+from tests.own_dithers import dither_of, secret_of
 from umbel.aggregation.codec.packing import pack
 from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.errors import NonFiniteUpdate
@@ -53,14 +54,13 @@ def measured_of(made: Contribution) -> list[Measured]:
 
 
 def test_the_levels_are_those_that_would_go_without_a_mask() -> None:
-    """The same bytes as `Modular.encode` writes of the weighted change, and the same ones whenever asked."""
+    """The weighted change, rounded with the client's own dither, and the same ones whenever asked."""
     composition = composed(replace(secure_plan(5, weight_unit=10), bits=9))
     values = gaussian(N_VALUES, 1)
     made = sent(composition, values, work_of(25), rank=3)
     levels = torch.cat(list(made.levels()))
     assert torch.equal(levels, torch.cat(list(made.levels())))
-    plain = torch.cat(list(composition.modular.encode(values * 2.5, 3)))
-    assert torch.equal(pack(levels, 9), plain)
+    assert torch.equal(levels, torch.cat(list(composition.modular.residues(values * 2.5, dither_of(3)))))
     assert levels.dtype == torch.int32
     assert levels.numel() == composition.n_levels
 
@@ -200,7 +200,7 @@ def test_a_change_beyond_all_numbers_is_shortened() -> None:
 
 # --- private rounds: nothing is refused -------------------------------------------------------------------------------
 
-NOISE_KEY = bytes(range(32))
+SECRET = bytes(range(32))
 
 
 def private(clip_norm: float | None = 1.0, step: float = 0.01, bound_squared: int = 20_000) -> Composition:
@@ -211,9 +211,9 @@ def private(clip_norm: float | None = 1.0, step: float = 0.01, bound_squared: in
 
 def of_private_round(composition: Composition, values: Tensor) -> tuple[Contribution, Tensor]:
     """What a client contributes of this change, and its levels without noise."""
-    made = contribution(composition, lambda: pieces_of(values), work_of(1), 0, NOISE_KEY)
+    made = contribution(composition, lambda: pieces_of(values), work_of(1), SECRET)
     assert composition.secure.noise is not None
-    noise = Skellam(composition.secure.noise.variance_per_client).draw(NOISE_KEY, 0, composition.n_levels)
+    noise = Skellam(composition.secure.noise.variance_per_client).draw(SECRET, 0, composition.n_levels)
     return made, torch.cat(list(made.levels())) - noise
 
 
@@ -262,7 +262,7 @@ def test_a_long_change_in_a_private_round_keeps_its_direction() -> None:
 
 def test_a_client_whose_training_has_failed_contributes_noise_alone() -> None:
     composition = private()
-    made = contribution(composition, nothing(composition), work_of(1), 0, NOISE_KEY)
+    made = contribution(composition, nothing(composition), work_of(1), SECRET)
     _, levels = of_private_round(composition, torch.zeros(N_VALUES))
     assert not made.values.any()
     assert not levels.any()
@@ -322,7 +322,7 @@ def test_the_pieces_of_a_change_may_have_any_length(size: int) -> None:
     def change() -> Iterator[Tensor]:
         return pieces_of(values, size)
 
-    made, whole = contribution(composition, change, work_of(7), 1), sent(composition, values, work_of(7), 1)
+    made, whole = contribution(composition, change, work_of(7), secret_of(1)), sent(composition, values, work_of(7), 1)
     assert torch.equal(made.words, whole.words)
     assert torch.equal(made.values, whole.values)
 

@@ -24,7 +24,6 @@ from tests.aggregation.secagg.house import (
 )
 from umbel.aggregation.codec.modular import ALARM_SHARE, lift
 from umbel.aggregation.codec.quantize import LEVEL_MAX
-from umbel.aggregation.codec.rotated import dithers_of
 from umbel.aggregation.grid import GridAccumulator
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
@@ -92,12 +91,12 @@ def test_equal_weights_make_the_model_of_a_plain_exact_sum() -> None:
     made, modular = here.totals(), composition.modular
     total = IntegerSum(composition.n_levels, 6)
     sums = modular.new_sum()
-    for rank, one in enumerate(here.contributions):
+    for one in here.contributions:
         total.add(one.levels(), 1)
-        modular.add(sums, torch.cat(list(modular.encode(changes[rank], rank))))
+        modular.add(sums, torch.cat(list(modular.packed(one.levels()))))
     parts = (total.sums[first : first + n] for first, n in modular.rotated.parts(total.sums))
-    plain = modular.rotated.mean(parts, dithers_of(here.ranks))
-    assert torch.equal(modular.mean(sums, here.ranks), plain)
+    plain = modular.rotated.plain_mean(parts, 6)
+    assert torch.equal(modular.mean(sums, 6), plain)
     layout, start = composition.layout, {"weight": gaussian(N_VALUES, 99)}
     model = layout.add_mean(start, made.mean, 0.7)["weight"]
     assert torch.equal(model, (start["weight"].double() + plain.double() * 0.7).float())

@@ -91,7 +91,7 @@ def test_in_a_private_round_too_though_its_words_say_nothing_of_the_work(
     composition, change = composed(secure), torch.ones(N_VALUES)
 
     def made() -> Contribution:
-        return contribution(composition, lambda: iter([change]), LocalWork(10, done, 4), 0, bytes(32))
+        return contribution(composition, lambda: iter([change]), LocalWork(10, done, 4), bytes(32))
 
     if is_enough:
         assert made().words[4] == 1

@@ -200,7 +200,7 @@ class Play:
     def _update(self, index: int) -> bytes:
         one = self.start["clients"][index]
         words, levels = (torch.tensor(one[what], dtype=dtype) for what, dtype in _VECTORS.items())
-        sent = Given(COMPOSITION, index, words, torch.zeros(0), given=levels)
+        sent = Given(COMPOSITION, words, torch.zeros(0), bytes(32), given=levels)
         return b"".join(bytes(piece) for piece in masked_input(sent, self.clients[index]))
 
     def _pair(self, index: int, which: str) -> KeyPair:
