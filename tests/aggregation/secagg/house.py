@@ -99,9 +99,12 @@ class Cohort:
         return not torch.equal(lifted.to(torch.int64), self.plain_levels())
 
 
-def cohort(composition: Composition, changes: Sequence[Tensor], works: Sequence[LocalWork]) -> Cohort:
-    pairs = zip(changes, works, strict=True)
-    return Cohort(composition, [sent(composition, change, work, rank) for rank, (change, work) in enumerate(pairs)])
+def cohort(
+    composition: Composition, changes: Sequence[Tensor], works: Sequence[LocalWork], first_rank: int = 0
+) -> Cohort:
+    """`first_rank`: of the clients, whose dithers go by their ranks."""
+    pairs = enumerate(zip(changes, works, strict=True), first_rank)
+    return Cohort(composition, [sent(composition, change, work, rank) for rank, (change, work) in pairs])
 
 
 def mean_of(made: Totals, n_values: int) -> Tensor:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tests.aggregation.secagg.house import (
     N_VALUES,
-    cohort,
+    Cohort,
     composed,
     gaussian,
     mean_of,
@@ -348,14 +349,15 @@ def test_the_integers_of_two_clients_are_those_that_are_published() -> None:
         sample_count_max=vector["sample_count_max"],
         max_abs=vector["max_abs"],
     )
-    changes, works = list[Tensor](), list[LocalWork]()
-    for rank, client in enumerate(vector["clients"]):
-        changes.append(torch.tensor(client["change"], dtype=torch.float32))
-        works.append(LocalWork(**client["work"]))
-        made = sent(composition, changes[-1], works[-1], rank)
+    contributions = list[Contribution]()
+    for client in vector["clients"]:
+        change = torch.tensor(client["change"], dtype=torch.float32)
+        secret = bytes.fromhex(client["secret_hex"])
+        made = contribution(composition, partial(pieces_of, change), LocalWork(**client["work"]), secret)
+        contributions.append(made)
         assert made.words.tolist() == client["words"]
         assert pack(torch.cat(list(made.levels())), vector["bits"]).numpy().tobytes().hex() == client["levels_hex"]
-    total = cohort(composition, changes, works).totals()
+    total = Cohort(composition, contributions).totals()
     assert total.sum_sha256 == vector["sum_sha256"]
     assert [value.hex() for value in mean_of(total, layout.n_values).tolist()] == vector["mean"]
 

@@ -85,10 +85,6 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
             r"one client could be given all the weight: set weighting = \"samples\"",
         ),
         (
-            replace(FILE, codec=CodecSection("integer", step=2.001)),
-            r"under masks too: set step = 2 or less in \[codec\]",
-        ),
-        (
             replace(FILE, aggregation=AggregationSection(sample_count_max=100)),
             r"no client may have expected_sample_count = 128 samples: sample_count_max is 100",
         ),
@@ -172,11 +168,3 @@ def test_all_of_the_work_is_asked_unless_the_file_says_less_or_there_is_noise(
         following = file.numbered_after(file.round_plan(2, 1), first, Shown(1.0, 0, 1.0), SumShown(9, 0.1, 0.2, 0.0))
         assert following.secure is not None
         assert following.secure.minimum_work == floor, "and of every round"
-
-
-def test_with_noise_a_step_may_be_as_coarse_as_it_likes() -> None:
-    noise = PrivacySection(noise_multiplier=1.0, clip_norm=1.0, colluders=0)
-    rounds = RoundsSection(10, target=9, minimum=7, over_selection=1.0)
-    RunFile("run", rounds, codec=CodecSection("integer", step=16.0), secure_aggregation=SECTION, privacy=noise)
-    with pytest.raises(ValueError, match="under masks too"):
-        RunFile("run", rounds, codec=CodecSection("integer", step=16.0), secure_aggregation=SECTION)

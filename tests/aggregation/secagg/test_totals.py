@@ -61,7 +61,7 @@ def test_sums_come_to_the_weighted_mean(
 
 
 def test_the_mean_is_unbiased() -> None:
-    """Over 400 keys, at a step of two root mean squares: no coordinate is off by more than five standard errors."""
+    """Over 400 cohorts, at a step of two root mean squares: no coordinate is off by more than five standard errors."""
     n_values, weights = 64, [1, 2, 5]
     changes = [gaussian(n_values, rank) for rank in range(3)]
     found = torch.stack(
@@ -71,6 +71,7 @@ def test_the_mean_is_unbiased() -> None:
                     composed(secure_plan(3), vector_layout(n_values), step=2.0, key=key),
                     changes,
                     [work_of(weight) for weight in weights],
+                    first_rank=3 * key,
                 ).totals(),
                 n_values,
             )
