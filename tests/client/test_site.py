@@ -96,6 +96,13 @@ def test_the_attempt_that_was_begun_last_is_still_declined_as_a_restart(house: H
         house.site().admit(offer, LAYOUT)
 
 
+def test_each_attempt_gets_secrets_of_its_own(house: House) -> None:
+    """Of 32 bytes, and a seed: nothing that the coordinator says decides them."""
+    admitted = [house.site().admit(bound(asked(1, attempt_id=id_ * 16), FIRST), LAYOUT) for id_ in ("11", "22")]
+    assert {len(one.secret) for one in admitted} == {32}
+    assert len({one.secret for one in admitted}) == len({one.seed for one in admitted}) == 2
+
+
 # --- who was taken off the member list ---
 
 
