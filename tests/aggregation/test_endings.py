@@ -9,12 +9,13 @@ from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.endings import Known, Measured, abandoned, finished, rolled_back
 from umbel.aggregation.messages import Outcome, RunStatus
+from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.records import VersionRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import EvaluationSection, RoundsSection
+from umbel.aggregation.runfile_sections import CanarySection, EvaluationSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
@@ -109,6 +110,13 @@ def test_a_run_that_is_over_has_no_next_attempt() -> None:
     assert (end.status, end.next_state) == (RunStatus.STOPPED, None)
 
 
+def test_a_canary_that_has_failed_is_tried_again_as_a_canary() -> None:
+    file = replace(PLAIN, canary=CanarySection())
+    end = abandoned(Going(file), failed(file.canary_plan(2)), KNOWN)
+    assert end.next_state is not None
+    assert (end.next_state.plan.task, end.next_state.plan.attempt) == (Task.CANARY, 3)
+
+
 def test_without_its_evaluation_a_run_goes_on_with_the_next_round() -> None:
     file = replace(PLAIN, evaluation=EvaluationSection(1, 3))
     for end in both(file, failed(file.evaluation_plan(2))):
@@ -142,7 +150,7 @@ class Files:
     master_sha256: str = "b" * 64
     sum_sha256: str = "c" * 64
     n_values: int = 10
-    update_rms: float | None = None
+    update_rms: float | None = 0.125
     change: File | None = field(default_factory=lambda: File("d" * 64, 20))
     totals: None = None
     shown: None = None
@@ -172,6 +180,7 @@ def test_a_round_that_is_made_is_the_next_version_and_the_next_round_follows() -
         "2" * 64,
     )
     assert (end.model.master_sha256, end.model.sum_sha256, end.model.metrics) == ("b" * 64, "c" * 64, {"loss": 1.0})
+    assert end.model.update_rms == 0.125, "the next step is made of it"
     assert end.model.change is not None
     assert (end.model.change.sha256, end.model.change.size_bytes) == ("d" * 64, 20)
     assert end.next_state is not None
@@ -190,7 +199,11 @@ def test_a_private_round_spends_of_the_budget_and_the_last_of_it_ends_the_run(n_
     """A sum of an attempt that failed has cost too, so the budget may end before the rounds do."""
     end = committed(PRIVATE, 2, n_released=n_before)
     assert (end.status, end.n_released) == (status, n_before + 1)
-    assert end.record.epsilon is not None
+    secure, section = PRIVATE.first_plan(100).secure, PRIVATE.privacy
+    assert secure is not None
+    assert secure.noise is not None
+    assert section is not None
+    assert end.record.epsilon == epsilon_after(secure.noise, section.delta, n_before + 1), "its own sum, too"
 
 
 def test_a_target_that_is_reached_ends_the_run_with_how_it_was_measured() -> None:

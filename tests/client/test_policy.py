@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.consortium import SITES, after, first_list
 from umbel.client.errors import AttemptRefused, WorkRefused
-from umbel.client.policy import SecureRound, SitePolicy
+from umbel.client.policy import EPSILON_MAX, SecureRound, SitePolicy
 from umbel.client.policy_file import read_policy
 
 LISTED = SitePolicy(members=Path("pilot.json"))
@@ -434,9 +434,9 @@ def test_a_site_counts_its_samples_up_to_its_weight_max() -> None:
         ("members_epoch", (1, 1 << 53), (0, (1 << 53) + 1)),
         ("minimum_cohort", (3,), (2,)),
         ("threshold_share", (0.5, 0.999), (0.499, 1.0)),
-        ("max_parameters", (1,), (0,)),
-        ("epsilon", (1e-6,), (0.0, -1.0, math.inf)),
-        ("epsilon_total", (1e-6,), (0.0, -1.0, math.inf)),
+        ("max_parameters", (1, 1 << 53), (0, (1 << 53) + 1)),
+        ("epsilon", (1e-6, EPSILON_MAX), (0.0, -1.0, 1.001 * EPSILON_MAX, math.inf)),
+        ("epsilon_total", (1e-6, EPSILON_MAX), (0.0, -1.0, 1.001 * EPSILON_MAX, math.inf)),
         ("colluders", (0,), (-1,)),
         ("weight_max", (1,), (0,)),
         ("allowed_runs", (("a",) * 1000,), (("a",) * 1001,)),

@@ -41,7 +41,10 @@ class Endpoint:
 def ask(
     pieces: Sequence[bytes], headers: Mapping[str, str], path: str = "/any", kind: str = "http"
 ) -> tuple[bytes | None, int | None]:
-    """What the endpoint has read, and the status with which the request was refused before it."""
+    """What the endpoint has read, and the status with which the request was refused before it.
+
+    A refused request's body stays unread. So its connection must be closed, or the body would be read as a request.
+    """
     scope = {"type": kind, "path": path, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
     waiting = [
         {"type": "http.request", "body": piece, "more_body": number + 1 < len(pieces)}
@@ -56,6 +59,8 @@ def ask(
         sent.append(message)
 
     asyncio.run(BodyLimits(endpoint, CAPS)({**scope, "method": "POST", "query_string": b""}, receive, send))
+    if sent:
+        assert (b"connection", b"close") in sent[0]["headers"]
     return endpoint.body, sent[0]["status"] if sent else None
 
 
