@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tests.aggregation.secagg.federation import OPENING, identity, seeded
 from tests.client.double import Double, Incoming, Refused, answer, stream
+from tests.own_dithers import secret_of
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
@@ -125,7 +126,7 @@ class Attempt:
         for index, peer in self.peers.items():
             peer.hear(self.inbox(index))
             work = LocalWork(10, 4, 4, {"loss": 0.5}, {"accuracy": 0.25}, 4)
-            made = contribution(self.composition, self._quarter, work, bytes(32))
+            made = contribution(self.composition, self._quarter, work, secret_of(index))
             updates.append(b"".join(map(bytes, masked_input(made, peer))))
             peer.sign_input(hashlib.sha256(updates[-1]).digest())
         reader = MaskedReader(self.composition)
