@@ -9,6 +9,9 @@ from typing import Any
 
 # Workers and the processes of tests share few cores: threads that wait for each other would only cost time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests of two threads would spend several times the processor time on waiting busily. It changes no bits.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 import pytest
 from hypothesis import HealthCheck, settings
