@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 PYTEST = $(BIN)/python -m pytest -q
-# A worker for each processor; whoever has nothing left takes tests from the others.
+# A worker for each processor, and one more. A worker that has nothing left takes tests from the others.
 ALL_CORES = -n auto --dist worksteal
 PARTS = aggregation client server sim umbel tests examples
 BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels*.cpp aggregation/codec/kernels*.h)

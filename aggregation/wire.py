@@ -44,7 +44,7 @@ class Codec(IntEnum):
     QSGD = 5
     TOPK = 6
     MASK = 7
-    # 8 was low rank with a factor that a library had rounded (docs/decisions/0013-stated-order.md).
+    # 8 was low rank with a factor that a library had rounded (docs/decisions/0015-stated-order.md).
     PLANES = 9
     MASKED = 10
     LOWRANK = 11

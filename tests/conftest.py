@@ -5,14 +5,20 @@ import os
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 # Workers and the processes of tests share few cores: threads that wait for each other would only cost time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests of two threads would spend several times the processor time on waiting busily. It changes no bits.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.pace import check_pace
+from tests.dealing import dealt
+from tests.pace import pytest_addoption as pytest_addoption
+from tests.pace import pytest_runtest_call as pytest_runtest_call
 from tests.postgres import Cluster, binaries, cluster
 from tests.server_device import houses_over
 
@@ -29,31 +35,42 @@ _WORKERS_MAX = 4
 _SLOW_TOO = ("nightly", "realtime")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seconds-max", type=float, help="fail a test that takes longer and is not marked slow")
-
-
 @pytest.hookimpl(optionalhook=True)  # xdist may be off
 def pytest_xdist_auto_num_workers() -> int:
-    """A worker for each processor that this process may use. xdist would count cores, which may be half as many."""
-    return min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+    """Return a worker for each processor that this process may use, and one more, because tests wait for processes.
+
+    xdist would count cores, which may be half as many.
+    """
+    return min(_WORKERS_MAX, len(os.sched_getaffinity(0)) + 1)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests come first, so that no worker is at one when the others are done. Before `-m` selects."""
+    """Set the markers that follow from others, before `-m` selects."""
     for item in items:
         if any(item.get_closest_marker(name) for name in _SLOW_TOO):
             item.add_marker("slow")
         if "postgresql" in getattr(item, "fixturenames", ()):
             item.add_marker("postgresql")
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    with check_pace(item):
-        yield
+class _Dealing:
+    """A plugin, because a module has one hook of a name. `n_workers`: of this run."""
+
+    def __init__(self, n_workers: int) -> None:
+        self._n_workers = n_workers
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Deal out the slow tests among the workers, after `-m` has selected."""
+        is_slow = [item.get_closest_marker("slow") is not None for item in items]
+        items[:] = [items[place] for place in dealt(is_slow, [item.path for item in items], self._n_workers)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)  # xdist's, in its workers
+    if worker is not None:
+        config.pluginmanager.register(_Dealing(worker["workercount"]))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

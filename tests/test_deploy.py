@@ -93,7 +93,7 @@ def test_a_client_that_has_ended_with_an_error_waits_for_a_person() -> None:
     assert service_of("umbel-client.service")["Restart"] == "on-abnormal"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_hospitals_finish_the_example_run_through_the_compose_scripts(
     coordinator: str, environment: dict[str, str], tmp_path: Path
 ) -> None:

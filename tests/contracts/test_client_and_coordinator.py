@@ -122,6 +122,7 @@ def join(
     return start("umbel.client.commands.join", *arguments, cwd=cwd, UMBEL_TOKEN=token, **more)
 
 
+@pytest.mark.nightly
 def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinator, tmp_path: Path) -> None:
     [token] = umbel(coordinator, "token_app", "create", "--name", "ward", "--label", "tier=gold")["tokens"]
     again = ["create", "--name", "ward", "--count", "2", "--server", coordinator.url]
@@ -136,6 +137,7 @@ def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinato
     assert ward["labels"] == {"tier": "gold", "side": "north"}
 
 
+@pytest.mark.nightly
 def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_path: Path) -> None:
     app, init = "examples.my_hospital:client", tmp_path / "init.safetensors"
     ends(start("umbel.client.commands.model_app", "init", "--app", app, "--out", str(init)))
@@ -206,6 +208,7 @@ def test_a_client_told_to_leave_sends_its_partial_work(coordinator: Coordinator,
     assert ended[0].clients[0].fate is Fate.PARTIAL
 
 
+@pytest.mark.nightly
 def test_stopping_a_run_sends_its_clients_home(coordinator: Coordinator, tmp_path: Path) -> None:
     site = tmp_path / "site"
     patient_run(coordinator, site)

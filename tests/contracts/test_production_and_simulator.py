@@ -45,6 +45,7 @@ CODECS = {
     "lowrank": 'codec = { name = "lowrank", rank = 2 }',
     "topk": 'codec = { name = "topk", share = 0.2, error_feedback = true }',
 }
+BY_DAY = ("float32", "integer")
 
 
 MASKED: Script = {  # of six, five are the fewest; keys are in memory alone, so who dies is out of the round
@@ -66,7 +67,9 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.kill()
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    "codec", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in CODECS]
+)
 def test_a_plain_run_makes_the_same_models_over_http_and_in_the_simulator(
     codec: str, house: House, tmp_path: Path
 ) -> None:

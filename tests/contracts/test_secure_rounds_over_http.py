@@ -203,6 +203,7 @@ def test_a_stranger_is_told_at_once_where_the_coordinator_has_the_list(house: Ho
     )
 
 
+@pytest.mark.nightly
 def test_sites_stay_while_a_stranger_is_drawn_and_go_on_once_the_coordinator_has_the_list(
     house: House, tmp_path: Path
 ) -> None:

@@ -74,8 +74,9 @@ def test_an_update_that_counted_is_neither_changed_nor_dropped_by_a_replica_that
     async def scenario() -> None:
         async with house(tmp_path) as it:
             layout, store = await it.begin(run_file(target=2), small_state()), it.state.services.uploads
-            [device] = await it.devices(1)
-            name = AssignmentId((await device.work(layout))["id"])
+            both = await it.devices(2)  # the cohort is drawn once there are two; the round stays open for the second
+            device, work = both[0], (await asyncio.gather(*(one.work(layout) for one in both)))[0]
+            name = AssignmentId(work["id"])
             update = update_of(layout, torch.ones(layout.n_values))
             assert (await device.upload(name, update)).status_code == 201
             before = await store.look(name)

@@ -1,6 +1,7 @@
 """What every engine promises: each client of the cohort trained, as by hand, whatever the sizes, steps and options."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ ENGINES: dict[str, Callable[[ModelRecipe], Engine]] = {
     "auto": lambda made_by: named_engine("auto", made_by),
 }
 SAME_BITS = ["threads", "processes"]
+THAT_START_PROCESSES = ["processes"]
 
 LOGISTIC = recipe("linear")
 OPTIONS: dict[str, tuple[float, LocalOptimizer]] = {
@@ -53,7 +55,10 @@ WORKS: dict[str, tuple[list[int], list[int], int]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in THAT_START_PROCESSES else []) for name in ENGINES],
+)
 def engine(request: pytest.FixtureRequest) -> Generator[Engine]:
     """For logistic regression; one for all tests, as one serves a whole experiment."""
     made = ENGINES[request.param](LOGISTIC)
@@ -132,8 +137,15 @@ def test_clients_train_what_their_codec_can_carry_and_nothing_of_it_is_lost(engi
         assert change.abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", SAME_BITS)
-@pytest.mark.parametrize("model", ["mlp", "with_dropout", "with_batch_norm", "convolutions", "tied", "replacing"])
+def of_same_bits() -> Iterator[Any]:
+    """Each with each model. Processes start anew for every model: by day for the one with the most kinds of state."""
+    for model in ("mlp", "with_dropout", "with_batch_norm", "convolutions", "tied", "replacing"):
+        for name in SAME_BITS:
+            when = pytest.mark.slow if model == "with_batch_norm" else pytest.mark.nightly
+            yield pytest.param(name, model, id=f"{model}-{name}", marks=[when] if name in THAT_START_PROCESSES else [])
+
+
+@pytest.mark.parametrize(("name", "model"), [*of_same_bits()])
 def test_engines_of_one_client_at_a_time_agree_to_the_bit(name: str, model: str) -> None:
     if name == "threads" and model == "with_dropout":
         pytest.skip("threads refuse it: see below")

@@ -104,6 +104,7 @@ def test_what_the_model_raises_is_told_with_its_traceback() -> None:
     assert "in forward" in caught.value.__notes__[0]
 
 
+@pytest.mark.nightly
 def test_more_clients_than_a_block_holds_and_any_number_of_workers_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,7 +131,14 @@ for changes in engine.train(start_of(recipe("slow")), work):
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+        signal.SIGKILL,  # by day the one that no handler can clean up after
+    ],
+)
 def test_no_worker_and_no_shared_memory_outlives_the_program_however_it_ends(how: signal.Signals) -> None:
     before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set[str]()
     program = subprocess.Popen(

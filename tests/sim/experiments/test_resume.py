@@ -14,6 +14,7 @@ from tests.waits import LIMIT_S, wait_until
 from umbel.sim.experiments.checkpoint import CHECKPOINT_FILE
 from umbel.sim.experiments.simulate import EXPERIMENT_FILE, ROUNDS_FILE, RUNS_FOLDER, SUMMARY_FILE, simulate
 
+pytestmark = pytest.mark.slow  # all want the whole experiment, which takes seconds
 EXPERIMENT = """
 name = "small"
 seeds = [3, 4]
@@ -74,7 +75,6 @@ def wait_for_rows(process: "subprocess.Popen[bytes]", out: Path, n_bytes: int) -
     wait_until("a checkpoint", is_there)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [
