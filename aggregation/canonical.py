@@ -46,11 +46,20 @@ def canonical(value: object) -> str:
 
 
 def parsed(text: str) -> Json:
-    """JSON as `canonical` writes it again. Raises `ValueError` for what is no JSON, or says a key twice."""
+    """JSON that `canonical` can write again.
+
+    Raises `ValueError` for what is no JSON, or says a key twice, or holds a number beyond float64 or a lone surrogate.
+    """
     try:
         found: Json = json.loads(
-            text, parse_int=_number, parse_constant=_refused_constant, object_pairs_hook=_object_of_once
+            text,
+            parse_int=_number,
+            parse_float=_float,
+            parse_constant=_refused_constant,
+            object_pairs_hook=_object_of_once,
         )
+        if "\\u" in text:  # only an escape can write a lone surrogate
+            canonical(found)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return found
@@ -153,7 +162,15 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 def _number(text: str) -> int | float:
     """Digits without point or exponent: beyond 2^53 they are a float that JavaScript prints so."""
     value = int(text) if len(text) <= 17 else 1 << 60
-    return value if abs(value) <= EXACT_MAX else float(text)
+    return value if abs(value) <= EXACT_MAX else _float(text)
+
+
+def _float(text: str) -> float:
+    """Raises `ValueError` for a number that no float64 is as large as."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"JSON has no number for {value}")
+    return value
 
 
 def _refused_constant(name: str) -> Json:
