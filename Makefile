@@ -13,6 +13,9 @@ UV = build/uv/bin/uv
 LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make locks" --no-emit-index-url -c constraints.txt
 
+# Without a cache of bytecode each of the hundreds of processes that tests start compiles umbel anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-nightly test-marks test-bits test-bits-fast check fmt fuzz mutants bench docs locks clean
 

@@ -57,7 +57,7 @@ def failing() -> Generator[None]:
     assert raised.value.exit_code == 1
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_a_run_is_verified_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def act(it: House) -> None:
         await play(it, "all")
@@ -139,7 +139,7 @@ def test_updates_that_are_not_kept_leave_a_chain_that_says_so(
     )
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_updates_are_kept_for_as_many_rounds_as_the_policy_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,7 @@ async def report(device: Device, layout: Layout, seed: int) -> None:
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_a_run_under_way_becomes_a_trace_that_a_fleet_can_be_made_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,7 @@ def houses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_every_answer_is_declared(name: str, houses: Houses) -> None:
     operation, there = OPERATIONS[name], houses()
 
-    @settings(max_examples=max(20, settings().max_examples // 2), suppress_health_check=UNHURRIED)
+    @settings(max_examples=max(10, settings().max_examples // 5), suppress_health_check=UNHURRIED)
     @given(st.data())
     def ask(data: st.DataObject) -> None:
         case = data.draw(operation.as_strategy(data.draw(st.sampled_from(_modes(operation)))))

@@ -53,7 +53,7 @@ async def status(it: House) -> tuple[str, str]:
     return run["status"], run["reason"]
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_a_canary_that_passes_makes_no_model_and_the_first_round_begins(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
@@ -87,7 +87,7 @@ def test_a_canary_that_passes_makes_no_model_and_the_first_round_begins(tmp_path
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
@@ -121,7 +121,7 @@ def test_a_canary_that_fails_ends_the_run_with_a_cause_for_each_site(tmp_path: P
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_one_broken_site_of_three_holds_up_nobody_and_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
@@ -139,7 +139,7 @@ def test_one_broken_site_of_three_holds_up_nobody_and_is_named(tmp_path: Path) -
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_a_canary_that_fails_pauses_the_run_and_when_it_is_resumed_others_try(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:
@@ -259,7 +259,7 @@ def test_a_report_without_a_probe_that_makes_sense_is_refused(
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_whoever_is_turned_away_is_shown_until_it_is_let_in(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:

@@ -20,7 +20,7 @@ from umbel.client.audit_console import replay_run
 from umbel.server.housekeeping import sweep_blobs
 from umbel.server.shelf import sweep_models
 
-pytestmark = pytest.mark.usefixtures("any_database")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 STATE = {**small_state(), "weight": torch.randn(2000, generator=torch.Generator().manual_seed(9))}
 LAYOUT = Layout.of_state(STATE)
 CHANGE = '[downlink]\nname = "change"\n[retention]\nupdates = "all"\n'

@@ -20,7 +20,7 @@ from tests.server_device import (
 from tests.waits import until_told
 from umbel.aggregation.layout import Layout
 
-pytestmark = pytest.mark.usefixtures("any_database")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 LAYOUT = Layout.of_state(small_state())
 EVALUATION = "[evaluation]\nevery = 1\nclients = 2\n"
 
@@ -159,7 +159,7 @@ def test_a_run_that_gets_no_better_ends_and_says_what_was_best_over_restarts(tmp
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("any_database")
+@pytest.mark.usefixtures("any_database_in_time")
 def test_one_liar_of_ten_neither_ends_a_run_nor_makes_its_version_the_best(tmp_path: Path) -> None:
     more = '[evaluation]\nevery = 1\nclients = 10\n[stop]\nmetric = "evaluation.loss"\ntarget = 0.5\n'
     lie, honest = (1000, -1e30), (10, 1.0)

@@ -10,7 +10,7 @@ import torch
 from tests.server_device import Device, Json, house, problem, run_file, small_state, update_for
 from umbel.aggregation.layout import Layout
 
-pytestmark = pytest.mark.usefixtures("any_database")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 STATE = {"w": torch.zeros(3000)}
 LAYOUT = Layout.of_state(STATE)
 RUN = run_file(count=4, target=3, minimum=2, window_s=60.0)

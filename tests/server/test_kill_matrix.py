@@ -205,15 +205,18 @@ def test_every_command_of_every_kind_of_round_every_order_and_every_ending_is_in
     assert set(ENDINGS) <= {step.method for step in steps}
 
 
+_LIFE_BY_DAY = {"obey Rollback", "decide how it was rolled_back", "decide how it was abandoned"}
+
+
 def matrix() -> Iterator[Any]:
     """Over the one database and the other in turn. At night the short lives change places, and the long ones have the
-    commands of evaluations and canaries.
+    other orders and endings, and the commands of evaluations and canaries.
     """
     turns = {is_long: cycle(["sqlite", "postgresql"]) for is_long in (False, True)}
     for step in (step for step in (*STEPS, *LIFE_STEPS) if step not in OF_OTHERS):
         for name, deaths in deaths_of(step).items():
             database = next(turns[step in LIFE_STEPS])
-            at_night = [pytest.mark.nightly] if step in LIFE_STEPS and step.startswith("carry out") else []
+            at_night = [pytest.mark.nightly] if step in LIFE_STEPS and step not in _LIFE_BY_DAY else []
             yield pytest.param(deaths, database, id=f"{database}-{name}", marks=at_night)
             if step in STEPS:
                 other = "sqlite" if database == "postgresql" else "postgresql"

@@ -10,7 +10,7 @@ from tests.server_device import house, run_file, small_state
 from umbel.aggregation.grid import Grid, GridAccumulator
 from umbel.aggregation.layout import Layout
 
-pytestmark = pytest.mark.usefixtures("any_database")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 
 
 def values_of(layout: Layout, seed: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from tests.server_device import (
 from tests.waits import LIMIT_S, until, until_told
 from umbel.aggregation.layout import Layout
 
-pytestmark = pytest.mark.usefixtures("any_database")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 
 
 def update(layout: Layout) -> bytes:

@@ -49,6 +49,7 @@ def settings(request: pytest.FixtureRequest, database: str, tmp_path: Path) -> S
 
 
 def test_every_step_of_secure_rounds_is_tried() -> None:
+    assert set(STEPS) >= BY_DAY
     assert set(PHASE_STEPS) <= set(STEPS)
     assert "Announce" in {command.__name__ for command in COMMANDS}
 
@@ -65,7 +66,16 @@ def deaths_of(step: str, nth: int) -> tuple[Death, ...]:
     return (Death(step, nth % 4 == 2, nth),)
 
 
-AT_NIGHT = pytest.mark.nightly  # a step that is done again
+BY_DAY = {
+    "carry out Fold",
+    "write a masked sum",
+    "hand in a masked sum",
+    "take revealed shares",
+    "carry out Commit",
+    "make the secrets",
+    "store the end of an attempt",
+}
+AT_NIGHT = pytest.mark.nightly  # the other steps, and these when they are done again
 TIMES = [(step, nth) for step, times in STEPS.items() for nth in times]
 
 
@@ -77,7 +87,7 @@ TIMES = [(step, nth) for step, times in STEPS.items() for nth in times]
             nth,
             DATABASES[i % 2],
             id=f"{step}-{nth}-{DATABASES[i % 2]}",
-            marks=[AT_NIGHT] * (nth != STEPS[step][0]),
+            marks=[AT_NIGHT] * (step not in BY_DAY or nth != STEPS[step][0]),
         )
         for i, (step, nth) in enumerate(TIMES)
     ],
@@ -109,7 +119,7 @@ CHEATED = [  # the first attempt is the one that is spoiled
 @pytest.mark.parametrize(
     ("deaths", "database"),
     [
-        pytest.param(deaths, DATABASES[i % 2], id=deaths[0].step, marks=[pytest.mark.nightly] * (len(deaths) == 1))
+        pytest.param(deaths, DATABASES[i % 2], id=deaths[0].step, marks=[AT_NIGHT] * (i != 2))
         for i, deaths in enumerate(CHEATED)
     ],
 )

@@ -5,8 +5,9 @@ Whichever dies, and whenever: the same model as of one undisturbed process, and 
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -57,11 +58,16 @@ def test_replicas_make_the_same_model_as_one_process(seed: int, settings: list[S
     assert asyncio.run(fare(settings, seed=seed)) == undisturbed
 
 
-@pytest.mark.parametrize(
-    ("step", "is_before", "nth"),
-    [(step, i % 2 == 0, 1) for i, step in enumerate(SECURE_STEPS)] + [("open what was handed over", False, 2)],
-    ids=lambda one: {True: "before", False: "after"}[one] if isinstance(one, bool) else str(one),
-)
+def deaths() -> Iterator[Any]:
+    """Before a step and after the next, in turn. By day every third."""
+    places = [*((step, 1) for step in SECURE_STEPS), ("open what was handed over", 2)]
+    for i, (step, nth) in enumerate(places):
+        when = "before" if i % 2 == 0 else "after"
+        at_night = [pytest.mark.nightly] if i % 3 else []
+        yield pytest.param(step, i % 2 == 0, nth, id=f"{step}-{when}-{nth}", marks=at_night)
+
+
+@pytest.mark.parametrize(("step", "is_before", "nth"), [*deaths()])
 def test_when_a_replica_is_killed_at_a_step_another_goes_on(
     step: str, is_before: bool, nth: int, settings: list[Settings], undisturbed: str, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from tests.server_device import Device, House, Json, LateClock, house, pass_time
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.contribution import LocalWork
 
-pytestmark = pytest.mark.usefixtures("any_database")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 STATE = {"w": torch.zeros(3000)}
 LAYOUT = Layout.of_state(STATE)
 SECURE = """\

@@ -27,7 +27,7 @@ from umbel.aggregation.wire import least_chunk_bytes
 from umbel.server import updates, uploads
 from umbel.server.intake import EACH_MAX
 
-pytestmark = pytest.mark.usefixtures("any_database")
+pytestmark = pytest.mark.usefixtures("any_database_in_time")
 
 Test = Callable[[House, Device, str, bytes], Awaitable[None]]
 

@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
     assert federation.train(FLOAT32).sha256 != first.sha256
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_model_does_not_depend_on_which_kernels_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = list[Trained]()
     for path in PATHS:

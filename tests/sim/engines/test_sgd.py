@@ -59,7 +59,7 @@ def test_a_parameter_without_a_gradient_stays_and_keeps_its_momentum() -> None:
         assert all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_does_not_load_torchs_compiler() -> None:
     program = """
 import sys

@@ -21,11 +21,18 @@ from umbel.sim.experiments.simulate import EXPERIMENT_FILE, RUNS_FOLDER
 RUN = Path(RUNS_FOLDER) / "seed-0"
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a finished experiment has left."""
-    simulate(table(rounds={"count": 2}), tmp_path / "out")
-    return tmp_path / "out"
+    out = tmp_path_factory.mktemp("finished") / "out"
+    simulate(table(rounds={"count": 2}), out)
+    return out
+
+
+@pytest.fixture
+def kept(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, for this test to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
 def rewritten(path: Path, change: Callable[[dict[str, object], dict[str, str]], None]) -> None:

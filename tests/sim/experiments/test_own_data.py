@@ -42,7 +42,7 @@ def test_the_page_s_own_data_and_model_are_simulated_from_the_folder_that_holds_
     assert {"summary.json", "rounds.jsonl", "curves.png", "split.png", "groups.png"} <= written
 
 
-@pytest.mark.parametrize("engine", ["sequential", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["sequential", pytest.param("processes", marks=pytest.mark.nightly)])
 def test_what_one_s_own_code_prints_does_not_stand_in_the_json(tmp_path: Path, engine: str) -> None:
     (tmp_path / "wards.py").write_text("print('a word of its own')\n" + example("python"))
     (tmp_path / "wards.toml").write_text(example("toml"))
