@@ -59,10 +59,17 @@ def parsed(text: str) -> Json:
             object_pairs_hook=_object_of_once,
         )
         if "\\u" in text:  # only an escape can write a lone surrogate
-            canonical(found)
+            _require_encodable(found)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return found
+
+
+def _require_encodable(found: Json) -> None:
+    try:
+        canonical(found)
+    except UnicodeEncodeError as error:
+        raise ValueError("a text holds half a surrogate pair") from error
 
 
 def _write(value: object, emit: Emit) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.files_now import contents_of
 from tests.postgres import dump
 from umbel.aggregation.types import ClientId
 from umbel.server.local_blobs import LocalBlobs
@@ -46,12 +47,8 @@ class Record:
 
     def look(self, when: str) -> None:
         """Keep what is stored now."""
-        for path in sorted(self.data.rglob("*")):
-            if path.is_file():
-                try:
-                    self.stored[f"{when}: {path.relative_to(self.data)}"] = path.read_bytes()
-                except FileNotFoundError:
-                    continue  # deleted meanwhile
+        for path, data in contents_of(self.data):
+            self.stored[f"{when}: {path.relative_to(self.data)}"] = data
         self.stored[f"{when}: rows"] = self._rows()
 
     def _rows(self) -> bytes:

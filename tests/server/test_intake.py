@@ -1,13 +1,14 @@
 """Who may have a chunk on its way in, and what all of them take of the disk, whatever clients do."""
 
 import asyncio
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
 
+from tests.files_now import files_in
 from tests.server.test_half_open import half_open
 from tests.server.test_process import serving
 from tests.server_device import Device, House, repr_digest, run_file, update_of
@@ -124,12 +125,8 @@ async def settled_bytes(data: Path) -> int:
 
 
 def bytes_in(directory: Path) -> int:
-    """Of all its files. One may go while it is looked at."""
-    total = 0
-    for path in directory.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
+    """Of all its files."""
+    return sum(state.st_size for _, state in files_in(directory))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 import torch
 from sqlalchemy import delete, insert, select, update
 
+from tests.files_now import contents_of
 from tests.postgres import Cluster
 from tests.secure_device import SecureDevice, change_of
 from tests.secure_federation import secure_run
@@ -108,10 +109,9 @@ def spellings(secret: bytes) -> Iterator[bytes]:
 
 def written(since: float, *folders: Path) -> bytes:
     """Every file that has been written to: of a database its tables and its log of writes, of coordinators all."""
-    files = (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file())
-    recent = [path for path in files if path.stat().st_mtime >= since]
-    log = b"".join(of_log(it.read_bytes()) for it in recent if it.parent.name == "pg_wal")  # a record may lie in two
-    return b"\0".join([log, *(it.read_bytes() for it in recent if it.parent.name != "pg_wal")])
+    recent = [found for folder in folders for found in contents_of(folder, since)]
+    log = b"".join(of_log(data) for path, data in recent if path.parent.name == "pg_wal")  # a record may lie in two
+    return b"\0".join([log, *(data for path, data in recent if path.parent.name != "pg_wal")])
 
 
 def of_log(segment: bytes) -> bytes:

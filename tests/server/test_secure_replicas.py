@@ -60,11 +60,12 @@ def test_replicas_make_the_same_model_as_one_process(seed: int, settings: list[S
 
 def deaths() -> Iterator[Any]:
     """Before a step and after the next, in turn. By day every third."""
-    places = [*((step, 1) for step in SECURE_STEPS), ("open what was handed over", 2)]
-    for i, (step, nth) in enumerate(places):
-        when = "before" if i % 2 == 0 else "after"
+    places = [*((step, i % 2 == 0, 1) for i, step in enumerate(SECURE_STEPS)), ("open what was handed over", False, 2)]
+    for i, (step, is_before, nth) in enumerate(places):
         at_night = [pytest.mark.nightly] if i % 3 else []
-        yield pytest.param(step, i % 2 == 0, nth, id=f"{step}-{when}-{nth}", marks=at_night)
+        yield pytest.param(
+            step, is_before, nth, id=f"{step}-{'before' if is_before else 'after'}-{nth}", marks=at_night
+        )
 
 
 @pytest.mark.parametrize(("step", "is_before", "nth"), [*deaths()])

@@ -206,6 +206,7 @@ def test_what_a_run_is_made_of_may_not_change_before_it_is_gone_on_with(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be of an older text of the same second and length
     write_presence(tmp_path / "presence.csv", 5000)
     (tmp_path / "kept_net.py").write_text(OWN_MODEL)
     (tmp_path / "kept_data.py").write_text(OWN_DATA)
