@@ -218,9 +218,10 @@ class Site:
                 "this client is not on the member list with its own key",
             )
         if wrong:
+            others = _and_others(len(wrong) - 1)
             raise StrangersInvited(
                 f"the cohort of round {asked.assignment.round} has clients that are not on member list "
-                f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{_and_others(len(wrong) - 1)}. "
+                f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{others}. "
                 "This client sends nothing in this attempt. The coordinator's operator must give the run its list "
                 "(umbel run create --members), so that only members are drawn, or remove the stranger (umbel client "
                 "remove)"

@@ -40,6 +40,6 @@ def check_floor(result: TrainResult, floor: float) -> None:
         raise TooLittleDone(
             f"only {result.steps_done} of {result.steps_planned} planned steps were done in time, and a masked update "
             f"needs {needed} (minimum_work = {floor:g}); with fewer it could stand out in the sum. Ask the operator "
-            "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's policy, "
-            "has the price stated in docs/security.md"
+            "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's "
+            "policy, has the price stated in docs/security.md"
         )
