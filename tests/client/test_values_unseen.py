@@ -148,8 +148,8 @@ def test_the_site_itself_is_told_what_was_wrong(tmp_path: Path, caplog: pytest.L
     (tmp_path / "again").mkdir()
     take_part(tmp_path / "again", private(), Throwing())
     assert (
-        "this client has no update for this private round, so it sends only noise: the client's own code failed with RuntimeError"
-        in caplog.text
+        "this client has no update for this private round, so it sends only noise: the client's own "
+        "code failed with RuntimeError" in caplog.text
     )
     assert "CUDA out of memory" in caplog.text, "with the traceback"
 
