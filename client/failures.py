@@ -44,7 +44,7 @@ class Failures:
         if self.unfit >= UNFIT_MAX:
             return f"in {self.unfit} rounds of this run its training failed, or its update was not finite"
         if self.in_a_row >= FAILURES_MAX:
-            return f"it has failed {self.in_a_row} times in a row"
+            return f"it failed {self.in_a_row} times in a row in secure rounds of this run"
         return ""
 
 

@@ -346,7 +346,7 @@ class Participant:
         """The same in a round whose coordinator learns the sum alone. Nothing of it outlives this process."""
         check_layout(offer, self._layout)
         asked = read_offer(offer, self._client, self._layout)
-        check_window(asked, offer.window_s, ASKED_SHARE, "it was asked")
+        check_window(asked, offer.window_s, ASKED_SHARE, "the assignment arrived")
         admitted, timing = self._site.admit(asked, self._layout), within(offer.window_s)
         patience = self._patience(timing)
         part = SecureRound(self._coordinator, self._store, self._site, self._layout, asked, admitted, patience)
@@ -393,7 +393,11 @@ class Participant:
             unfit = error
         if not part.is_private:
             raise unfit
-        log.error("%s: noise alone is sent, for there is no update: %s", name_of(part.offer), unfit)
+        log.error(
+            "%s: this client has no update for this private round, so it sends only noise: %s",
+            name_of(part.offer),
+            unfit,
+        )
         return None
 
     def _measure(self, offer: Assignment, window_end: float) -> None:

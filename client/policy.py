@@ -12,7 +12,7 @@ minimum_cohort = 5
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,13 +20,16 @@ from typing import Literal
 
 from umbel.aggregation.fingerprint import members_sha256_of
 from umbel.aggregation.members import COHORT_MIN, MemberList
+from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
 from umbel.client.destinations import LinkHost, LinkLevel, LinkRules
 from umbel.client.errors import AttemptRefused, WorkRefused
 
-_ANOTHER_MODEL = "a run from another model (umbel model init makes the same one each time, unless --seed is another)"
+_ANOTHER_MODEL = (
+    "a run from another starting model (umbel model init gives the same model each time; pass another --seed)"
+)
 EPOCH_MAX = 1 << 53
 PARAMETERS_MAX = 1 << 53
 EPSILON_MAX = 1e6
@@ -134,7 +137,7 @@ class SitePolicy:
         if self.members_sha256:
             object.__setattr__(self, "members_sha256", members_sha256_of(self.members_sha256))
         if self.members is None and (self.members_sha256 or self.members_epoch > 1):
-            raise ValueError('members_sha256 and members_epoch are of a list: name its file, members = "FILE"')
+            raise ValueError('members_sha256 and members_epoch need a member list: set members = "FILE"')
         if self.members is None and self.secure_aggregation == "required":
             raise ValueError('secure_aggregation = "required" needs the member list: members = "FILE"')
 
@@ -187,8 +190,8 @@ class SitePolicy:
         """Raise `WorkRefused` for a list that is older than this site takes."""
         if members.epoch < self.members_epoch:
             raise WorkRefused(
-                f"this site's policy takes the member list from epoch {self.members_epoch} on, and "
-                f"{members.name!r} is at epoch {members.epoch}: ask an officer for the newest"
+                f"member list {members.name!r} is at epoch {members.epoch}, and this site's policy (members_epoch) "
+                f"requires {self.members_epoch} or later: ask an officer for the newest list"
             )
 
     def check_plain_round(self, n_parameters: int) -> None:
@@ -199,7 +202,8 @@ class SitePolicy:
             )
         if not self.share_sample_count:
             raise WorkRefused(
-                "this site's policy keeps its sample count (share_sample_count), and a report of this round says it"
+                "this site's policy (share_sample_count = false) forbids sending its sample count, and a report of a "
+                "round without secure aggregation contains it"
             )
         self._check_size(n_parameters)
         self._check_budgets(None)
@@ -210,8 +214,8 @@ class SitePolicy:
         """
         if self.members is None:
             raise WorkRefused(
-                "without the consortium's member list the coordinator could make up the other clients; "
-                'a round with secure aggregation needs it: members = "FILE" in the policy'
+                "a round with secure aggregation needs the consortium's member list, because the coordinator could "
+                'otherwise make up the other clients: set members = "FILE" in the policy'
             )
         self.check_secure_limits(asked)
 
@@ -231,8 +235,8 @@ class SitePolicy:
         if not self.retrain_after_release:
             where = f"round {round_} of run {run!r}" if run else f"round {round_}"
             raise AttemptRefused(
-                f"this client has already revealed shares for {where}, and this site's policy allows no second "
-                f"update (retrain_after_release); it can go on in {_ANOTHER_MODEL}"
+                f"this client has already revealed shares for {where}, and this site's policy "
+                f"(retrain_after_release = false) allows no second update. It can take part in {_ANOTHER_MODEL}"
             )
 
     def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str) -> None:
@@ -243,9 +247,8 @@ class SitePolicy:
         """
         if changed := _few_changed(before, now, self.minimum_cohort + n_invited // 3):
             raise AttemptRefused(
-                f"shares of a sum over this very model were revealed already, in {earlier}, and its clients differ by "
-                f"{', '.join(changed)} alone: the difference of the two sums would be theirs; go on with the same "
-                f"clients, or in {_ANOTHER_MODEL}"
+                f"this site already revealed shares of a sum over the same model, in {earlier}. "
+                f"{_near('The clients of the two sums', changed)}. Ask the same clients again, or use {_ANOTHER_MODEL}"
             )
 
     def cohort_change_between(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
@@ -254,11 +257,7 @@ class SitePolicy:
         `earlier`: which round the sum before was of, in words.
         """
         if changed := _few_changed(before, now, self.minimum_cohort):
-            names = ", ".join(changed)
-            return (
-                f"its clients and those of {earlier} differ by {names} alone, so the difference of the two sums is "
-                f"nearly what {names} sent"
-            )
+            return _near(f"the clients of this sum and of {earlier}", changed)
         return None
 
     def check_cohort_change(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
@@ -266,55 +265,58 @@ class SitePolicy:
         found = self.cohort_change_between(before, now, earlier)
         if found is not None and self.refuses_cohort_change:
             raise AttemptRefused(
-                f"this site's policy (cohort_change) does not allow it: {found}; go on with the same clients "
-                "(over_selection = 1.0 and minimum = target in the run file ask for them), or with noise ([privacy]), "
-                'or, where the sites accept it, with cohort_change = "warn" in their policies'
+                'this site\'s policy (cohort_change, by default "refuse" with a member list) does not allow this '
+                f"round: {found}. Ask the same clients in every round (target and minimum = their number, "
+                "over_selection = 1.0), or add noise ([privacy]) with epsilon and without cohort_change in the "
+                'policies, or set cohort_change = "warn" in the policies of sites that accept the risk'
             )
         return found
 
     def _check_minimum(self, minimum: int) -> None:
         if minimum < self.minimum_cohort:
             raise WorkRefused(
-                f"{self._wants_more_than(minimum)}: that is the run file's minimum, and it would have to be "
-                f"{self.minimum_cohort} or more"
+                f"{self._requires_more_than(minimum)}: the run file's minimum must be {self.minimum_cohort} or more"
             )
 
     def _check_cohort(self, asked: SecureRound) -> None:
         n_clients = len(set(asked.cohort))
         if n_clients < self.minimum_cohort:
-            raise AttemptRefused(f"{self._wants_more_than(n_clients)}: more must take part")
+            raise AttemptRefused(
+                f"{self._requires_more_than(n_clients)}: at least {self.minimum_cohort} clients must take part"
+            )
         least = self.threshold_least(asked.n_holders)
         if not least <= asked.threshold <= asked.n_holders:
             raise AttemptRefused(
-                f"this site's policy (threshold_share = {self.threshold_share:.4g}) wants {least} or more of "
-                f"{asked.n_holders} clients to be needed to open anything, and this round's threshold is "
-                f"{asked.threshold}: it follows from how many clients there are, so another number of them may do; "
-                "where none does, threshold_share must be lower"
+                f"this site's policy (threshold_share = {self.threshold_share:.4g}) requires a threshold of at least "
+                f"{least} of {asked.n_holders} clients, and this round's is {asked.threshold}. The threshold follows "
+                "from the number of clients, so a cohort of another size may fit; if none does, lower threshold_share"
             )
 
-    def _wants_more_than(self, n_clients: int) -> str:
+    def _requires_more_than(self, n_clients: int) -> str:
         return (
-            f"this site's policy (minimum_cohort) wants a sum of {self.minimum_cohort} clients or more, and this round "
-            f"would open one of {n_clients}"
+            f"this site's policy (minimum_cohort = {self.minimum_cohort}) requires a sum of at least "
+            f"{self.minimum_cohort} clients, and this round could unmask a sum of {n_clients}"
         )
 
     def _check_size(self, n_parameters: int) -> None:
         if self.max_parameters is not None and n_parameters > self.max_parameters:
             raise WorkRefused(
-                f"this site's policy allows models of {self.max_parameters} parameters, and this one has {n_parameters}"
+                f"this site's policy (max_parameters = {self.max_parameters}) allows at most {self.max_parameters} "
+                f"parameters, and this model has {n_parameters}"
             )
 
     def _check_budgets(self, asked: SecureRound | None) -> None:
         """`asked`: None for a round without secure aggregation, and so without noise."""
         spent = (None, None) if asked is None else (asked.epsilon, asked.epsilon_total)
-        _check_budget("epsilon", self.epsilon, spent[0], "a run")
+        _check_budget("epsilon", self.epsilon, spent[0], "the run")
         _check_budget("epsilon_total", self.epsilon_total, spent[1], "all runs together")
 
     def _check_colluders(self, colluders: int | None) -> None:
         if colluders is not None and colluders < self.colluders:
             raise WorkRefused(
-                f"this site's policy wants noise that counts on {self.colluders} colluders or more, and this round's "
-                f"counts on {colluders}"
+                f"this site's policy (colluders = {self.colluders}) requires noise that holds against "
+                f"{counted(self.colluders, 'colluding client')}, and this round's noise holds against {colluders}: "
+                f"the run file must set privacy.colluders to {self.colluders} or more"
             )
 
 
@@ -322,11 +324,21 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
     if budget is None:
         return
     if epsilon is None:
-        raise WorkRefused(f"this site's policy has a privacy budget ({key}), and this run adds no noise")
+        raise WorkRefused(
+            f"this site's policy has a privacy budget ({key}), and this round adds no noise: the run file needs "
+            "[privacy]"
+        )
     if not epsilon <= budget:  # also refuses a NaN
         raise WorkRefused(
-            f"this site's privacy budget is {key} = {budget:g} for {of}, and this round would bring it to {epsilon:g}"
+            f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
+            f"({key}) is {budget:g}"
         )
+
+
+def _near(two: str, changed: Sequence[str]) -> str:
+    """Why `two` sums that differ by these clients must not both be opened."""
+    names, sender = ", ".join(changed), agreeing(len(changed), changed[0], "they")
+    return f"{two} differ only by {names}, so subtracting the two sums would nearly reveal what {sender} sent"
 
 
 def _few_changed(before: Collection[str], now: Collection[str], least: int) -> list[str]:

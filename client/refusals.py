@@ -13,19 +13,20 @@ from umbel.client.errors import Alarm, ClientError
 from umbel.client.transport import Patience, patiently
 
 _TOLD: tuple[tuple[type[SecAggError], str], ...] = (
-    (Disagreement, "the coordinator says different things, or what cannot be"),
-    (ForgedMessage, "something in this round is not signed by whom it is said to be from"),
-    (BadKey, "a key in this round is one that no honest client has"),
-    (TooFew, "there are fewer clients than this one takes part with"),
+    (Disagreement, "the coordinator contradicts itself or states something impossible"),
+    (ForgedMessage, "a message of this round is not signed by its stated sender"),
+    (BadKey, "a key in this round is invalid or used twice"),
+    (TooFew, "too few clients for this client to take part"),
 )
-_OTHERWISE = "a message of this round is not as the protocol has it"
+_OTHERWISE = "a message of this round breaks the protocol"
+_SILENT = "This client sends nothing more in this attempt"
 log = logging.getLogger("umbel.client")
 
 
 def alarm_of(error: SecAggError) -> Alarm:
     """The alarm that an error of the protocol is."""
     told = next((words for kind, words in _TOLD if isinstance(error, kind)), _OTHERWISE)
-    return Alarm(f"{told}: {error}. Nothing more is said in this attempt", f"{told}; nothing more is said")
+    return Alarm(f"{told}: {error}. {_SILENT}", f"{told}. {_SILENT}")
 
 
 def decline(coordinator: Coordinator, assignment: AssignmentId, reason: str, patience: Patience) -> None:

@@ -35,7 +35,7 @@ def read_offer(assignment: Assignment, client: ClientId, layout: Layout) -> Aske
         _check_noise(composition)
         return Asked(client, assignment, offer, context_of(assignment), composition)
     except ValueError as error:
-        raise CoordinatorMisbehaved(f"the assignment asks for what is no secure round: {error}") from error
+        raise CoordinatorMisbehaved(f"the assignment describes an invalid secure round: {error}") from error
 
 
 def _check(assignment: Assignment, offer: SecureOffer) -> None:
@@ -58,16 +58,16 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
 
 
 def check_window(asked: Asked, left_s: float, least: float, what: str) -> None:
-    """Raise `AttemptRefused` if less than a share, `least`, of the round's window is left. `what`: has come so late.
+    """Raise `AttemptRefused` if less than a share, `least`, of the round's window is left. `what`: arrived so late.
 
     The window is in the context that all sign; what is left of it is the coordinator's word to each client alone.
     """
     window_s = asked.offer.window_s
     if left_s < least * window_s:
         raise AttemptRefused(
-            f"{what} with {max(left_s, 0.0):.3g} s left of the round's window of {window_s:g} s, and this client takes "
-            f"part with {least * window_s:.3g} s or more: so late, too little of the work could be done; the next "
-            "round is another matter"
+            f"{what} with {max(left_s, 0.0):.3g} s left of the round's {window_s:g} s window, and this client needs at "
+            f"least {least * window_s:.3g} s to do enough of the work. It skips this attempt and can take part in the "
+            "next"
         )
 
 

@@ -113,7 +113,9 @@ class SecureRound:
         round alone. Raises `UnfitWork` for what must not be sent, never in a private round.
         """
         for complaint in self._admitted.client.complaints:
-            log.warning("round %d: a share does not open: %s", self._asked.assignment.round, complaint)
+            log.warning(
+                "round %d: a share from another client cannot be decrypted: %s", self._asked.assignment.round, complaint
+            )
         made = self._contribution(app, start, done)
         for remark in made.remarks:
             log.warning("%s: %s", self._id, remark)
@@ -138,7 +140,12 @@ class SecureRound:
         try:
             return self._made(change, SILENT)
         except Exception as error:
-            log.error("%s: noise alone is sent, for there is no update: %s", self._id, error, exc_info=error)
+            log.error(
+                "%s: this client has no update for this private round, so it sends only noise: %s",
+                self._id,
+                error,
+                exc_info=error,
+            )
             return self._made(nothing(self._asked.composition), SILENT)
 
     def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
@@ -147,7 +154,7 @@ class SecureRound:
     def check_time(self, left_s: float) -> None:
         """Raise `AttemptRefused` where the model has come too late for the work that this site's update must have."""
         if self._floor > ONE_STEP:
-            check_window(self._asked, left_s, MODEL_SHARE, "the model came")
+            check_window(self._asked, left_s, MODEL_SHARE, "the model arrived")
 
     def check_work(self, plan: LocalPlan, done: Trained) -> None:
         """Raise `TooLittleDone` for an update with less of the work in it than this site sends, and `UnfitWork` for one
@@ -161,15 +168,20 @@ class SecureRound:
         result, evaluation, words = done.result, done.evaluation, self._asked.composition.words
         if result.sample_count > words.sample_count_max:
             log.info(
-                "%s: %d of this client's %d samples count, the run's sample_count_max",
+                "%s: at most %d of this client's %d samples count, because the run's sample_count_max is %d",
                 self._id,
                 words.sample_count_max,
                 result.sample_count,
+                words.sample_count_max,
             )
         metrics, measured = finite(result.metrics), finite(evaluation.metrics) if evaluation else {}
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
         if cut := {name for values, name in of_both if abs(values.get(name, 0.0)) > METRIC_LIMIT}:
-            log.warning("cut to %g, the most that a masked sum takes: %s", METRIC_LIMIT, ", ".join(sorted(cut)))
+            log.warning(
+                "metrics cut to +-%g, the largest value that a masked sum can carry: %s",
+                METRIC_LIMIT,
+                ", ".join(sorted(cut)),
+            )
         count = self._site.policy.samples_that_count
         return LocalWork(
             sample_count=count(result.sample_count),
@@ -199,11 +211,11 @@ class SecureRound:
         except SecAggError as error:
             raise alarm_of(error) from error
         except AttemptRefused as error:
-            raise AttemptRefused(f"its sum is not signed, and no share is given: {error}") from error
+            raise AttemptRefused(f"this client does not sign this sum and reveals no shares: {error}") from error
         except AssignmentClosed as error:
             log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
             return False
-        log.info("%s: this client's shares are taken", self._id)
+        log.info("%s: the coordinator has received this client's shares", self._id)
         return True
 
     def _open(self) -> None:
@@ -228,16 +240,19 @@ class SecureRound:
         Only time in which the coordinator has answered counts, for after a failure it puts its own deadlines off.
         """
         window_s, waited_s = self._asked.offer.window_s, 0.0
-        hold_s = renewal_s(window_s)
+        hold_s, waits_s = renewal_s(window_s), _WINDOWS_MAX * window_s
 
         def timed() -> tuple[T | None, float]:
             started = time.monotonic()
             return step(hold_s), time.monotonic() - started
 
-        while waited_s < _WINDOWS_MAX * window_s:
+        while waited_s < waits_s:
             found, took_s = patiently(timed, self._patience)
             if found is not None:
                 return found
             time.sleep(PAUSE_S)
             waited_s += took_s + PAUSE_S
-        raise OutOfTime("the coordinator answers, but says nothing more of this round")
+        raise OutOfTime(
+            f"the coordinator answers, but did not continue this round within {waits_s:g} s; this client leaves the "
+            "attempt"
+        )

@@ -89,7 +89,10 @@ class Site:
         self.policy.check_plain_round(layout.n_values)
         begun = self._kept.begun()
         if not self._memory.is_empty or (begun is not None and begun.assignment.startswith(f"{self._run}.")):
-            raise WorkRefused("this run has had secure rounds here; a plain one would show what they are to hide")
+            raise WorkRefused(
+                "this site has taken part in secure rounds of this run, and a round without secure aggregation would "
+                "reveal what they hide"
+            )
 
     def admit(self, asked: Asked, layout: Layout) -> Admitted:
         """Take part in a secure round, or raise `WorkRefused`, `AttemptRefused`, `Alarm`: the reason to decline it.
@@ -105,7 +108,10 @@ class Site:
         self._memory.check_invitation(asked, self._members())
         begun = Begun(asked.assignment.id, context.attempt_id)
         if self._kept.begun() == begun:
-            raise AttemptRefused("restarted: its keys are gone")
+            raise AttemptRefused(
+                "this client already began this attempt, and a restart or an error lost its keys; it can take part in "
+                "the next attempt"
+            )
         self._memory.check_attempt(asked)
         try:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
@@ -145,8 +151,9 @@ class Site:
         key = dict(asked.context.cohort).get(asked.client)
         if key != self._identity.public_key:
             raise Alarm(
-                f"the cohort of round {asked.assignment.round} has another key for this client, or none: somebody "
-                "would speak in its place. Nothing is said in this attempt",
+                f"the cohort of round {asked.assignment.round} lists another key for this client, or none, so somebody "
+                "could act in its place. This client sends nothing in this attempt. Ask the coordinator's operator at "
+                "once",
                 "this client is not in the cohort with its own key",
             )
 
@@ -155,11 +162,12 @@ class Site:
         the run asks of everyone. `ledger`: of the run with this round; None without noise.
         """
         if len(names) < 2:
-            raise AttemptRefused("a sum of one client is that client's update")
+            raise AttemptRefused("only one client takes part, and a sum of one client is its update")
         n_invited = len(asked.context.cohort)
         if len(names) < roster_min(n_invited):
             raise AttemptRefused(
-                f"{len(names)} of {n_invited} clients are too few to keep a secret, {roster_min(n_invited)} the fewest"
+                f"only {len(names)} of {n_invited} invited clients take part, and a secure round needs at least "
+                f"{roster_min(n_invited)}"
             )
         plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
         round_ = SecureRound(
@@ -204,17 +212,19 @@ class Site:
         wrong = [name for name, key in asked.context.cohort if members.members.get(name) != key]
         if asked.client in wrong:
             raise Alarm(
-                f"this client is not on the member list {members.words} with the key that it has here: have an officer "
-                "compare its fingerprint (umbel fingerprint), and list it in the next epoch. Nothing is said in this "
-                "attempt",
+                f"this client is not on member list {members.words}, under its present key. Have an officer compare "
+                "its fingerprint (umbel fingerprint) and list the key in the next epoch. This client sends nothing in "
+                "this attempt",
                 "this client is not on the member list with its own key",
             )
         if wrong:
+            others = _and_others(len(wrong) - 1)
             raise StrangersInvited(
-                f"the cohort of round {asked.assignment.round} is not of the member list {members.words}: there is "
-                f"no {wrong[0]!r} in it with this key{_and_others(len(wrong) - 1)}. Nothing is said in this attempt; "
-                "the coordinator's operator gives the run its list (umbel run create --members), so that members alone "
-                "are drawn, or takes a stranger out with umbel client remove"
+                f"the cohort of round {asked.assignment.round} has clients that are not on member list "
+                f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{others}. "
+                "This client sends nothing in this attempt. The coordinator's operator must give the run its list "
+                "(umbel run create --members), so that only members are drawn, or remove the stranger (umbel client "
+                "remove)"
             )
 
     # --- the member list ---
@@ -226,7 +236,7 @@ class Site:
         try:
             self._list = members_in_force(self.policy, self._state_dir)
         except (OSError, MembersRefused) as error:
-            log.warning("%s; the list that was taken before still holds", error)
+            log.warning("%s; the member list accepted before stays in force", error)
         return [] if self._list is None else [self._list]
 
     def _members(self) -> Collection[str] | None:
@@ -249,16 +259,23 @@ def _epsilon(ledger: Ledger) -> float:
     try:
         return ledger.epsilon
     except AccountantMissing as error:
-        raise WorkRefused(f"this site's policy has a privacy budget, which cannot be reckoned: {error}") from error
+        raise WorkRefused(
+            f"the cost of this round for this site's privacy budget cannot be computed: {error}"
+        ) from error
 
 
 def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
     """Why a round is declined that is bound to none of these lists, which this site trusts."""
     trusted = " or ".join(one.words for one in lists)
     lines = " or ".join(f'members_sha256 = "{one.sha256}"' for one in lists)
+    bound = (
+        f"to another member list ({short_groups(named)}) than"
+        if named
+        else "to no member list, and not to the one that"
+    )
     return (
-        f"this round is bound to another member list ({short_groups(named) or 'to none'}) than the one that this site "
-        f"trusts, {trusted}: ask an officer which is the newest; the file of a run of this one has {lines}"
+        f"this round is bound {bound} this site trusts: {trusted}. Ask an officer which is the newest. For this site's "
+        f"list the run file needs {lines}"
     )
 
 

@@ -17,7 +17,10 @@ def check_steps(plan: LocalPlan, done: Trained) -> None:
     """
     result, least = done.result, plan.steps_for(1)  # an epoch has a batch at least
     if not 1 <= result.steps_done <= result.steps_planned:
-        raise UnfitWork("steps_done must lie between 1 and steps_planned; correct what train returns")
+        raise UnfitWork(
+            f"train returned steps_done = {result.steps_done} and steps_planned = {result.steps_planned}: steps_done "
+            "must be between 1 and steps_planned"
+        )
     if result.steps_planned < least:
         raise UnfitWork(
             f"train returned steps_planned = {result.steps_planned}, and the plan asks for {least} or more: return "
@@ -25,8 +28,8 @@ def check_steps(plan: LocalPlan, done: Trained) -> None:
         )
     if done.was_stopped and result.steps_done == result.steps_planned:
         raise UnfitWork(
-            f"train was told to stop, and returned all {result.steps_planned} planned steps as done: return as "
-            "steps_done what was done, and ask plan.should_stop() before a step, not after the last one"
+            f"train was told to stop but reported all {result.steps_planned} planned steps as done: return the steps "
+            "actually done as steps_done, and check plan.should_stop() before each step, not after the last"
         )
 
 
@@ -35,8 +38,8 @@ def check_floor(result: TrainResult, floor: float) -> None:
     needed = steps_needed(floor, result.steps_planned)
     if result.steps_done < needed:
         raise TooLittleDone(
-            f"{result.steps_done} of {result.steps_planned} steps were done in time, and a masked update must have "
-            f"{needed} (minimum_work = {floor:g}), or it could stand out from the others' in their sum; have the run "
-            "file ask for fewer local steps, or a longer window_s, or lower minimum_work both there and in this site's "
-            "policy, at the price that docs/security.md states"
+            f"only {result.steps_done} of {result.steps_planned} planned steps were done in time, and a masked update "
+            f"needs {needed} (minimum_work = {floor:g}); with fewer it could stand out in the sum. Ask the operator "
+            "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's "
+            "policy, has the price stated in docs/security.md"
         )

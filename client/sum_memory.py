@@ -66,8 +66,11 @@ from umbel.client.secure_offer import Asked
 from umbel.client.secure_store import RememberedSum, SecureStore
 
 _KEY_BYTES = 16
-_KEEP_OUT = '; cohort_change = "refuse" in this site\'s policy declines such rounds'
-_AVOID = "; over_selection = 1.0 and minimum = target in the run file avoid them, noise ([privacy]) covers them"
+_KEEP_OUT = ' cohort_change = "refuse" in this site\'s policy declines such rounds.'
+_AVOID = (
+    " In the run file, target and minimum = the number of sites and over_selection = 1.0 prevent them; noise "
+    "([privacy]) covers them"
+)
 log = logging.getLogger("umbel.client")
 
 
@@ -121,7 +124,9 @@ class SumMemory:
         known = {one.attempt_id for sums in newest.values() for one in sums}
         known |= {one.attempt_id for sums in revealed.values() for one in sums}
         if asked.context.attempt_id in known:
-            raise AttemptRefused("an update of this client was sent in an attempt of this very id before")
+            raise AttemptRefused(
+                "the coordinator reused an attempt id: this client has already sent an update under it"
+            )
 
     def check_sum(self, asked: Asked, clients: Collection[str], members: Collection[str] | None = None) -> None:
         """What `check_invitation` does of the sum, now that it is told whose it is."""
@@ -185,7 +190,7 @@ class SumMemory:
         if new := [one for one in near if frozenset((one.clients, now)) not in self._warned_of]:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
-                "round %d: %s (or what this site sent, were it the one away)%s%s",
+                "round %d: %s. A round without this site would reveal its update in the same way.%s%s",
                 asked.assignment.round,
                 between(nearest.clients, now, nearest.name),
                 "" if self._policy.refuses_cohort_change else _KEEP_OUT,

@@ -289,14 +289,14 @@ def test_what_the_policy_forbids_by_now_is_not_sent_after_a_restart(
     with pytest.raises(Crash):
         take_part(tmp_path, double, wrap=killed_at("POST update"))
     policy = SitePolicy(share_sample_count=False)
-    with pytest.raises(WorkRefused, match="keeps its sample count"):
+    with pytest.raises(WorkRefused, match="forbids sending its sample count"):
         run_client(AddOne(), URL, tmp_path, "demo", policy=policy, transport=double.transport())
     assert pending_files(tmp_path) == []
     assert not double.reports
     assert not double.updates
     (dropped,) = [message for message in caplog.messages if message.startswith("dropped")]
     assert "demo.1.1.ward-7" in dropped
-    assert "keeps its sample count" in dropped
+    assert "forbids sending its sample count" in dropped
 
 
 class Stepwise(AddOne):

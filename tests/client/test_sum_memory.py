@@ -88,7 +88,7 @@ def test_another_sum_over_the_model_of_nearly_the_same_clients_is_refused(
     tmp_path: Path, clients: Collection[str]
 ) -> None:
     Site(tmp_path).is_in(asked(1), ALL)
-    with pytest.raises(AttemptRefused, match="over this very model"):
+    with pytest.raises(AttemptRefused, match="over the same model"):
         Site(tmp_path).is_in(asked(2, clients), clients)
     Site(tmp_path).is_in(asked(3, clients, ANOTHER), clients)
 
@@ -108,7 +108,7 @@ def test_how_many_may_collude_goes_by_the_greater_of_the_two_cohorts(
 ) -> None:
     """Of twelve that is four, and three are to be left; of ten six would do."""
     Site(tmp_path).is_in(asked(1, (*ALL, *first)), ALL)
-    with pytest.raises(AttemptRefused, match="over this very model"):
+    with pytest.raises(AttemptRefused, match="over the same model"):
         Site(tmp_path).is_in(asked(2, (*ALL, *second)), ALL[6:])
     Site(tmp_path).is_in(asked(3, (*ALL, *second)), ALL[7:])
 
@@ -117,7 +117,7 @@ def test_every_sum_that_was_revealed_counts_not_the_last_alone(tmp_path: Path) -
     Site(tmp_path).is_in(asked(1), ALL)
     for round_ in range(2, 6):
         Site(tmp_path).is_in(asked(round_, model=f"{round_:064x}"), ALL)
-    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-0, so"):
         Site(tmp_path).is_in(asked(6, ALL[1:]), ALL[1:])
 
 
@@ -126,7 +126,7 @@ def test_an_invitation_is_refused_unless_the_same_clients_may_come(tmp_path: Pat
     Site(tmp_path).is_in(asked(1, (*ALL, "peer-x")), ALL)
     Site(tmp_path).memory.check_invitation(asked(2, (*ALL, "peer-x")))
     Site(tmp_path).is_in(asked(2, (*ALL, "peer-x")), ALL)
-    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-0, so"):
         Site(tmp_path).memory.check_invitation(asked(3, ALL[1:]))
 
 
@@ -160,7 +160,7 @@ def test_a_private_round_that_is_charged_may_be_of_any_clients(tmp_path: Path) -
     policy = SitePolicy(epsilon=100.0, retrain_after_release=False)
     Site(tmp_path, policy).is_in(asked(1, is_private=True), ALL)
     Site(tmp_path, policy).is_in(asked(2, ALL[1:], is_private=True), ALL[1:])
-    with pytest.raises(AttemptRefused, match="over this very model"):
+    with pytest.raises(AttemptRefused, match="over the same model"):
         Site(tmp_path).is_in(asked(3, ALL[2:], is_private=True), ALL[2:])
 
 
@@ -173,10 +173,14 @@ def test_there_is_one_warning_an_attempt_and_it_names_the_nearest(
     assert not caplog.messages
     site.is_in(asked(3, ALL[2:], "03" * 32), ALL[2:])
     (message,) = caplog.messages
-    assert message.startswith("round 3: its clients and those of round 2 differ by peer-2 alone"), "and two of round 1"
-    assert "nearly what peer-2 sent (or what this site sent, were it the one away)" in message
+    assert message.startswith("round 3: the clients of this sum and of round 2 differ only by peer-2, so"), (
+        "and two of round 1"
+    )
+    assert (
+        "nearly reveal what peer-2 sent. A round without this site would reveal its update in the same way." in message
+    )
     assert 'cohort_change = "refuse" in this site\'s policy' in message
-    assert "over_selection = 1.0 and minimum = target in the run file" in message
+    assert "target and minimum = the number of sites and over_selection = 1.0" in message
 
 
 def test_of_the_same_clients_nothing_is_said_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +189,7 @@ def test_of_the_same_clients_nothing_is_said_twice(tmp_path: Path, caplog: pytes
     for round_, clients in enumerate((ALL[1:], ALL, ALL, ALL[1:], ALL), start=1):
         site.is_in(asked(round_, clients, f"{round_:064x}"), clients)
     (message,) = caplog.messages
-    assert message.startswith("round 2: its clients and those of round 1 differ by peer-0 alone")
+    assert message.startswith("round 2: the clients of this sum and of round 1 differ only by peer-0, so")
     site.is_in(asked(6, ALL[:1] + ALL[2:], "06" * 32), ALL[:1] + ALL[2:])
     assert caplog.messages[1:] == [
         message.replace("round 2", "round 6").replace("round 1", "round 2").replace("-0", "-1")
@@ -199,8 +203,8 @@ def test_who_stays_away_when_it_is_invited_is_told_of_when_the_sum_is(
     site = Site(tmp_path)
     site.is_in(asked(1, ALL[1:], "01" * 32), ALL[1:])
     site.is_in(asked(2, ALL, "02" * 32), (ALL[0], *ALL[2:]))
-    assert ["differ by peer-0 alone" in message for message in caplog.messages] == [True, False]
-    assert "differ by peer-0, peer-1 alone" in caplog.messages[1]
+    assert ["differ only by peer-0, so" in message for message in caplog.messages] == [True, False]
+    assert "differ only by peer-0, peer-1, so" in caplog.messages[1]
 
 
 def test_sums_that_nobody_was_told_of_are_warned_of_even_where_the_policy_refuses(
@@ -209,10 +213,10 @@ def test_sums_that_nobody_was_told_of_are_warned_of_even_where_the_policy_refuse
     site = Site(tmp_path, SitePolicy(cohort_change="refuse"))
     site.memory.sending(asked(1, ALL, ANOTHER))
     site.memory.check_invitation(asked(2, ALL[1:]))
-    assert ["differ by peer-0 alone" in message for message in caplog.messages] == [True]
+    assert ["differ only by peer-0, so" in message for message in caplog.messages] == [True]
     assert "in this site's policy" not in caplog.text, "it refuses already what can be refused"
     site.is_in(asked(3), ALL)
-    with pytest.raises(AttemptRefused, match=r"does not allow it: .* differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match=r"does not allow this round: .* differ only by peer-0, so"):
         site.memory.check_invitation(asked(4, ALL[1:], "04" * 32))
 
 
@@ -225,7 +229,7 @@ def test_a_coordinator_that_stays_at_one_round_is_warned_of_in_each_attempt(
     assert len(caplog.messages) == 1
     site.is_in(asked(7, ALL, "03" * 32), ALL)
     site.is_in(asked(7, ALL[:1] + ALL[2:], "04" * 32), ALL[:1] + ALL[2:])
-    assert [f"an earlier attempt at round 7 differ by peer-{n} alone" in caplog.messages[n] for n in (0, 1)] == [
+    assert [f"an earlier attempt at round 7 differ only by peer-{n}, so" in caplog.messages[n] for n in (0, 1)] == [
         True
     ] * 2
     assert len(caplog.messages) == 2, "of the third there was nothing new to say"
@@ -239,12 +243,12 @@ def test_a_rollback_by_hundreds_of_rounds_finds_every_sum_remembered(tmp_path: P
         SecureStore(tmp_path).remember(RunId("demo"), revealed_sum(round_, model))
     site = Site(tmp_path)
     for round_ in (1, 61, 150, 250):
-        with pytest.raises(AttemptRefused, match=f"in round {round_} of run 'demo', .* differ by peer-0 alone"):
+        with pytest.raises(AttemptRefused, match=f"in round {round_} of run 'demo'. .* differ only by peer-0, so"):
             site.memory.check_invitation(asked(251, ALL[1:], models[round_]))
-        with pytest.raises(AttemptRefused, match="over this very model"):
+        with pytest.raises(AttemptRefused, match="over the same model"):
             Site(tmp_path, run="other").memory.check_sum(asked(1, ALL, models[round_]), ALL[1:])
         site.memory.check_invitation(asked(251, ALL, models[round_]))
-    with pytest.raises(AttemptRefused, match="in an attempt of this very id before"):
+    with pytest.raises(AttemptRefused, match="has already sent an update under it"):
         site.memory.check_attempt(asked(251, attempt_id=f"{61:032x}"))
     with pytest.raises(AttemptRefused, match="already revealed shares for round 61 of run 'demo'"):
         Site(tmp_path, SitePolicy(retrain_after_release=False), "other").memory.check_invitation(
@@ -263,8 +267,8 @@ def test_a_sum_that_was_signed_and_never_opened_binds_no_other_cohort_either(
     policy = SitePolicy(cohort_change="refuse")
     Site(tmp_path, policy).is_in(asked(1), ALL[1:], reveals=False)
     Site(tmp_path, policy).is_in(asked(1), ALL)
-    assert ["differ by peer-0 alone" in message for message in caplog.messages] == [True], "but it is told of"
-    with pytest.raises(AttemptRefused, match="does not allow it"):
+    assert ["differ only by peer-0, so" in message for message in caplog.messages] == [True], "but it is told of"
+    with pytest.raises(AttemptRefused, match="does not allow this round"):
         Site(tmp_path, policy).is_in(asked(2, model=ANOTHER), ALL[1:])
 
 
@@ -278,10 +282,10 @@ def test_where_noise_covers_what_two_sums_differ_by_only_the_policys_own_word_re
 ) -> None:
     policy = SitePolicy(members=Path("pilot.json"), epsilon=100.0, cohort_change=cohort_change)
     Site(tmp_path, policy).is_in(asked(1, is_private=True), ALL)
-    with nullcontext() if is_taken else pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+    with nullcontext() if is_taken else pytest.raises(AttemptRefused, match="differ only by peer-0, so"):
         Site(tmp_path, policy).is_in(asked(2, ALL[1:], ANOTHER, is_private=True), ALL[1:])
     uncounted = SitePolicy(members=Path("pilot.json"))
-    with pytest.raises(AttemptRefused, match="does not allow it"):
+    with pytest.raises(AttemptRefused, match="does not allow this round"):
         Site(tmp_path, uncounted).is_in(asked(3, ALL[2:], "cc" * 32, is_private=True), ALL[2:])
 
 
@@ -298,7 +302,7 @@ def test_an_attempt_that_is_called_as_one_before_it_is_refused(
     policy = SitePolicy(cohort_change=cohort_change)
     Site(tmp_path, policy).is_in(asked(1, attempt_id="11" * 16), ALL, signs=reveals, reveals=reveals)
     before = SecureStore(tmp_path).sums_of_all_runs()
-    with pytest.raises(AttemptRefused, match="in an attempt of this very id before"):
+    with pytest.raises(AttemptRefused, match="has already sent an update under it"):
         Site(tmp_path, policy, run).is_in(asked(2, ALL, model, attempt_id="11" * 16), ALL)
     assert SecureStore(tmp_path).sums_of_all_runs() == before
 
@@ -325,11 +329,11 @@ def test_an_entry_is_changed_by_the_process_that_made_it_alone(tmp_path: Path) -
 
 def test_another_run_from_the_same_model_is_under_the_same_rule(tmp_path: Path) -> None:
     Site(tmp_path).is_in(asked(5), ALL)
-    with pytest.raises(AttemptRefused, match=r"over this very model .* differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match=r"over the same model, .* differ only by peer-0, so"):
         Site(tmp_path, run="other").memory.check_invitation(asked(1, ALL[1:]))
-    with pytest.raises(AttemptRefused, match=r"over this very model .* differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match=r"over the same model, .* differ only by peer-0, so"):
         Site(tmp_path, run="other").is_in(asked(1), ALL[1:])
-    named = r"already, in round 5 of run 'demo', .* unless --seed is another"
+    named = r"the same model, in round 5 of run 'demo'\. .* pass another --seed"
     with pytest.raises(AttemptRefused, match=named):
         Site(tmp_path, run="other").memory.check_invitation(asked(1, ALL[1:]))
     with pytest.raises(AttemptRefused, match=named):
@@ -343,7 +347,7 @@ def test_of_another_model_each_run_stands_for_itself(tmp_path: Path) -> None:
     policy = SitePolicy(cohort_change="refuse")
     Site(tmp_path, policy).is_in(asked(1), ALL)
     Site(tmp_path, policy, "other").is_in(asked(1, ALL[1:], ANOTHER), ALL[1:])
-    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-0, so"):
         Site(tmp_path, policy).is_in(asked(2, ALL[1:], ANOTHER), ALL[1:])
 
 
@@ -360,7 +364,7 @@ def test_no_second_update_for_a_model_is_so_in_every_run(tmp_path: Path) -> None
 
 def test_who_is_on_the_list_no_more_does_not_count(tmp_path: Path) -> None:
     Site(tmp_path, members=ALL).is_in(asked(1), ALL)
-    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-0, so"):
         Site(tmp_path, run="second").memory.check_invitation(asked(1, ALL[1:]), ALL)
     Site(tmp_path, run="second", members=ALL[1:]).is_in(asked(1, ALL[1:]), ALL[1:])
 
@@ -368,9 +372,9 @@ def test_who_is_on_the_list_no_more_does_not_count(tmp_path: Path) -> None:
 def test_beside_who_was_taken_off_the_others_count_as_before(tmp_path: Path) -> None:
     Site(tmp_path, members=ALL).is_in(asked(1), ALL)
     without = Site(tmp_path, run="second", members=ALL[1:])
-    with pytest.raises(AttemptRefused, match="differ by peer-1 alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-1, so"):
         without.memory.check_invitation(asked(1, ALL[2:]), ALL[1:])
-    with pytest.raises(AttemptRefused, match="differ by peer-1 alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-1, so"):
         without.is_in(asked(1, ALL[1:]), ALL[2:])
 
 
@@ -378,7 +382,7 @@ def test_who_has_come_on_the_list_counts_too(tmp_path: Path) -> None:
     """One for another: what differs would be the newcomer's, for the other may be the coordinator's."""
     Site(tmp_path, members=ALL).is_in(asked(1), ALL)
     others = (*ALL[1:], "peer-x")
-    with pytest.raises(AttemptRefused, match="differ by peer-x alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-x, so"):
         Site(tmp_path, run="second", members=others).is_in(asked(1, others), others)
     Site(tmp_path, run="second", members=others).is_in(asked(2, others), ALL[1:])
 
@@ -387,7 +391,7 @@ def test_nor_does_it_count_from_model_to_model(tmp_path: Path, caplog: pytest.Lo
     policy = SitePolicy(cohort_change="refuse")
     Site(tmp_path, policy, members=ALL).is_in(asked(1), ALL)
     Site(tmp_path, policy, members=ALL).is_in(asked(2, model="02" * 32), ALL, signs=False, reveals=False)
-    with pytest.raises(AttemptRefused, match="differ by peer-0 alone"):
+    with pytest.raises(AttemptRefused, match="differ only by peer-0, so"):
         Site(tmp_path, policy).memory.check_invitation(asked(3, ALL[1:], ANOTHER), ALL)
     Site(tmp_path, policy, members=ALL[1:]).is_in(asked(4, ALL[1:], ANOTHER), ALL[1:])
     assert not caplog.messages

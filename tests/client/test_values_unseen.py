@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.client.double import URL, Handler
 from tests.client.secure_double import SecureDouble
-from tests.client.test_secure_rounds import SAMPLES, Crash, Mortal, Ward, listed, take_part
+from tests.client.test_secure_rounds import LOST_KEYS, SAMPLES, Crash, Mortal, Ward, listed, take_part
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.types import RunId
 from umbel.client import Client, LocalPlan, TrainResult
@@ -147,7 +147,10 @@ def test_the_site_itself_is_told_what_was_wrong(tmp_path: Path, caplog: pytest.L
     caplog.clear()
     (tmp_path / "again").mkdir()
     take_part(tmp_path / "again", private(), Throwing())
-    assert "noise alone is sent, for there is no update: the client's own code failed with RuntimeError" in caplog.text
+    assert (
+        "this client has no update for this private round, so it sends only noise: the client's own "
+        "code failed with RuntimeError" in caplog.text
+    )
     assert "CUDA out of memory" in caplog.text, "with the traceback"
 
 
@@ -176,7 +179,7 @@ def test_a_private_round_is_charged_before_anything_is_trained_in_it_and_once(tm
         with pytest.raises(Crash):
             take_part(tmp_path, double, Dying(), policy)
     assert charged == [1, 2], "the restarted site declined the attempt that was charged, and was charged for the next"
-    assert double.declined == {"demo.1.1.ward-7": "restarted: its keys are gone"}
+    assert double.declined == {"demo.1.1.ward-7": LOST_KEYS}
     assert take_part(tmp_path, double, Site(), policy).opened == 1
     assert n_charged(tmp_path) == 3
 
@@ -194,7 +197,7 @@ def test_a_kill_at_any_step_after_it_costs_no_more_and_no_less(tmp_path: Path, a
 def test_a_budget_that_is_spent_stops_the_site_before_it_trains(tmp_path: Path) -> None:
     double, app = private(rounds=3), Site()
     assert double.plan.noise is not None
-    with pytest.raises(WorkRefused, match="this round would bring it to"):
+    with pytest.raises(WorkRefused, match="this round would bring this site's privacy cost for the run to"):
         take_part(tmp_path, double, app, listed(tmp_path, double, epsilon=1e-6))
     assert not app.seeds
     assert not double.said
@@ -236,7 +239,7 @@ def test_what_was_cut_is_in_the_sites_own_log(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO, "umbel.client"):
         take_part(tmp_path, double, Site(0.7))
     assert "values of the update beyond the run's max_abs 0.5: 1, each cut to that; train with a lower" in caplog.text
-    assert "100 of this client's 613 samples count, the run's sample_count_max" in caplog.text
+    assert "at most 100 of this client's 613 samples count, because the run's sample_count_max is 100" in caplog.text
     (one,) = double.totals
     assert float(one.mean.mean_slice(0, 310).max()) < 0.5, "the spike is no higher"
 
@@ -356,7 +359,10 @@ def test_another_run_is_not_stopped_by_it(tmp_path: Path) -> None:
     for _ in range(FAILURES_MAX):
         store.failures.count(RunId("demo"), Alarm("said two things", "said two things"))
     store.failures.check(RunId("other"))
-    with pytest.raises(TooManyFailures, match=r"run 'demo': it has failed 3 times in a row. .* failure: said two"):
+    with pytest.raises(
+        TooManyFailures,
+        match=r"run 'demo': it failed 3 times in a row in secure rounds of this run. .* failure: said two",
+    ):
         store.failures.check(RunId("demo"))
 
 

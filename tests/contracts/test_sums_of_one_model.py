@@ -157,7 +157,7 @@ def test_the_same_model_with_one_client_less_tells_nothing_of_that_one(
             if is_defended:
                 assert not again["committed"]
                 assert again["reported"] == 0, "nothing was sent, so there is no second sum"
-                declined = [one["client"] for one in again["clients"] if "over this very model" in one["reason"]]
+                declined = [one["client"] for one in again["clients"] if "over the same model" in one["reason"]]
                 assert len(declined) >= 2, "so many that the others cannot go on"
             else:
                 assert (again["committed"], again["reported"]) == (True, 4)
