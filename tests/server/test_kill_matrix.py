@@ -41,8 +41,8 @@ OF_OTHERS = {
     "post a partial sum",  # `test_replicas.py` has it
     "carry out Announce",  # `test_secure_kills.py` has it
 }
-# The first time is not the most interesting one. What is stored in batches is done fewer times on a crowded machine: who
-# waits perhaps once, for all of them come together.
+# The first time is not the most interesting one. What is stored in batches is done fewer times on a crowded machine:
+# who waits perhaps once, for all of them come together.
 _NTH = {
     "store nonces": 5,
     "put a blob": 5,  # the first two mark the store as this database's
