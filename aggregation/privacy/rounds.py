@@ -52,7 +52,7 @@ def _is_alike(told: NoisePlan, found: NoisePlan) -> bool:
 
 
 def again(before: tuple[CodecPlan, SecurePlan], key: int) -> tuple[CodecPlan, SecurePlan]:
-    """The numbers of the next round; its dither and rotation are its own."""
+    """The numbers of the next round; its rotation is its own."""
     codec, secure = before
     return replace(codec, key=key), secure
 

@@ -2,9 +2,9 @@
 
 A client's contribution are its levels k (`codec/quantize.py`, `codec/rotated.py`). Without data they are zero, for the
 dither is below a step: floor(0 + dither) = 0. (Levels with an offset, those of a fixed width, are k0 = -1 or 0 then,
-which everyone can work out; what counts there is k - k0.) The dither is public and the coordinator chooses its key, so
-nothing about it may be taken on trust: a client looks at the integers that it would send, and takes less of its update
-until the sum of their squares is within the bound (`contribution.py`). So whatever its data and the dither are,
+which everyone can work out; what counts there is k - k0.) Nothing about the dither is taken on trust: a client looks
+at the integers that it would send, and takes less of its update until the sum of their squares is within the bound
+(`contribution.py`). So whatever its data and the dither are,
 
     L2 <= sqrt(bound),    L1 <= min(sqrt(d) L2, L2^2)
 
