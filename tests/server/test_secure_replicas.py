@@ -60,20 +60,18 @@ def test_replicas_make_the_same_model_as_one_process(seed: int, settings: list[S
 
 def deaths() -> Iterator[Any]:
     """Before a step and after the next, in turn. By day every third."""
-    places = [*((step, i % 2 == 0, 1) for i, step in enumerate(SECURE_STEPS)), ("open what was handed over", False, 2)]
-    for i, (step, is_before, nth) in enumerate(places):
+    places = [*((step, i % 2 == 0) for i, step in enumerate(SECURE_STEPS)), ("open what was handed over", False)]
+    for i, (step, is_before) in enumerate(places):
         at_night = [pytest.mark.nightly] if i % 3 else []
-        yield pytest.param(
-            step, is_before, nth, id=f"{step}-{'before' if is_before else 'after'}-{nth}", marks=at_night
-        )
+        yield pytest.param(step, is_before, id=f"{step}-{'before' if is_before else 'after'}", marks=at_night)
 
 
-@pytest.mark.parametrize(("step", "is_before", "nth"), [*deaths()])
+@pytest.mark.parametrize(("step", "is_before"), [*deaths()])
 def test_when_a_replica_is_killed_at_a_step_another_goes_on(
-    step: str, is_before: bool, nth: int, settings: list[Settings], undisturbed: str, tmp_path: Path
+    step: str, is_before: bool, settings: list[Settings], undisturbed: str, tmp_path: Path
 ) -> None:
     died = tmp_path / "died"
-    assert asyncio.run(fare(settings, Death(step, is_before, nth, once=died))) == undisturbed
+    assert asyncio.run(fare(settings, Death(step, is_before, once=died))) == undisturbed
     assert died.exists(), "the step was not done"
 
 
