@@ -75,36 +75,40 @@ def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
     """
     if values.numel() == 0:
         return
-    low, high = (bound.item() for bound in values.aminmax())
-    if math.isfinite(low) and math.isfinite(high):
-        if max(-low, high) <= grid.max_abs:
-            return
-        bad = int((values.to(torch.float64).abs() > grid.max_abs).nonzero()[0].item())  # max_abs may be no float32
-        raise UpdateOutOfRange(
-            f"value {first + bad} of the update is {values[bad].item():g}, beyond the grid's max_abs {grid.max_abs:g}; "
-            "train with a smaller learning rate or raise max_abs in the run file"
-        )
-    bad = int((~values.isfinite()).nonzero()[0].item())
-    raise NonFiniteUpdate(
-        f"value {first + bad} of the update is {values[bad].item()}; the training diverged, so nothing was folded"
+    if _greatest(values, first) <= grid.max_abs:
+        return
+    bad = int((values.to(torch.float64).abs() > grid.max_abs).nonzero()[0].item())  # max_abs may be no float32
+    raise UpdateOutOfRange(
+        f"value {first + bad} of the update is {values[bad].item():g}, beyond the grid's max_abs {grid.max_abs:g}; "
+        "train with a smaller learning rate or raise max_abs in the run file"
     )
 
 
 def cut_values(values: Tensor, grid: Grid, first: int = 0) -> int:
     """Cut `values` to `max_abs` either way, in place; how many were beyond it. `first`: as in `check_values`.
 
+    Finite values take the same time whether any is beyond it: who chooses `max_abs` must not learn that by a clock.
     Raises `NonFiniteUpdate` for a value that is not finite.
     """
-    try:
-        check_values(values, grid, first)
-    except UpdateOutOfRange:
-        beyond = values.to(torch.float64).abs() > grid.max_abs  # max_abs may be no float32
-        most = float(torch.tensor(grid.max_abs, dtype=torch.float32))
-        if most > grid.max_abs:
-            most = float(torch.nextafter(torch.tensor(most), torch.tensor(0.0)))
-        values.clamp_(-most, most)
-        return int(beyond.sum())
-    return 0
+    if values.numel():
+        _greatest(values, first)
+    most = torch.tensor(grid.max_abs, dtype=torch.float32)
+    if float(most) > grid.max_abs:  # which may be no float32
+        most = torch.nextafter(most, torch.tensor(0.0))
+    n_beyond = int((values.abs() > most).sum())
+    values.clamp_(-float(most), float(most))
+    return n_beyond
+
+
+def _greatest(values: Tensor, first: int) -> float:
+    """The greatest absolute value. Raises `NonFiniteUpdate`."""
+    low, high = (bound.item() for bound in values.aminmax())
+    if math.isfinite(low) and math.isfinite(high):
+        return max(-low, high)
+    bad = int((~values.isfinite()).nonzero()[0].item())
+    raise NonFiniteUpdate(
+        f"value {first + bad} of the update is {values[bad].item()}; the training diverged, so nothing was folded"
+    )
 
 
 def to_integers(values: Tensor, grid: Grid) -> Tensor:

@@ -4,11 +4,12 @@ Nothing here knows of HTTP, rounds or files; `loop.py` calls a `Client` and does
 """
 
 import math
+import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
@@ -104,7 +105,8 @@ class LocalPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came of training: fewer steps than planned is partial work, and welcome.
+    """What came of training: fewer steps than planned is partial work, and welcome. Raises `TypeError` for a count that
+    is no whole number, and for a metric that is none; numbers of numpy and torch are taken.
 
     `sample_count`: samples the site trained on, which weighs its update. `metrics`: means over the training, such as
     `{"loss": 0.3}`. For a canary, where only a share is asked: `steps_full`, of a whole round's work; `first_loss` and
@@ -119,13 +121,49 @@ class TrainResult:
     first_loss: float | None = None
     last_loss: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("sample_count", "steps_done", "steps_planned"):
+            object.__setattr__(self, name, _whole(getattr(self, name), name))
+        object.__setattr__(self, "metrics", _numbers(self.metrics))
+        if self.steps_full is not None:
+            object.__setattr__(self, "steps_full", _whole(self.steps_full, "steps_full"))
+        for name in ("first_loss", "last_loss"):
+            if (loss := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _number(loss, name))
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a model did on `sample_count` held-out samples of this site; `metrics` are means over them."""
+    """How a model did on `sample_count` held-out samples of this site; `metrics` are means over them. Raises
+    `TypeError` as `TrainResult` does.
+    """
 
     sample_count: int
     metrics: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_count", _whole(self.sample_count, "sample_count"))
+        object.__setattr__(self, "metrics", _numbers(self.metrics))
+
+
+def _whole(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}") from error
+
+
+def _number(value: Any, name: str) -> float:
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    return float(value)
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics must be a mapping from names to numbers, not {type(metrics).__name__}")
+    named: Mapping[object, object] = metrics
+    return {str(name): _number(value, f"metric {str(name)!r:.80}") for name, value in named.items()}
 
 
 class Client(ABC):

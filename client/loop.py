@@ -375,9 +375,9 @@ class Participant:
     def _train_unseen(
         self, part: SecureRound, exchange: Exchange, start: Path, plan: LocalPlan, window_end: float
     ) -> Trained | None:
-        """None if training has failed, or done too little, in a private round, which goes on with noise alone. Raises
-        `UnfitWork`, or `TooLittleDone`, for that in another secure round: how training went may hang on the data, so
-        the coordinator does not hear of it.
+        """None if training has failed, or done too little, in a round that noise covers, which goes on with noise
+        alone. Raises `UnfitWork`, or `TooLittleDone`, for that in another secure round: how training went may hang on
+        the data, so the coordinator does not hear of it.
         """
         try:
             done = train(self._app, self._layout, start, plan)
@@ -391,7 +391,7 @@ class Participant:
             unfit: ClientError = UnfitWork(str(error))
         except (TooLittleDone, UnfitWork) as error:
             unfit = error
-        if not part.is_private:
+        if not part.is_covered:
             raise unfit
         log.error(
             "%s: this client has no update for this private round, so it sends only noise: %s",

@@ -8,7 +8,7 @@ from umbel.aggregation.types import Assignment, EvaluationDone
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.fetch import load_model
-from umbel.client.work import finite
+from umbel.client.work import evaluated, finite
 
 
 def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> EvaluationDone | None:
@@ -16,10 +16,10 @@ def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> Eval
 
     Raises `TrainingFailed` if that code fails, `WorkRefused` for an answer that makes no sense.
     """
-    app.model.load_state_dict(load_model(start, layout))
-    started = time.perf_counter()
+    before, started = load_model(start, layout), time.perf_counter()
     try:
-        evaluation = app.evaluate(app.model)
+        app.model.load_state_dict(before)
+        evaluation = evaluated(app)
     except Exception as error:
         # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
         raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error

@@ -21,6 +21,7 @@ from typing import Literal
 from umbel.aggregation.fingerprint import members_sha256_of
 from umbel.aggregation.members import COHORT_MIN, MemberList
 from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
@@ -74,14 +75,14 @@ class SitePolicy:
     trained anew, may be given for a round, or a model, of which shares were revealed already. `epsilon`: how much of
     its privacy this site spends on one run, at `delta`; `epsilon_total`: on all runs of all coordinators that this
     state directory is for. With either, a run without noise is refused. `colluders`: how many clients the noise of a
-    private round must count on, at least, as adding none. `allowed_runs`: by name; empty for
-    all. `share_sample_count`: whether the coordinator may be told in clear how many samples there are here.
-    `cohort_change`: what to do about two rounds of one run whose clients differ by fewer than `minimum_cohort`; None is
-    "refuse" where `members` names a list, but for private rounds whose cost is counted, else "warn". Over one and the
-    same model more than that is asked, and less refused always (`check_same_model`). `links`: to which hosts that are
-    not in `link_hosts` the coordinator may send this site for a model (`destinations.py`). `minimum_work`: the least
-    share of the planned steps of an update that is sent in a secure round, where the run's own is not greater; None for
-    all of them, or one step where there is noise. `weight_max`: how many samples this site counts at most in a masked
+    private round must count on, at least, as adding none. `allowed_runs`: by name; empty for all. `share_sample_count`:
+    whether the coordinator may be told in clear how many samples there are here. `cohort_change`: what to do about two
+    rounds of one run whose clients differ by fewer than `minimum_cohort`; None is "refuse" where `members` names a
+    list, but for private rounds whose cost is counted, else "warn". Over one and the same model more than that is
+    asked, and less refused always (`check_same_model`). `links`: to which hosts that are not in `link_hosts` the
+    coordinator may send this site for a model (`destinations.py`). `minimum_work`: the least share of the planned steps
+    of an update that is sent in a secure round, where the run's own is not greater; None for all of them, or one step
+    where the site relies on noise (`relies_on`). `weight_max`: how many samples this site counts at most in a masked
     sum, which a site with many more than the others would be nearly all of.
     """
 
@@ -141,10 +142,11 @@ class SitePolicy:
         if self.members is None and self.secure_aggregation == "required":
             raise ValueError('secure_aggregation = "required" needs the member list: members = "FILE"')
 
-    @property
-    def counts_cost(self) -> bool:
-        """Whether private rounds are held against a budget of this site."""
-        return self.epsilon is not None or self.epsilon_total is not None
+    def relies_on(self, noise: NoisePlan | None) -> bool:
+        """Whether this noise covers what the site sends: there is some, and a budget of the site bounds what its rounds
+        cost. The coordinator chooses how much noise there is; without a budget that may be next to none.
+        """
+        return noise is not None and (self.epsilon, self.epsilon_total) != (None, None)
 
     @property
     def requires_secure_rounds(self) -> bool:
@@ -161,11 +163,11 @@ class SitePolicy:
         """Whether the coordinator may be told in clear how much data there is: not where rounds must be secure."""
         return self.share_sample_count and not self.requires_secure_rounds
 
-    def work_floor(self, of_run: float, *, has_noise: bool) -> float:
+    def work_floor(self, of_run: float, noise: NoisePlan | None) -> float:
         """The least share of its planned steps that this site must have done to send a masked update: the run's floor
-        or its own, whichever is greater. `has_noise`: whether noise covers what it sends.
+        or its own, whichever is greater. `noise`: of the round.
         """
-        own = usual_floor(has_noise=has_noise) if self.minimum_work is None else self.minimum_work
+        own = usual_floor(has_noise=self.relies_on(noise)) if self.minimum_work is None else self.minimum_work
         return max(of_run, own)
 
     def samples_that_count(self, n_samples: int) -> int:

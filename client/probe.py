@@ -20,7 +20,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes, 
 def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment, link: Link) -> Probe:
     """What is known when training is done; the upload is still to come. Raises `ValueError` for steps of no sense."""
     mean = result.metrics.get("loss")
-    first, last = _number(result.first_loss), _number(mean if result.last_loss is None else result.last_loss)
+    first, last = result.first_loss, mean if result.last_loss is None else result.last_loss
     device, device_total = _device_memory()
     return Probe(
         steps_full=_steps_full(app, result, offer),
@@ -32,7 +32,7 @@ def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment,
         device_memory_total_bytes=device_total,
         first_loss=_kept(first),
         last_loss=_kept(last),
-        is_loss_finite=all(loss is None or math.isfinite(loss) for loss in (first, last, _number(mean))),
+        is_loss_finite=all(loss is None or math.isfinite(loss) for loss in (first, last, mean)),
     )
 
 
@@ -87,10 +87,6 @@ def _of_container(cgroup: Path) -> int | None:
     except OSError:
         return None
     return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def _kept(loss: float | None) -> float | None:

@@ -53,7 +53,7 @@ from umbel.client.steps import check_floor, check_steps
 from umbel.client.store import Store
 from umbel.client.transport import Patience, patiently
 from umbel.client.watch import PAUSE_S, renewal_s
-from umbel.client.work import Trained, finite, unfit_refused, weight_changes
+from umbel.client.work import Trained, unfit_refused, weight_changes
 
 T = TypeVar("T")
 _WINDOWS_MAX = 2.0  # of the round, for which a coordinator that answers may say "not yet"
@@ -82,7 +82,7 @@ class SecureRound:
         self._patience = patience
         self._id = asked.assignment.id
         plan = asked.offer.plan
-        self._floor = site.policy.work_floor(plan.minimum_work, has_noise=plan.noise is not None)
+        self._floor = site.policy.work_floor(plan.minimum_work, plan.noise)
 
     @property
     def update_bytes(self) -> int:
@@ -104,13 +104,15 @@ class SecureRound:
         return self._asked.assignment
 
     @property
-    def is_private(self) -> bool:
-        """Whether noise covers what this site contributes. Then nothing may show how its training went."""
-        return self._asked.offer.plan.noise is not None
+    def is_covered(self) -> bool:
+        """Whether noise that the site relies on covers what it contributes. Then nothing may show how its training
+        went.
+        """
+        return self._site.policy.relies_on(self._asked.offer.plan.noise)
 
     def mask(self, app: Client, start: Path, done: Trained | None) -> tuple[str, int]:
-        """Write the masked update to disk: its SHA-256 and length. `done`: None if training has failed, in a private
-        round alone. Raises `UnfitWork` for what must not be sent, never in a private round.
+        """Write the masked update to disk: its SHA-256 and length. `done`: None if training has failed, in a covered
+        round alone. Raises `UnfitWork` for what must not be sent, never in a covered round.
         """
         for complaint in self._admitted.client.complaints:
             log.warning(
@@ -126,17 +128,22 @@ class SecureRound:
         def change() -> Iterator[Tensor]:
             return weight_changes(app, self._layout, start)
 
-        if self.is_private:
+        if self.is_covered:
             return self._unseen(nothing(self._asked.composition) if done is None else change)
-        assert done is not None, "without noise, training that has failed is declined"
+        assert done is not None, "where no noise covers it, training that has failed is declined"
         try:
             with unfit_refused(self._asked.assignment):
                 return self._made(change, self._local_work(done))
         except (ContributionRefused, WorkRefused) as error:
             raise UnfitWork(str(error)) from error
+        except Exception as error:
+            log.error("%s: this client's update cannot be read", self._id, exc_info=error)
+            raise UnfitWork(
+                f"the trained model could not be read: {type(error).__name__}; see this client's log"
+            ) from error
 
     def _unseen(self, change: Callable[[], Iterator[Tensor]]) -> Contribution:
-        """With noise, whatever comes of `change`: to decline would tell the coordinator of it."""
+        """Under the noise, whatever comes of `change`: to decline would tell the coordinator of it."""
         try:
             return self._made(change, SILENT)
         except Exception as error:
@@ -149,7 +156,7 @@ class SecureRound:
             return self._made(nothing(self._asked.composition), SILENT)
 
     def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
-        return contribution(self._asked.composition, change, work, self._admitted.secret)
+        return contribution(self._asked.composition, change, work, self._admitted.secret, is_covered=self.is_covered)
 
     def check_time(self, left_s: float) -> None:
         """Raise `AttemptRefused` where the model has come too late for the work that this site's update must have."""
@@ -174,11 +181,12 @@ class SecureRound:
                 result.sample_count,
                 words.sample_count_max,
             )
-        metrics, measured = finite(result.metrics), finite(evaluation.metrics) if evaluation else {}
+        metrics, measured = result.metrics, evaluation.metrics if evaluation else {}
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
-        if cut := {name for values, name in of_both if abs(values.get(name, 0.0)) > METRIC_LIMIT}:
+        if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
             log.warning(
-                "metrics cut to +-%g, the largest value that a masked sum can carry: %s",
+                "metrics cut to +-%g, the largest value that a masked sum can carry, or sent as that because they are "
+                "not numbers: %s",
                 METRIC_LIMIT,
                 ", ".join(sorted(cut)),
             )

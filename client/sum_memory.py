@@ -107,7 +107,7 @@ class SumMemory:
     def check_invitation(self, asked: Asked, members: Collection[str] | None = None) -> None:
         """Raise `AttemptRefused` for an attempt whose sum must not be, whoever comes of its cohort."""
         invited = set(asked.context.names)
-        if not self._is_budgeted(asked):
+        if not self._policy.relies_on(asked.offer.plan.noise):
             self._check_second_update(asked)
             for run, one in self._bound_by(asked):
                 before = _counted(one.clients, members)
@@ -130,7 +130,7 @@ class SumMemory:
 
     def check_sum(self, asked: Asked, clients: Collection[str], members: Collection[str] | None = None) -> None:
         """What `check_invitation` does of the sum, now that it is told whose it is."""
-        if not self._is_budgeted(asked):
+        if not self._policy.relies_on(asked.offer.plan.noise):
             for run, one in self._bound_by(asked):
                 before = _counted(one.clients, members)
                 self._policy.check_same_model(before, clients, _n_invited(asked, one), _place_of(one, run))
@@ -182,7 +182,7 @@ class SumMemory:
         """Raise `AttemptRefused` for clients too near to some of `binding`, of which shares were revealed, or warn; of
         `others` warn. Of several the nearest is named, and of the same clients nothing is said twice.
         """
-        if self._is_budgeted(asked) and self._policy.cohort_change is None:
+        if self._policy.relies_on(asked.offer.plan.noise) and self._policy.cohort_change is None:
             return
         between, check = self._policy.cohort_change_between, self._policy.check_cohort_change
         near = [one for one in binding if check(one.clients, now, one.name) is not None]
@@ -202,9 +202,6 @@ class SumMemory:
         """Those over the same model, of any run and however old, of which this client has revealed shares."""
         model, every = asked.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
-
-    def _is_budgeted(self, asked: Asked) -> bool:
-        return asked.offer.plan.noise is not None and self._policy.counts_cost
 
 
 def _place_of(one: RevealedSum, run: RunId) -> str:

@@ -58,8 +58,9 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
 
     Raises `TrainingFailed` if the site's code fails.
     """
-    app.model.load_state_dict(load_model(start, layout))
+    before = load_model(start, layout)
     try:
+        app.model.load_state_dict(before)
         return _call(app, plan)
     except Exception as error:
         # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
@@ -67,14 +68,26 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
 
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
-    evaluation = app.evaluate(app.model) if plan.evaluate else None
+    evaluation = evaluated(app) if plan.evaluate else None
     asks, started = _Asks(plan), time.perf_counter()
     result = app.train(app.model, replace(plan, told_to_stop=asks))
     ended = time.perf_counter()
-    if not isinstance(result, TrainResult):  # pyright: ignore[reportUnnecessaryIsInstance] - it is a user's code
-        raise TypeError(f"train must return a TrainResult, not {type(result).__name__}")
+    _require_kind(result, TrainResult, "train")
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
     return Trained(result, evaluation, ended - started, step_s, asks.was_stopped)
+
+
+def evaluated(app: Client) -> Evaluation | None:
+    """What the site's own code says of its model; raises what that code raises, and `TypeError` for another answer."""
+    evaluation = app.evaluate(app.model)
+    if evaluation is not None:
+        _require_kind(evaluation, Evaluation, "evaluate")
+    return evaluation
+
+
+def _require_kind(answer: object, kind: type, method: str) -> None:
+    if not isinstance(answer, kind):
+        raise TypeError(f"{method} must return {kind.__name__}, not {type(answer).__name__}")
 
 
 class _Asks:
@@ -191,8 +204,7 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link:
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that are numbers; the others are named in the log and left out."""
-    numbers = {name: float(value) for name, value in metrics.items()}
-    kept = {name: value for name, value in numbers.items() if abs(value) <= METRIC_ABS_MAX}
-    if bad := numbers.keys() - kept:
+    kept = {name: value for name, value in metrics.items() if abs(value) <= METRIC_ABS_MAX}
+    if bad := metrics.keys() - kept:
         log.warning("left out of the report, for they are not finite or too large: %s", ", ".join(sorted(bad)))
     return kept

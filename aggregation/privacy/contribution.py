@@ -1,7 +1,8 @@
 """What a client of a private round sends, before masks: its levels, within the bound, and its share of the noise.
 
 Nothing here depends on what the coordinator claims but the plan that the client has agreed to: the sum of squares is
-that of the very integers that noise is added to, and it is exact.
+that of the very integers that noise is added to, and it is exact. Nor does the time that it takes depend on the update:
+the coordinator chooses the bound, and would learn by a clock on which side of it an update lies.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.plan import NORM_MIN
+from umbel.aggregation.codec.plan import NORM_MAX, NORM_MIN
 from umbel.aggregation.codec.rotated import Dither, Rotated, sum_of_squares
 from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.sensitivity import clip_within
 from umbel.aggregation.privacy.skellam import Skellam
-from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_TRIES = 16
-_MARGIN = 0.99  # of what is shortened: the bound on a shorter one is not quite proportional
 
 
 def contribution(rotated: Rotated, values: Tensor, dither: Dither, plan: NoisePlan, key: bytes) -> Iterator[Tensor]:
@@ -44,21 +42,20 @@ def contribution(rotated: Rotated, values: Tensor, dither: Dither, plan: NoisePl
 def levels_within(bound_squared: int, rotated: Rotated, values: Tensor, dither: Dither) -> Iterator[Tensor]:
     """`Rotated.levels_with`, of as much of the update as has a sum of squares of `bound_squared` at most.
 
-    Where rounding takes it beyond the bound, which it does once in 2^20 updates, if the bound is that of
-    `sensitivity.py`, the update is shortened until it is within; to nothing in the end, which is always possible.
+    The update is clipped to the norm that the bound is enough for (`sensitivity.py`), whatever the plan's clip norm is.
+    Where rounding takes it beyond the bound all the same, as once in 2^20 updates, nothing is left of it. There are two
+    passes whatever the update is.
     """
-    for _ in range(_TRIES):
-        found = sum(sum_of_squares(part) for part in rotated.levels_with(values, dither))
-        if found <= bound_squared:
-            return rotated.levels_with(values, dither)
-        clip = _norm(rotated, values) * min(math.sqrt(bound_squared / found), 1.0) * _MARGIN
-        if clip < NORM_MIN:
-            break
-        rotated = replace(rotated, plan=replace(rotated.plan, clip_norm=clip))
-    return rotated.levels_with(torch.zeros_like(values), dither)
+    fitted = _fitted(bound_squared, rotated)
+    found = sum(sum_of_squares(part) for part in fitted.levels_with(values, dither))
+    return fitted.levels_with(values if found <= bound_squared else torch.zeros_like(values), dither)
 
 
-def _norm(rotated: Rotated, values: Tensor) -> float:
-    """The L2 norm of what is rounded, in units of the weights."""
-    found = norm(values)
-    return found * rotated.plan.scale(found)
+def _fitted(bound_squared: int, rotated: Rotated) -> Rotated:
+    """With a clip norm that the bound is enough for: the plan's, if it is, which it is in every plan of umbel's."""
+    rate, clip = rotated.plan.inverse_step, rotated.plan.clip_norm
+    most = math.inf if clip is None else clip * rate
+    fits = clip_within(bound_squared, rotated.n_levels, most)
+    if fits == most:
+        return rotated
+    return replace(rotated, plan=replace(rotated.plan, clip_norm=min(max(fits / rate, NORM_MIN), NORM_MAX)))

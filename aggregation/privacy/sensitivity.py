@@ -32,6 +32,7 @@ from umbel.aggregation.stated_order import log2
 
 BETA = 2.0**-20
 BOUND_MAX = (1 << 53) - 1  # what every reader of JSON holds exactly
+_HALVINGS = 64
 _LN_2 = 0.6931471805599453
 _FLOAT32 = 2.0**-18  # what the rotation and the clipping, in float32, may add to a norm: some ten roundings
 
@@ -44,13 +45,32 @@ def rounded_bound(clip: float, n_values: int, beta: float = BETA) -> int:
     """
     if not (clip > 0 and math.isfinite(clip) and n_values > 0 and 0 < beta <= 1):
         raise ValueError(f"a bound needs a norm above zero and values, not {clip!r} and {n_values}")
-    root = math.sqrt(n_values)
-    norm = clip * (1 + _FLOAT32) + root / (2 * UNIT)  # the fixed point of the rounding moves each value by half a unit
-    mean = norm * norm + n_values * _variance(norm / root)
-    bound = min(mean + math.sqrt(-2 * _LN_2 * log2(beta)) * (norm + root / 2), (norm + root) * (norm + root))
+    bound = _bound(clip, n_values, beta)
     if not bound <= BOUND_MAX:
         raise ValueError(f"updates of a norm of {clip:.3g} steps are too long for exact sums; take a larger step")
     return max(math.floor(bound), 1)
+
+
+def clip_within(bound_squared: int, n_values: int, most: float = math.inf, beta: float = BETA) -> float:
+    """The inverse of `rounded_bound`: the greatest L2 norm, in steps, of which it gives `bound_squared` or less. It is
+    `most` at most, and zero where the bound is less than what the rounding of an update of no length may need.
+    """
+    if math.isfinite(most) and most > 0 and math.floor(_bound(most, n_values, beta)) <= bound_squared:
+        return most
+    least, most = 0.0, math.sqrt(bound_squared)
+    for _ in range(_HALVINGS):
+        middle = (least + most) / 2
+        fits = math.floor(_bound(middle, n_values, beta)) <= bound_squared
+        least, most = (middle, most) if fits else (least, middle)
+    return least
+
+
+def _bound(clip: float, n_values: int, beta: float) -> float:
+    """The equation above."""
+    root = math.sqrt(n_values)
+    norm = clip * (1 + _FLOAT32) + root / (2 * UNIT)  # the fixed point of the rounding moves each value by half a unit
+    mean = norm * norm + n_values * _variance(norm / root)
+    return min(mean + math.sqrt(-2 * _LN_2 * log2(beta)) * (norm + root / 2), (norm + root) * (norm + root))
 
 
 def l1_bound(bound_squared: int, n_values: int) -> float:

@@ -11,10 +11,12 @@ are beyond one, each attempt would tell the coordinator on which side of it they
 `sample_count_max` do not count, and a change that is too long is shortened. `Contribution.remarks` says so, for the
 client's own log.
 
-**A change that is not finite** is zeros and noise in a private round: the noise covers that, too. Elsewhere it is
-refused (`NonFiniteUpdate`). Zeros there would thin the sum out: where all clients but one send zeros, the sum is the
-update of that one, and a coordinator can bring that about by a learning rate at which training diverges for all but
-the client with the fewest steps. A client that declines is a drop-out instead, and t others must be left.
+**A change that is not finite** is zeros and noise in a private round whose noise the client relies on: the noise covers
+that, too. Elsewhere it is refused (`NonFiniteUpdate`). Zeros there would thin the sum out: where all clients but one
+send zeros, the sum is the update of that one, and a coordinator can bring that about by a learning rate at which
+training diverges for all but the client with the fewest steps. A client that declines is a drop-out instead, and t
+others must be left. How much noise there is, is the coordinator's choice, so a client relies on it only if a budget of
+its own bounds what it costs.
 
 What is refused is refused without numbers: the sentence may go to the coordinator, and it is not to know them.
 
@@ -32,6 +34,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.plan import NORM_MAX, as_float32
 from umbel.aggregation.codec.quantize import LEVEL_MAX, UNIT
 from umbel.aggregation.codec.rotated import Dither
+from umbel.aggregation.errors import NonFiniteUpdate
 from umbel.aggregation.grid import cut_values, to_integers
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
@@ -129,20 +132,26 @@ def own_dither(secret: bytes) -> Dither:
 
 
 def contribution(
-    composition: Composition, change: Callable[[], Iterator[Tensor]], work: LocalWork, secret: bytes
+    composition: Composition,
+    change: Callable[[], Iterator[Tensor]],
+    work: LocalWork,
+    secret: bytes,
+    *,
+    is_covered: bool = False,
 ) -> Contribution:
     """`change` gives the weight change from its beginning as float32 in pieces, on the CPU. `secret`: 32 bytes that
-    nobody can guess, for this contribution alone: its dither and its noise are drawn from them.
+    nobody can guess, for this contribution alone: its dither and its noise are drawn from them. `is_covered`: whether
+    the client relies on the round's noise, which there must be then.
 
-    Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite; in a private round, neither.
-    Memory: the change, as float32.
+    Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite; where noise covers it and the
+    work is enough, neither. Memory: the change, as float32.
     """
     if len(secret) != CONTRIBUTION_SECRET_BYTES:
         raise ValueError(f"a contribution takes a secret of {CONTRIBUTION_SECRET_BYTES} random bytes")
     steps, is_private = (work.steps_done, work.steps_planned), composition.secure.noise is not None
     if is_private:
         require_private_model(composition.layout)
-        work, (read, remarks) = SILENT, _read_unseen(composition, change)
+        work, (read, remarks) = SILENT, _read_unseen(composition, change, is_covered=is_covered)
     else:
         read, remarks = _read_bounded(composition, change)
     weight = _weight(composition, work)
@@ -159,7 +168,7 @@ def contribution(
 
 
 def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
-    """The change of a client of a private round whose training has failed: what it sends is noise alone."""
+    """The change of a client whose training has failed and whom noise covers: what it sends is noise alone."""
     return lambda: iter([torch.zeros(composition.layout.n_values, dtype=torch.float32)])
 
 
@@ -168,10 +177,8 @@ def _counts(
 ) -> tuple[Counts, list[Measured]]:
     """The words but for the exact values. `norm`: of the weighted change."""
     samples, words = _samples(composition, work), composition.words
-    measured = [_measured(composition, work.metrics.get(name), samples) for name in words.metrics]
-    measured += [
-        _measured(composition, work.evaluation.get(name), work.evaluation_sample_count) for name in words.evaluation
-    ]
+    measured = [words.measured(work.metrics.get(name), samples) for name in words.metrics]
+    measured += [words.measured(work.evaluation.get(name), work.evaluation_sample_count) for name in words.evaluation]
     rms = norm / math.sqrt(max(composition.layout.n_values, 1))
     counts = Counts(
         clients=1,
@@ -221,11 +228,15 @@ def _read_bounded(composition: Composition, change: Callable[[], Iterator[Tensor
     )
 
 
-def _read_unseen(composition: Composition, change: Callable[[], Iterator[Tensor]]) -> tuple[_Change, tuple[str, ...]]:
-    """The change of a private round, whatever its values are: the clip bounds them, and the noise covers zeros."""
+def _read_unseen(
+    composition: Composition, change: Callable[[], Iterator[Tensor]], *, is_covered: bool
+) -> tuple[_Change, tuple[str, ...]]:
+    """The change of a private round: the clip bounds its values, and noise that is relied on covers zeros."""
     read = _read(composition, change, lambda _piece, _first: 0)
     if math.isfinite(read.norm):
         return read, ()
+    if not is_covered:
+        raise NonFiniteUpdate("the weight change is not finite")
     read.values.zero_()
     return replace(read, norm=0.0), (
         "the update is not finite, so zeros and noise are sent in its place: training diverged, or the data hold a NaN "
@@ -256,7 +267,3 @@ def _read(
     if first != values.numel():
         raise ValueError(f"there are {first} values, the layout has {values.numel()}")
     return _Change(values, exact, math.sqrt(math.fsum(squares)), n_cut)
-
-
-def _measured(composition: Composition, value: float | None, samples: int) -> tuple[Measured, bool]:
-    return composition.words.measured(math.nan if value is None else value, samples)

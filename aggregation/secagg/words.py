@@ -7,7 +7,8 @@ their order:
   how many did partial work, steps done, steps planned, the weighted change's root mean square in steps times 2^24, and
   how many metrics were cut to what a word can carry;
 - for each metric of training, then of evaluation: clients that measured it, their samples, and the sum of samples times
-  value times 2^f. Values are cut to 65,536 either way; one that is not a number was not measured;
+  value times 2^f. Values are cut to 65,536 either way, and one that is not a number counts as 65,536: left out, it
+  would show in the sums that a value of one client, or of all but one, is not a number;
 - the exact values: integers of the round's grid times the client's weight.
 
 f = 62 - 16 - log2 of all samples that the round can have, at most 32: no sum can reach 2^63, and a mean is off by
@@ -16,6 +17,7 @@ f = 62 - 16 - log2 of all samples that the round can have, at most 32: no sum ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING
@@ -90,11 +92,14 @@ class Words:
         samples_bits = (self.clients_max * self.sample_count_max - 1).bit_length()
         return min(_FRACTION_BITS_MAX, _SUM_BITS - _METRIC_BITS - samples_bits)
 
-    def measured(self, value: float, samples: int) -> tuple[Measured, bool]:
-        """A client's word of a metric over so many samples (`sample_count_max` at most), and whether it was cut."""
-        if value != value or samples < 1:
+    def measured(self, value: float | None, samples: int) -> tuple[Measured, bool]:
+        """A client's word of a metric over so many samples (`sample_count_max` at most), and whether it was cut.
+
+        `value`: None if the client does not measure it.
+        """
+        if value is None or samples < 1:
             return Measured(), False
-        cut = min(max(value, -METRIC_LIMIT), METRIC_LIMIT)
+        cut = METRIC_LIMIT if math.isnan(value) else min(max(value, -METRIC_LIMIT), METRIC_LIMIT)
         samples = min(samples, self.sample_count_max)
         return Measured(1, samples, round(cut * samples * (1 << self.fraction_bits))), cut != value
 

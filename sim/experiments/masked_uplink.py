@@ -57,7 +57,8 @@ class MaskedUplink:
 
     def _made(self, client: ClientId, row: Tensor, work: WorkDone) -> Contribution:
         secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
-        return contribution(self.composition, lambda: iter([row]), _local(work), secret)
+        is_covered = self.composition.secure.noise is not None  # as by a site that has a budget
+        return contribution(self.composition, lambda: iter([row]), _local(work), secret, is_covered=is_covered)
 
     def totals(self, clients: Sequence[ClientId], n_draws: int, unmasked: tuple[Tensor, Tensor] | None) -> Totals:
         """What these have said together. `unmasked`: the sums of levels and words, where masks were taken off them.

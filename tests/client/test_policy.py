@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.consortium import SITES, after, first_list
+from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy import EPSILON_MAX, SecureRound, SitePolicy
 from umbel.client.policy_file import read_policy
@@ -397,14 +398,26 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 def test_a_site_that_says_nothing_of_it_gives_all_of_its_work_or_nothing_where_there_is_no_noise() -> None:
     policy = SitePolicy()
-    assert [policy.work_floor(of_run, has_noise=False) for of_run in (0.0, 0.5, 1.0)] == [1.0, 1.0, 1.0]
-    assert [policy.work_floor(of_run, has_noise=True) for of_run in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
+    assert [policy.work_floor(of_run, None) for of_run in (0.0, 0.5, 1.0)] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("budget", [{"epsilon": 8.0}, {"epsilon_total": 8.0}, {"epsilon": 8.0, "epsilon_total": 9.0}])
+def test_a_site_relies_on_noise_only_if_a_budget_of_its_own_bounds_what_it_costs(budget: dict[str, Any]) -> None:
+    """How much noise there is, is the coordinator's choice: next to none would be enough to take the floor away."""
+    noise = NoisePlan(2.0**-20, 10**6, 4096, 3)
+    counting, trusting = SitePolicy(**budget), SitePolicy()
+    assert counting.relies_on(noise)
+    assert not counting.relies_on(None)
+    assert not trusting.relies_on(noise)
+    assert [counting.work_floor(of_run, noise) for of_run in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
+    assert [trusting.work_floor(of_run, noise) for of_run in (0.0, 0.5, 1.0)] == [1.0, 1.0, 1.0]
 
 
 def test_of_two_floors_the_greater_counts() -> None:
-    policy = SitePolicy(minimum_work=0.5)
-    for has_noise in (False, True):
-        assert [policy.work_floor(of_run, has_noise=has_noise) for of_run in (0.0, 0.25, 0.75)] == [0.5, 0.5, 0.75]
+    noise = NoisePlan(100.0, 10**6, 4096, 3)
+    for policy in (SitePolicy(minimum_work=0.5), SitePolicy(minimum_work=0.5, epsilon=8.0)):
+        for plan in (None, noise):
+            assert [policy.work_floor(of_run, plan) for of_run in (0.0, 0.25, 0.75)] == [0.5, 0.5, 0.75]
 
 
 @pytest.mark.parametrize("share", [0.0, 9.9e-7, 1.000001, math.nan])

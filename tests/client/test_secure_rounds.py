@@ -4,6 +4,7 @@ import base64
 import functools
 import json
 import logging
+import math
 import os
 import struct
 import threading
@@ -860,12 +861,15 @@ def test_work_that_must_not_be_sent_is_declined(
     assert set(double.declined.values()) == {"this client does not take part in this attempt"}, "not why"
 
 
+@pytest.mark.parametrize("loss", [1e9, 1e31, math.inf, math.nan])
 def test_a_metric_beyond_what_a_sum_takes_is_cut_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: float
 ) -> None:
+    """None is left out for its value: a coordinator could bring it about that one site's alone is in the sum."""
+
     class Steep(Ward):
         def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
-            return replace(super().train(model, plan), metrics={"loss": 1e9, "odd": 1e9})
+            return replace(super().train(model, plan), metrics={"loss": loss, "odd": 1e9})
 
     double = SecureDouble(Ward().model)
     assert take_part(tmp_path, double, Steep()).accepted == 1
@@ -873,7 +877,8 @@ def test_a_metric_beyond_what_a_sum_takes_is_cut_and_the_log_says_so(
     (one,) = double.totals
     assert one.metrics["loss"] == pytest.approx((SAMPLES * 65536 + 40 * 0.5) / (SAMPLES + 40))
     assert sum("cut to +-65536" in record.message for record in caplog.records) == 1
-    assert "sum can carry: loss" in caplog.text, "odd is not added up"
+    assert one.measured_by["training.loss"] == len(PEERS) + 1
+    assert "because they are not numbers: loss\n" in caplog.text, "odd is not added up"
 
 
 @pytest.mark.parametrize(

@@ -263,9 +263,11 @@ def private(floor: float, window_s: float = 60.0) -> Starving:
 def test_in_a_round_with_noise_a_step_is_enough_unless_a_floor_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, of_run: float, of_site: float | None, is_sent: bool
 ) -> None:
-    """Noise covers what a site sends, whatever the others contribute. Below a named floor it sends noise alone."""
+    """Noise that a site counts covers what it sends, whatever the others contribute. Below a named floor it sends noise
+    alone.
+    """
     double = private(of_run)
-    policy = listed(tmp_path, double, minimum_work=of_site)
+    policy = listed(tmp_path, double, minimum_work=of_site, epsilon=1e5)
     end = take_part(tmp_path, double, Partial(4 if is_sent and of_run else 3, 10), policy, shutdown=Patient())
     assert end.opened == 1
     assert not double.declined
@@ -276,8 +278,33 @@ def test_in_a_round_with_noise_a_step_is_enough_unless_a_floor_is_named(
 def test_nor_does_it_matter_there_when_the_model_comes(tmp_path: Path) -> None:
     double = private(0.0, window_s=1.0)
     double.keeps_model_s = 0.8
-    take_part(tmp_path, double, Partial(1, 10), listed(tmp_path, double), shutdown=Patient(1))
+    take_part(tmp_path, double, Partial(1, 10), listed(tmp_path, double, epsilon=1e5), shutdown=Patient(1))
     assert not [told for told in double.declined.values() if "the model arrived" in told]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_noise_that_a_site_does_not_count_takes_no_floor_away(
+    tmp_path: Path, policy: Callable[[Path, SecureDouble], SitePolicy | None]
+) -> None:
+    """A coordinator plans next to none, and starves the site, or gives it a learning rate that leads nowhere."""
+    double = private(0.0)
+    assert double.plan.noise is not None
+    double.plan = replace(double.plan, noise=replace(double.plan.noise, variance_per_client=2.0**-20))
+    end = take_part(tmp_path, double, Partial(9, 10), policy(tmp_path, double), shutdown=Patient())
+    nothing_was_sent(tmp_path, double, end)
+    assert set(double.declined.values()) == {TOLD}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nor_the_time_that_must_be_left(
+    tmp_path: Path, policy: Callable[[Path, SecureDouble], SitePolicy | None]
+) -> None:
+    app, double = Ward(), private(0.0, window_s=1.0)
+    double.keeps_model_s = 0.8
+    end = take_part(tmp_path, double, app, policy(tmp_path, double), shutdown=Patient(1))
+    nothing_was_sent(tmp_path, double, end)
+    assert not app.seeds, "however fast or slow this machine is: a fifth of the window is left, or less"
+    assert all("the model arrived" in told for told in double.declined.values())
 
 
 # --- steps that the site's own code reports ---

@@ -64,6 +64,15 @@ class Resizing(Site):
         return result
 
 
+class Elsewhere(Site):
+    """Its model's values are where they cannot be read."""
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        result = super().train(model, plan)
+        model.register_parameter("bias", nn.Parameter(torch.empty(10, device="meta")))
+        return result
+
+
 class Early(Site):
     """Its code stops when the loss no longer falls, and says so."""
 
@@ -142,16 +151,28 @@ def test_a_private_round_is_answered_alike_and_charged_alike_whatever_the_traini
 
 
 def test_the_site_itself_is_told_what_was_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    take_part(tmp_path, private(), Site(math.nan))
+    double = private()
+    take_part(tmp_path, double, Site(math.nan), listed(tmp_path, double, epsilon=1000.0))
     assert "the update is not finite, so zeros and noise are sent in its place" in caplog.text
     caplog.clear()
     (tmp_path / "again").mkdir()
-    take_part(tmp_path / "again", private(), Throwing())
+    double = private()
+    take_part(tmp_path / "again", double, Throwing(), listed(tmp_path / "again", double, epsilon=1000.0))
     assert (
         "this client has no update for this private round, so it sends only noise: the client's own "
         "code failed with RuntimeError" in caplog.text
     )
     assert "CUDA out of memory" in caplog.text, "with the traceback"
+
+
+@pytest.mark.parametrize("odd", [functools.partial(Site, math.nan), Throwing, Resizing, Elsewhere, Unmeasured])
+def test_under_noise_that_it_does_not_count_a_site_sends_no_zeros(tmp_path: Path, odd: Callable[[], Client]) -> None:
+    """Where all others send zeros, and the noise is next to none, the sum is one site's update."""
+    double = private()
+    with pytest.raises(UnfitWork):
+        take_part(tmp_path, double, odd(), listed(tmp_path, double))
+    assert not double.uploads
+    assert len(double.declined) == UNFIT_MAX
 
 
 def test_however_often_training_fails_in_private_rounds_the_site_goes_on(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a client of a private round sends: within the bound whatever its update and the dither, and noise on top."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from tests.own_dithers import dither_of, secret_of
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.codec.rotated import Rotated
+from umbel.aggregation.codec.quantize import UNIT
+from umbel.aggregation.codec.rotated import Dither, Rotated, sum_of_squares
 from umbel.aggregation.privacy.contribution import contribution, levels_within
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.section import PrivacySection
@@ -69,11 +71,42 @@ def test_one_that_is_not_is_shortened_no_more_than_it_must(norm: float, clip_nor
     assert float(torch.corrcoef(torch.stack([found, before]))[0, 1]) > 0.99
 
 
-def test_what_a_few_tries_do_not_bring_within_the_bound_becomes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_what_rounding_takes_beyond_the_bound_all_the_same_nothing_is_left() -> None:
+    """A dither that rounds every value up, which none of a client's own is likely to be."""
+    codec, values = rotated(5000), update(5000, 1.0)
+    bound = rounded_bound(16.0, codec.n_levels)
+
+    def upwards(_first: int, length: int) -> Tensor:
+        return torch.full((length,), UNIT - 1, dtype=torch.int32)
+
+    assert sum(sum_of_squares(part) for part in codec.levels_with(values, upwards)) > bound
+    assert not torch.cat(list(levels_within(bound, codec, values, upwards))).any()
+
+
+def test_a_bound_that_is_enough_for_no_update_gets_next_to_nothing() -> None:
     codec, values = rotated(20_000, inverse_step=50.0), update(20_000, 1.0)
-    assert int(whole(3, codec, values).square().sum()) in (1, 2, 3)
-    monkeypatch.setattr("umbel.aggregation.privacy.contribution._TRIES", 1)
-    assert not whole(3, codec, values).any()
+    assert int(whole(3, codec, values).square().sum()) <= 3
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 1e-3, 1e-9])
+@pytest.mark.parametrize("norm", [0.0, 1e-3, 1.0, 1e6])
+def test_the_passes_over_an_update_are_two_whatever_it_and_the_bound_are(
+    norm: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator chooses the bound. More passes for longer updates would tell it how long one is."""
+    codec, passes = rotated(5000), list[float]()
+    values = update(5000, 1.0) * norm
+    levels_with = Rotated.levels_with
+
+    def counted(self: Rotated, values: Tensor, dither: Dither) -> Iterator[Tensor]:
+        passes.append(self.plan.clip_norm or 0.0)
+        return levels_with(self, values, dither)
+
+    monkeypatch.setattr(Rotated, "levels_with", counted)
+    bound = max(int(share * rounded_bound(16.0, codec.n_levels)), 1)
+    assert int(whole(bound, codec, values).square().sum()) <= bound
+    assert passes == [passes[0]] * 2, "over the same norm, which follows from the plan"
+    assert (passes[0] == 1.0) is (share == 1.0)
 
 
 def test_what_is_sent_is_the_levels_and_the_noise_of_the_key() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.philox import dither
 from umbel.aggregation.codec.quantize import UNIT, Levels, phase, quantize
-from umbel.aggregation.privacy.sensitivity import l1_bound, rounded_bound
+from umbel.aggregation.privacy.sensitivity import clip_within, l1_bound, rounded_bound
 
 
 def levels(values: Tensor, shared: Tensor, rank: int = 0) -> Tensor:
@@ -54,6 +54,23 @@ def test_with_a_dither_by_chance_the_bound_is_exceeded_as_seldom_as_it_says(valu
 def test_it_is_within_the_published_one(clip: float, d: int, beta: float) -> None:
     slack = (1 + 2.0**-17) * clip + math.sqrt(d) * 2.0**-16  # what float32 and fixed point add
     assert rounded_bound(clip, d, beta) <= max(published(slack, d, beta) ** 2 * (1 + 1e-9), 1)
+
+
+@given(st.floats(1e-3, 1e5), st.integers(1, 10**8))
+def test_the_clip_that_a_bound_is_enough_for_is_that_of_which_it_is_the_bound(clip: float, d: int) -> None:
+    bound = rounded_bound(clip, d)
+    assert clip_within(bound, d, clip) == clip
+    assert clip_within(bound, d, 2 * clip) >= clip * (1 - 1e-9)
+    assert clip_within(bound, d, clip / 2) == clip / 2, "no more than is asked for"
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**8))
+def test_it_is_the_greatest(bound: int, d: int) -> None:
+    found = clip_within(bound, d)
+    if found > 0:
+        assert rounded_bound(found, d) <= bound
+    if found * 1.001 + 1e-3 > 0:
+        assert rounded_bound(found * 1.001 + 1e-3, d) >= bound
 
 
 def test_a_coarse_step_costs_less_than_a_quarter_for_each_value() -> None:

@@ -111,11 +111,14 @@ def test_a_metric_out_of_range_is_cut_and_counted(value: float) -> None:
     assert counts_of(made)[7] == 1
 
 
-def test_a_metric_that_is_not_a_number_was_not_measured() -> None:
-    composition = composed(secure_plan(5, metrics=("loss",)))
+def test_a_metric_that_is_not_a_number_is_cut_and_counted_too() -> None:
+    """Left out, it would show whose value is a number: a coordinator chooses the model that is measured."""
+    composition = composed(secure_plan(5, metrics=("loss", "auc")))
     made = sent(composition, torch.zeros(N_VALUES), LocalWork(10, 1, 1, {"loss": math.nan}), 0)
-    assert measured_of(made) == [Measured()]
-    assert counts_of(made)[7] == 0
+    loss, auc = measured_of(made)
+    assert (loss.clients, loss.samples, composition.words.mean_of(loss)) == (1, 10, METRIC_LIMIT)
+    assert auc == Measured(), "nobody has said anything of it"
+    assert counts_of(made)[7] == 1
 
 
 def test_the_steps_of_the_vastest_change_are_cut() -> None:
@@ -212,7 +215,7 @@ def private(clip_norm: float | None = 1.0, step: float = 0.01, bound_squared: in
 
 def of_private_round(composition: Composition, values: Tensor) -> tuple[Contribution, Tensor]:
     """What a client contributes of this change, and its levels without noise."""
-    made = contribution(composition, lambda: pieces_of(values), work_of(1), SECRET)
+    made = contribution(composition, lambda: pieces_of(values), work_of(1), SECRET, is_covered=True)
     assert composition.secure.noise is not None
     noise = Skellam(composition.secure.noise.variance_per_client).draw(SECRET, 0, composition.n_levels)
     return made, torch.cat(list(made.levels())) - noise
@@ -261,9 +264,16 @@ def test_a_long_change_in_a_private_round_keeps_its_direction() -> None:
     assert torch.equal(levels, expected)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_under_noise_that_it_does_not_rely_on_a_client_sends_no_zeros(value: float) -> None:
+    """With next to no noise, zeros would thin the sum out as in any other round."""
+    with pytest.raises(NonFiniteUpdate):
+        sent(private(), torch.full((N_VALUES,), value), work_of(1), 0)
+
+
 def test_a_client_whose_training_has_failed_contributes_noise_alone() -> None:
     composition = private()
-    made = contribution(composition, nothing(composition), work_of(1), SECRET)
+    made = contribution(composition, nothing(composition), work_of(1), SECRET, is_covered=True)
     _, levels = of_private_round(composition, torch.zeros(N_VALUES))
     assert not made.values.any()
     assert not levels.any()

@@ -50,9 +50,11 @@ def test_no_sum_of_a_metric_wraps_or_is_far_off(clients_max: int, samples: int, 
     assert 8 <= words.fraction_bits <= 32
 
 
-def test_what_is_not_a_number_was_not_measured() -> None:
-    assert words_of().measured(math.nan, 10) == (Measured(), False)
-    assert words_of().measured(1.0, 0) == (Measured(), False)
+def test_what_is_not_a_number_counts_as_the_greatest_value_and_what_nobody_measured_as_nothing() -> None:
+    words = words_of()
+    assert words.measured(math.nan, 10) == (words.measured(METRIC_LIMIT, 10)[0], True)
+    assert words.measured(None, 10) == (Measured(), False)
+    assert words.measured(1.0, 0) == (Measured(), False)
 
 
 def test_held_out_samples_count_as_many_as_a_client_may_have_at_most() -> None:
