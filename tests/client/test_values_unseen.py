@@ -135,6 +135,7 @@ ODD: dict[str, Callable[[], Client]] = {
     "more samples than the run takes": lambda: Site(samples=10**9),
     "code that throws": Throwing,
     "a model that has grown": Resizing,
+    "a model that cannot be read": Elsewhere,
     "no result": Unmeasured,
     "fewer steps than the plan has": Early,
 }
