@@ -191,14 +191,14 @@ class Site:
         return None if noise is None else self._kept.spent(self._run, self.policy.delta).after(noise.release)
 
     def _epsilon_of(self, ledger: Ledger | None) -> float | None:
-        return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger)
+        return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger, self.policy.epsilon)
 
     def _epsilon_in_all(self, ledger: Ledger | None) -> float | None:
         """Of all runs, `ledger` in the place of this one's."""
         if ledger is None or self.policy.epsilon_total is None:
             return None
         beside = self._kept.spent_beside(self._run, self._state_dir, self.policy.delta)
-        return _epsilon(beside.plus(ledger))
+        return _epsilon(beside.plus(ledger), self.policy.epsilon_total)
 
     def _check_members(self, asked: Asked) -> None:
         lists = self._lists()
@@ -255,9 +255,9 @@ class Site:
         self._has_warned = True
 
 
-def _epsilon(ledger: Ledger) -> float:
+def _epsilon(ledger: Ledger, budget: float) -> float:
     try:
-        return ledger.epsilon
+        return ledger.epsilon_within(budget)
     except AccountantMissing as error:
         raise WorkRefused(
             f"the cost of this round for this site's privacy budget cannot be computed: {error}"

@@ -24,7 +24,9 @@ and is not trusted with that choice.
 **Over rounds** divergences of one order add up, also where a round's noise depends on what earlier rounds have shown,
 if what each may cost at that order was fixed beforehand (Feldman and Zrnic: Individual privacy accounting via a Renyi
 filter, NeurIPS 2021). As steps follow the rounds before, a budget is an `Allowance`: one order, and so much a round.
-The ledger's epsilon is the least over all orders, as is usual; at the end of a budget they agree.
+A site holds its rounds against its budget at one order, too (`Ledger.epsilon_within`): a coordinator that chooses each
+round's noise by what it has seen must not choose the order with it. The ledger's epsilon is the least over all orders,
+as is usual; at the end of a budget they agree.
 
 Divergence becomes (epsilon, delta) by dp-accounting (Canonne, Kamath and Steinke 2020, proposition 12), which is an
 extra, and is imported when it is first needed.
@@ -102,6 +104,13 @@ class Ledger:
         """Of all rounds so far. Raises `AccountantMissing`."""
         return epsilon_of(self.divergences, self.delta)
 
+    def epsilon_within(self, budget: float) -> float:
+        """Of all rounds so far, at the one order that serves a budget of this epsilon best: it is within the budget
+        whatever has decided the noise of each round. Raises `AccountantMissing`.
+        """
+        at = ORDERS.index(_shared(budget, self.delta)[0])
+        return epsilon_of([self.divergences[at]], self.delta, [ORDERS[at]]) if self.n_rounds else 0.0
+
     def rounds_left(self, budget: float, release: Release) -> int:
         """How many rounds more like this one keep epsilon within `budget`: 0 to 2^40. Raises `AccountantMissing`."""
         fits, too_many = 0, 1
@@ -139,18 +148,25 @@ class Allowance:
 def allowance(epsilon: float, delta: float, rounds: int) -> Allowance:
     """What each of so many rounds may cost, if together they are to be (epsilon, delta)-private.
 
-    The order is that at which Gaussian noise does with least, which whatever step the rounds have, they share.
     Raises `AccountantMissing`, and `ValueError` for a budget that no noise keeps to.
     """
-    least, most = 2.0**-60, 2.0**60  # of the divergence of order 1, for all rounds
+    order, least = _shared(epsilon, delta)
+    if rounds < 1 or epsilon_of([order * least], delta, [order]) > epsilon:
+        raise ValueError(f"no noise keeps {rounds} rounds within epsilon = {epsilon:g} at delta = {delta:g}")
+    return Allowance(order, order * least / rounds)
+
+
+@lru_cache(maxsize=64)
+def _shared(epsilon: float, delta: float) -> tuple[int, float]:
+    """The order at which Gaussian noise does with least, which whatever step the rounds have, they share; and how much
+    of the divergence of order 1 all rounds may cost.
+    """
+    least, most = 2.0**-60, 2.0**60
     for _ in range(_HALVINGS):
         middle = math.sqrt(least * most)
         within = epsilon_of([order * middle for order in ORDERS], delta) <= epsilon
         least, most = (middle, most) if within else (least, middle)
-    order = _best_order([one * least for one in ORDERS], delta)
-    if rounds < 1 or epsilon_of([order * least], delta, [order]) > epsilon:
-        raise ValueError(f"no noise keeps {rounds} rounds within epsilon = {epsilon:g} at delta = {delta:g}")
-    return Allowance(order, order * least / rounds)
+    return _best_order([one * least for one in ORDERS], delta), least
 
 
 def epsilon_of(divergences: Sequence[float], delta: float, orders: Sequence[int] = ORDERS) -> float:

@@ -15,7 +15,7 @@ from tests.client.test_sum_memory import ALL, ONE_MODEL, asked
 from tests.consortium import OFFICERS, first_list, signed, without
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
-from umbel.aggregation.privacy.accounting import Ledger
+from umbel.aggregation.privacy.accounting import ORDERS, Ledger
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster
 from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
@@ -275,6 +275,17 @@ def test_a_budget_may_be_for_all_runs_of_all_coordinators(
         return
     with pytest.raises(WorkRefused, match=r"for all runs together to epsilon .*, and its budget \(epsilon_total\) is"):
         house.site().admit(offer, LAYOUT)
+
+
+@pytest.mark.parametrize("budget", ["epsilon", "epsilon_total"])
+def test_rounds_are_held_against_a_budget_at_one_order_whatever_another_would_say(house: House, budget: str) -> None:
+    """A coordinator that chooses each round's noise by what it has seen would choose the order with it."""
+    divergences = tuple(0.0 if order == 40 else 50.0 for order in ORDERS)
+    kept(house).spend(RunId("demo"), Ledger(1e-6, 1, divergences))
+    within = kept(house).spent(RunId("demo"), 1e-6).after(RELEASE).epsilon
+    house.policy = replace(house.policy, **{budget: 1.01 * within})  # type: ignore[arg-type]  # a budget by name
+    with pytest.raises(WorkRefused, match=budget):
+        house.site().admit(bound(asked(2, is_private=True), FIRST), LAYOUT)
 
 
 def test_a_run_that_goes_on_is_counted_once_in_the_budget_of_all(tmp_path: Path) -> None:

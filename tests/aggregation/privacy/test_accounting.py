@@ -108,6 +108,7 @@ def test_rounds_one_by_one_are_rounds_at_once() -> None:
 
 def test_nothing_costs_nothing() -> None:
     assert Ledger(DELTA).epsilon == 0.0
+    assert Ledger(DELTA).epsilon_within(1.0) == 0.0
 
 
 @pytest.mark.parametrize(("epsilon", "rounds"), [(0.1, 1000), (1.0, 1), (1.0, 100), (8.0, 20), (50.0, 7)])
@@ -121,6 +122,28 @@ def test_a_budget_is_kept_for_its_rounds_and_no_longer(epsilon: float, rounds: i
     assert 0.999 * epsilon < spent <= epsilon
     if bound == 10**6:
         assert Ledger(DELTA).rounds_left(epsilon, release) in (rounds, rounds + 1)
+
+
+@pytest.mark.parametrize(("bound", "n_values"), [(1, 1), (30, 10), (10**6, 10**6)])
+@pytest.mark.parametrize("budget", [0.1, 1.0, 8.0, 50.0])
+def test_a_site_with_a_budget_as_large_or_larger_admits_all_of_its_rounds(
+    budget: float, bound: int, n_values: int
+) -> None:
+    """What it counts is no less than the best order says, and at its own order a planned run fits."""
+    allowed = allowance(budget, DELTA, 20)
+    ledger = Ledger(DELTA).after(Release(allowed.variance(bound, n_values), bound, n_values), 20)
+    for more in (1.0, 1.01, 1.5, 4.0):
+        assert ledger.epsilon <= ledger.epsilon_within(more * budget) <= more * budget
+    if bound == 10**6:
+        assert (
+            ledger.after(Release(allowed.variance(bound, n_values), bound, n_values), 1).epsilon_within(budget) > budget
+        )
+
+
+def test_a_budget_is_held_at_its_own_order() -> None:
+    """One that is cheap at another order only is not within it."""
+    ledger = Ledger(DELTA, 1, tuple(0.0 if order == 40 else 50.0 for order in ORDERS))
+    assert ledger.epsilon < 2.0 < 50.0 < ledger.epsilon_within(2.0)
 
 
 def test_a_budget_is_kept_by_rounds_of_different_steps() -> None:
