@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope
 
 from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.messages import Enrolment
-from umbel.aggregation.signatures import Claims, SignedHeaders, Target, parse
+from umbel.aggregation.signatures import Check, Claims, SignedHeaders, Target, parse
 from umbel.aggregation.types import ClientId
 from umbel.server import journal
 from umbel.server.admission import Signed
@@ -126,11 +126,13 @@ async def verify_device(request: Request, services: Services) -> Device:
     return Device(caller.client, caller.claims.body_sha256)
 
 
-async def caller_of(request: Request, services: Services) -> Caller:
-    """Verify a signed request by its headers. Raises `Refused` or a `SignatureRefused`."""
+async def caller_of(request: Request, services: Services, check: Check | None = None) -> Caller:
+    """Verify a signed request by its headers. `check`: as `Claims.verify` has it. Raises `Refused` or a
+    `SignatureRefused`.
+    """
     claims = claims_of(request)
     now = services.clock.now()
-    client = await services.registry.signer(claims, target_of(request), now)
+    client = await services.registry.signer(claims, target_of(request), now, check)
     request.state.client = client.id  # for the log, if what follows is refused
     return Caller(ClientId(client.id), claims, now, request.scope, services)
 

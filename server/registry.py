@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select, update
 
 from umbel.aggregation.errors import BadSignature
-from umbel.aggregation.signatures import Claims, Target
+from umbel.aggregation.signatures import Check, Claims, Target
 from umbel.server import journal, tables
 from umbel.server.admission import Admission, Signed
 from umbel.server.batches import Batches
@@ -90,8 +90,8 @@ class Registry:
         found = {name: self._known.get(name) or await self._lookups.do(name) for name in names}
         return {name: one.public_key for name, one in found.items() if one is not None}
 
-    async def signer(self, claims: Claims, target: Target, now: float) -> KnownClient:
-        """The client that signed a request; its nonce is not looked at (`admit`).
+    async def signer(self, claims: Claims, target: Target, now: float, check: Check | None = None) -> KnownClient:
+        """The client that signed a request; its nonce is not looked at (`admit`). `check`: as `Claims.verify` has it.
 
         Raises a `SignatureRefused`, or `Refused` to a client that was removed. A name that nobody has is refused as
         another client's is, in words and in work: strangers cannot find out who takes part.
@@ -99,7 +99,7 @@ class Registry:
         cached = self._known.get(claims.key_id)
         client = cached or await self._lookups.do(claims.key_id)
         try:
-            claims.verify(client.public_key if client else self._nobodys_key, target, now)
+            claims.verify(client.public_key if client else self._nobodys_key, target, now, check)
         except BadSignature:
             if cached is not None:
                 await self._lookups.do(claims.key_id)  # takes as long as for a name that nobody has

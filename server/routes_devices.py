@@ -19,6 +19,7 @@ from umbel.aggregation.messages import (
 )
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, MaskedInput, Work, WorkDone
+from umbel.server import libsodium
 from umbel.server.auth import Device, caller_of, claims_of, enrol, read_body
 from umbel.server.express import Handler
 from umbel.server.http import (
@@ -63,7 +64,7 @@ async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
 async def post_check_in(request: Request) -> Response:
     """Wait for work in a run; held open for up to `wait_s`."""
     state = state_in(request)
-    caller = await caller_of(request, state.services)
+    caller = await caller_of(request, state.services, libsodium.check)
     message = await read_message(request, caller.claims.body_sha256, _CHECK_IN)
     line = partial(state.lines.open, caller.client, request.receive)
     visit = Visit(caller.client, message, caller.admit, line)
