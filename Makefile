@@ -30,8 +30,8 @@ test: $(VENV)/.dev ## every test but the nightly ones: first on all cores, then 
 	$(PYTEST) $(ALL_CORES) -m "not realtime and not nightly"; first=$$?; \
 	$(PYTEST) -m "realtime and not nightly" && exit $$first
 
-test-fast: $(VENV)/.dev ## in seconds: no processes, no PostgreSQL, fewer examples
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -m "not slow and not postgresql"
+test-fast: $(VENV)/.dev ## in a minute: arithmetic, protocols and rules; no coordinator, client, simulation or process
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -p tests.parties -m "not slow and not postgresql"
 
 test-nightly: $(VENV)/.dev ## what is too long for a change, then twenty times the examples: about an hour
 	$(PYTEST) $(ALL_CORES) -m "nightly and not realtime"; first=$$?; \

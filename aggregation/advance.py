@@ -320,8 +320,12 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
         return _abandon(state, now, reason, out)
     if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
         have = agreeing(len(spoke), "has", "have")
-        shortfall = f"{len(spoke)} of at least {counted(least, 'client')} {have}"
-        reason = f"{shortfall} {phase.done_words} in time{not_whole}"
+        shortfall = f"{len(spoke)} of at least {counted(least, 'client')} {have} {phase.done_words}"
+        reason = (
+            f"{shortfall} in time{not_whole}"
+            if is_over
+            else f"{shortfall}, and the others declined or were too late{not_whole}"
+        )
         return _abandon(state, now, reason, out)
     if not is_over:
         is_enough = len(spoke) == least
@@ -460,7 +464,8 @@ def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Reveal
     if len(agreed) >= least:
         return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
     have = agreeing(len(agreed), "has", "have")
-    reason = f"{len(agreed)} of at least {counted(least, 'client')} {have} {exchange.phase.done_words} in time"
+    when = " in time" if is_over else ""
+    reason = f"{len(agreed)} of at least {counted(least, 'client')} {have} {exchange.phase.done_words}{when}"
     late = late_for(exchange.phase, waited_for, agreed) if is_over else {}  # the others have time left
     if not refused:
         return _abandon_closed(state, now, reason, late)

@@ -15,7 +15,7 @@ from umbel.aggregation.types import Assignment, RunId, require_sample_count, req
 
 TOKEN_CHARS_MAX = 256
 LABELS_MAX = 16
-REASON_CHARS_MAX = 500
+REASON_CHARS_MAX = 1000  # so that what a policy refuses has room for what to do about it
 WAIT_S_MAX = 30.0
 LAYOUT_CHARS_MAX = 30_000  # as a string in JSON, at most twice as long: that is still a control message
 

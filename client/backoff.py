@@ -30,6 +30,9 @@ class Backoff:
 
 IDLE_BACKOFF = Backoff()
 """Without a window, for ever: a coordinator that was away for an hour is found again within a minute."""
+CLOSED_BACKOFF = Backoff(longest_s=10.0)
+"""After assignments that were closed before they were done, each in full. One is nothing: enough others were faster. A
+coordinator that closes whatever it gives is asked ever more seldom."""
 DECLINED_BACKOFF = Backoff(first_s=1.0)
 """After attempts that a client has declined, each in full: those who declined one together come back together, so that
 the next can be of all of them."""

@@ -16,6 +16,7 @@ ClientError                       `str(error)` is one sentence that says what to
 │   ├── AttemptRefused            what it refuses is of this attempt alone; the next is another matter
 │   │   ├── TooLittleDone         less of the work than a masked update must have; nothing else is told
 │   │   └── StrangersInvited      clients that are not on the member list, whom the operator may have let in by mistake
+│   ├── BudgetSpent               it would cost more privacy than the site spends; no number of that is told
 │   └── UnfitWork                 its training failed in a secure round, or is not finite; nothing else is told
 ├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
 ├── TrainingFailed                the site's own code failed, several times in a row
@@ -122,6 +123,18 @@ class TooLittleDone(AttemptRefused):
     @property
     def told(self) -> str:
         return NO_REASON
+
+
+class BudgetSpent(WorkRefused):
+    """`key`: of the policy. `told`: no number: what other runs have cost is not for this coordinator to know."""
+
+    def __init__(self, what: str, key: str) -> None:
+        super().__init__(what)
+        self._key = key
+
+    @property
+    def told(self) -> str:
+        return f"this site's budget of privacy ({self._key}) has no room for this round; its own log has the numbers"
 
 
 class UnfitWork(WorkRefused):

@@ -7,8 +7,8 @@
 A client that cannot do its part declines, and the coordinator sees that. What it declines for may hang on its data, so
 a coordinator could ask until it has read something from the pattern of refusals. Therefore a client stops, until a
 person has looked, after `FAILURES_MAX` failures in a row, and after `UNFIT_MAX` rounds of one run, in a row or not, in
-which its training failed or its update was not finite. What the site's policy refuses does not count here: it says
-nothing of the data, and the next policy may allow it.
+which its training failed, its update was not finite, or its steps could not be. What the site's policy refuses does not
+count here: it says nothing of the data, and the next policy may allow it.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Failures:
     def words(self) -> str:
         """Empty as long as the client may go on."""
         if self.unfit >= UNFIT_MAX:
-            return f"in {self.unfit} rounds of this run its training failed, or its update was not finite"
+            return f"in {self.unfit} rounds of this run its training failed, or gave a result that must not be sent"
         if self.in_a_row >= FAILURES_MAX:
             return f"it failed {self.in_a_row} times in a row in secure rounds of this run"
         return ""

@@ -12,14 +12,16 @@ def _no_server() -> str:
     )
 
 
+SERVER_VARIABLE = "UMBEL_SERVER"
+SERVER_METAVAR = "URL[,URL...]"
 Server = Annotated[
     str,
     typer.Option(
         "--server",
         default_factory=_no_server,
         show_default=False,
-        envvar="UMBEL_SERVER",
-        metavar="URL[,URL...]",
+        envvar=SERVER_VARIABLE,
+        metavar=SERVER_METAVAR,
         help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas; required.",
     ),
 ]

@@ -48,7 +48,7 @@ from umbel.aggregation.types import Assignment, ClientId, RunId
 from umbel.aggregation.update_codec import codec_for
 from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Checkpoint, Client, LocalPlan
-from umbel.client.backoff import DECLINED_BACKOFF, RETRY_AFTER_MAX_S
+from umbel.client.backoff import CLOSED_BACKOFF, DECLINED_BACKOFF, RETRY_AFTER_MAX_S
 from umbel.client.coordinator import Coordinator
 from umbel.client.delivery import Delivery
 from umbel.client.elsewhere import Links
@@ -189,6 +189,7 @@ class Participant:
         self._links = Links(site.policy.link_rules)
         self._failures = 0
         self._declines = 0
+        self._closings = 0  # in a row
         self._has_checked_in = False
         self._told_count = 0  # of samples, until the run needs it
         self._waits_in: RunStatus | None = None
@@ -281,13 +282,15 @@ class Participant:
                 self._work(offer, window_end)
             else:
                 self._measure(offer, window_end)
-            self._failures = self._declines = 0
+            self._failures = self._declines = self._closings = 0
             if offer.secure is not None:
                 self._store.failures.succeeded(self._run)
         except AssignmentClosed as error:
             log.info("%s: not sent, %s", name_of(offer), error)
             self._store.forget_work()
             self._declines = 0
+            self._closings += 1
+            self._pause_for(CLOSED_BACKOFF.bound_s(self._closings))
         except OutOfTime as error:
             log.info("%s: not sent yet, %s", name_of(offer), error)
             self._pause(_OUT_OF_TIME_PAUSE_S)  # a coordinator that offers no time would be asked again at once
@@ -322,6 +325,13 @@ class Participant:
         advice = self._store.failures.advice(self._run)
         if advice:
             log.error("this client takes no further part in run %s: %s", self._run, advice)
+        elif self._failures >= FAILURES_MAX:
+            log.error(
+                "this client ends, because it could not do %d assignments of run %s in a row; the last: %s",
+                self._failures,
+                self._run,
+                error,
+            )
         if advice or self._failures >= FAILURES_MAX:
             raise error
 
@@ -336,9 +346,7 @@ class Participant:
         if self._delivery.reports == 0:
             warn_if_too_slow(offer, done, time.monotonic() - window_end)
         if watch.closed is not None:
-            log.info("%s: told to stop, %s", name_of(offer), watch.closed)
-            self._store.forget_work()
-            return
+            raise AssignmentClosed("assignment-closed", watch.closed, 200)
         pending = save_work(self._app, self._layout, start, offer, done, self._store, self._delivery.link)
         self._delivery.deliver(pending, offer.window_s, self._patience(timing, window_end), resume=False)
 
@@ -410,8 +418,8 @@ class Participant:
         with Watch(self._coordinator, offer.id, offer.window_s) as watch:
             done = measure(self._app, self._layout, start, offer)
         if watch.closed is not None:
-            log.info("%s: told to stop, %s", name_of(offer), watch.closed)
-        elif done is None:
+            raise AssignmentClosed("assignment-closed", watch.closed, 200)
+        if done is None:
             decline(self._coordinator, offer.id, "this client has no held-out data to measure the model on", patience)
         else:
             answer = patiently(lambda: self._coordinator.report_evaluation(offer.id, done), patience)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from umbel.client.flags import AsJson, Yes
+from umbel.client.flags import SERVER_METAVAR, SERVER_VARIABLE, AsJson, Yes
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The member list.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As it stands in the list.")]
@@ -136,7 +136,12 @@ def show_fingerprint(
     state: State = Path("~/.umbel"),
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="URL[,URL...]", help="Make the key for this coordinator, if it is not there."),
+        typer.Option(
+            "--server",
+            envvar=SERVER_VARIABLE,
+            metavar=SERVER_METAVAR,
+            help="Make the key for this coordinator, if it is not there.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -81,11 +81,13 @@ def without_entry(part: Part, name: str) -> Change:
 def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: MemberList | None = None) -> SignedMembers:
     """Put the signature of an officer, of the list in `path` or of the one before (`previous`), under it, in its file.
 
-    `ask`: for the key's passphrase, if it needs one. Raises `ValueError` for a list with fewer officers than its
-    quorum, `NotTheSuccessor`, `NotAMember` for the key of nobody in either list, `BadOfficerSignature`, `StateError`,
-    `OSError`; then the file is as it was.
+    `ask`: for the key's passphrase, if it needs one. Raises `ValueError` for a list without members, or with fewer
+    officers than its quorum, `NotTheSuccessor`, `NotAMember` for the key of nobody in either list,
+    `BadOfficerSignature`, `StateError`, `OSError`; then the file is as it was.
     """
     signed = read_members_file(path)
+    if not signed.list.members:
+        raise ValueError(f"{path} has no members, so nobody could take part: add them first (umbel members add)")
     if len(signed.list.officers) < signed.list.quorum:
         raise ValueError(f"{path} has fewer officers than the {signed.list.quorum} that must sign it: add them first")
     if previous is not None:

@@ -31,7 +31,7 @@ def own_keys(state_dir: Path) -> list[OwnKey]:
     if not found:
         raise StateError(
             f"there is no client's key in {state_dir} yet: it is made at the first start, or now if you pass the "
-            "coordinator's address (--server)"
+            "coordinator's address (--server, or the variable UMBEL_SERVER)"
         )
     return found
 

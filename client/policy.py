@@ -26,7 +26,7 @@ from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
 from umbel.client.destinations import LinkHost, LinkLevel, LinkRules
-from umbel.client.errors import AttemptRefused, WorkRefused
+from umbel.client.errors import AttemptRefused, BudgetSpent, WorkRefused
 
 _ANOTHER_MODEL = (
     "a run from another starting model (umbel model init gives the same model each time; pass another --seed)"
@@ -36,6 +36,7 @@ PARAMETERS_MAX = 1 << 53
 EPSILON_MAX = 1e6
 RUNS_MAX = 1000
 LINK_HOSTS_MAX = 100
+_NAMED_MAX = 3  # a sentence that names more clients has no room for what to do
 _DENOMINATOR_MAX = 1000  # 0.6667 means two thirds
 
 
@@ -331,15 +332,18 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
             "[privacy]"
         )
     if not epsilon <= budget:  # also refuses a NaN
-        raise WorkRefused(
+        raise BudgetSpent(
             f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
-            f"({key}) is {budget:g}"
+            f"({key}) is {budget:g}",
+            key,
         )
 
 
 def _near(two: str, changed: Sequence[str]) -> str:
     """Why `two` sums that differ by these clients must not both be opened."""
-    names, sender = ", ".join(changed), agreeing(len(changed), changed[0], "they")
+    sender = agreeing(len(changed), changed[0], "they")
+    n_others = len(changed) - _NAMED_MAX
+    names = ", ".join(changed[:_NAMED_MAX]) + (f" and {counted(n_others, 'other')}" if n_others > 0 else "")
     return f"{two} differ only by {names}, so subtracting the two sums would nearly reveal what {sender} sent"
 
 

@@ -40,7 +40,7 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
         column("reported", 90, [f"{one.reported} of {one.selected}" for one in records]),
         *_data_in(records),
         column("partial", 30, [str(one.partial) for one in records]),
-        column("dropped", 40, [str(one.dropped) for one in records]),
+        column("no report", 40, [str(one.dropped) for one in records]),
         column("MB up", 20, [f"{one.bytes_up / 1e6:.3g}" for one in records]),
         column("MB down", 10, [f"{one.bytes_down / 1e6:.3g}" for one in records]),
         column("updates as", 5, [printable(one.codec) for one in records]),

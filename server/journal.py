@@ -173,9 +173,15 @@ def round_ended(record: RoundRecord) -> None:
 
 
 def refused(scope: Scope, kind: str, detail: str) -> None:
-    """A request was refused. Who sent it is named only if its signature, or the admin key, was verified."""
+    """A request was refused. Who sent it is named only if its signature, or the admin key, was verified.
+
+    That a round was over when a client sent its work is ordinary: more are asked than are needed.
+    """
+    level = logging.INFO if kind == "assignment-closed" else logging.WARNING
     where = f"{scope['method'][:20]} {_shortened(scope['path'])}"
-    _refusals.warning("refused %s from %s at %s: %s: %s", where, _sender(scope), _peer(scope), kind, _shortened(detail))
+    _refusals.log(
+        level, "refused %s from %s at %s: %s: %s", where, _sender(scope), _peer(scope), kind, _shortened(detail)
+    )
 
 
 def _sender(scope: Scope) -> str:

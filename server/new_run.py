@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.bound_list import require_named
 from umbel.aggregation.member_files import read_members
 from umbel.aggregation.members import MembersRefused, SignedMembers
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.runfile import RunFile
 from umbel.server.http import parse_json
 from umbel.server.limits import RUN_FILE_BYTES_MAX
@@ -70,4 +71,10 @@ def _members_of(file: RunFile, text: str) -> SignedMembers:
         require_named(file, signed.list)
     except MembersRefused as error:
         raise Refused("malformed-request", f"members: {error}") from error
+    if (n_members := len(signed.list.members)) < file.rounds.minimum:
+        raise Refused(
+            "malformed-request",
+            f"members: the list has {counted(n_members, 'member')}, and no round ends with fewer than "
+            f"{file.rounds.minimum} (rounds.minimum): name a list with more members",
+        )
     return signed

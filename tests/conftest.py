@@ -23,7 +23,7 @@ from tests.postgres import Cluster, binaries, cluster
 from tests.server_device import houses_over
 
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # shared machines stall
-settings.register_profile("fast", calm, max_examples=10)
+settings.register_profile("fast", calm, max_examples=5)
 settings.register_profile("dev", calm, max_examples=50)
 settings.register_profile("ci", calm, max_examples=200, derandomize=True, print_blob=True)
 settings.register_profile("mutants", calm, max_examples=50, derandomize=True)

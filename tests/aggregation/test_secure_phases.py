@@ -198,7 +198,7 @@ def test_a_sum_is_refused_only_while_signatures_are_asked_for_and_by_whose_it_is
 
 def test_where_too_few_are_left_to_sign_the_attempt_ends_at_once_and_nobody_is_to_blame() -> None:
     ended = failed(*said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:1]), *refused(52.0, *NAMES[3:]), since=closed())
-    assert ended.reason == "1 of at least 4 clients has signed who is in the sum in time; declined by d, e"
+    assert ended.reason == "1 of at least 4 clients has signed who is in the sum; declined by d, e"
     assert ended.refused == dict.fromkeys(NAMES[3:], "not with so few")
     assert ended.blamed == {}
     assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()
@@ -404,7 +404,7 @@ def test_too_few_masked_updates_are_the_fault_of_those_who_sent_none() -> None:
 def test_who_still_had_time_is_not_to_blame_where_the_others_have_declined() -> None:
     declined = [Declined(2.0, name, "on battery") for name in NAMES[:3]]
     ended = failed(*said(Phase.ADVERTISE_KEYS, 1.0, NAMES[3:4]), *declined)
-    assert ended.reason == "1 of at least 3 clients has advertised keys in time"
+    assert ended.reason == "1 of at least 3 clients has advertised keys, and the others declined or were too late"
     assert ended.blamed == dict.fromkeys(NAMES[:3], "on battery")
 
 

@@ -30,7 +30,7 @@ def test_a_metric_may_be_no_number_as_floats_go() -> None:
 @pytest.mark.parametrize("wrong", ["3", 3.0, math.nan, [3]])
 def test_a_count_that_is_no_whole_number_is_refused_by_name(name: str, wrong: Any) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a whole number, not {type(wrong).__name__}"):
-        TrainResult(**({"sample_count": 30, "steps_done": 2, "steps_planned": 3} | {name: wrong}))
+        TrainResult(**({"sample_count": 30, "steps_done": 2, "steps_planned": 3} | {name: wrong}))  # pyright: ignore
 
 
 @pytest.mark.parametrize("name", ["sample_count", "steps_done", "steps_planned"])

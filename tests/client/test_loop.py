@@ -526,13 +526,13 @@ def test_an_error_in_the_sites_code_is_declined_without_its_message(tmp_path: Pa
     ("app", "sentence"),
     [(Diverging(), "the data hold a NaN or infinity; check the data"), (Huge(), "max_abs"), (Failing(), "KeyError")],
 )
-def test_a_failure_is_one_error_in_the_log(
+def test_a_failure_is_one_error_in_the_log_and_the_end_of_the_client_another(
     tmp_path: Path, app: Client, sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises((WorkRefused, TrainingFailed)):
         take_part(tmp_path, Double(AddOne().model), app)
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 3
+    assert len(errors) == 3 + 1
     assert all(sentence in record.getMessage() for record in errors)
     assert ("patient 4711" in caplog.text) == isinstance(app, Failing)
 
@@ -908,3 +908,46 @@ def test_a_client_that_waits_says_so_once_and_again_when_a_run_is_paused(
     told = told_while(tmp_path, caplog, list(answers))
     assert told[:2] == [f"no work yet, {waits[0]}; waiting", f"no work yet, {paused}; waiting"]
     assert told[2].startswith("round 1: training")
+
+
+def test_a_coordinator_that_closes_whatever_it_gives_is_asked_ever_more_seldom(tmp_path: Path) -> None:
+    class Waiting(Shutdown):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waits = list[float]()
+
+        def wait(self, seconds: float) -> None:
+            self.waits.append(seconds)
+            if len(self.waits) == 9:
+                self.request("the test has seen enough")
+            super().wait(0.0)
+
+    def wrap(handle: Handler) -> Handler:
+        def closed(request: httpx.Request) -> httpx.Response:
+            if kind_of(request) != "GET models":
+                return handle(request)
+            return problem(409, "assignment-closed")
+
+        return closed
+
+    double, app, shutdown = Double(AddOne().model, rounds=99), AddOne(), Waiting()
+    assert take_part(tmp_path, double, app, wrap, shutdown=shutdown).status == "interrupted"
+    assert shutdown.waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0])
+
+
+def test_one_that_ends_after_several_failures_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    double = Double(AddOne().model, rounds=99)
+    with pytest.raises(WorkRefused):
+        run_client(
+            AddOne(),
+            URL,
+            tmp_path,
+            "demo",
+            TOKEN,
+            "ward-7",
+            policy=SitePolicy(max_parameters=1),
+            transport=double.transport(),
+        )
+    last = caplog.messages[-1]
+    assert last.startswith("this client ends, because it could not do 3 assignments of run demo in a row; the last: ")
+    assert "max_parameters = 1" in last

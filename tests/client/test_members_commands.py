@@ -48,6 +48,16 @@ def own_key(state: str) -> dict[str, str]:
     return dict(key)
 
 
+def test_a_key_is_made_for_the_coordinator_of_the_environment_too(tmp_path: Path) -> None:
+    verb = typer.Typer()
+    verb.command()(show_fingerprint)
+    there = CliRunner(env={"UMBEL_SERVER": SERVER}).invoke(verb, ["--state", str(tmp_path), "--json"])
+    assert json.loads(there.stdout) == [own_key(str(tmp_path))]
+    nowhere = CliRunner(env={"UMBEL_SERVER": None}).invoke(verb, ["--state", str(tmp_path / "other")])
+    require_refused(nowhere, "there is no client's key")
+    assert "UMBEL_SERVER" in nowhere.stderr
+
+
 def require_refused(result: Result, sentence: str) -> None:
     assert result.exit_code == 1
     assert sentence in result.stderr
@@ -74,6 +84,14 @@ def signed_desk(desk: Path) -> Path:
     for officer in ("anna", "bert"):
         assert members("sign", "1.json", "--key", f"{officer}.pem").exit_code == 0
     return desk
+
+
+def test_a_list_without_members_is_not_signed(desk: Path) -> None:
+    for site in ("north", "south", "west"):
+        assert members("remove", "1.json", site).exit_code == 0
+    before = Path("1.json").read_bytes()
+    require_refused(members("sign", "1.json", "--key", "anna.pem"), "add them first (umbel members add)")
+    assert Path("1.json").read_bytes() == before
 
 
 def test_two_officers_make_a_list_and_the_sites_take_it(desk: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.consortium import SITES, after, first_list
+from umbel.aggregation.messages import REASON_CHARS_MAX
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy import EPSILON_MAX, SecureRound, SitePolicy
@@ -140,6 +141,28 @@ def test_a_refusal_names_the_setting_both_numbers_and_what_would_do(
 ) -> None:
     with pytest.raises(WorkRefused, match=sentence):
         policy.check_secure_round(asked)
+
+
+@pytest.mark.parametrize("key", ["epsilon", "epsilon_total"])
+def test_the_coordinator_hears_of_no_budget_how_much_is_spent(key: str) -> None:
+    """Of other coordinators' runs it is no business of this one's; the site's own log has the numbers."""
+    with pytest.raises(WorkRefused) as refusal:
+        policy = replace(LISTED, **{key: 2.25})  # type: ignore[arg-type]  # a budget by name
+        policy.check_secure_round(replace(ROUND, **{key: 3.125}))  # type: ignore[arg-type]  # and its cost
+    assert "3.125" in str(refusal.value)
+    assert key in refusal.value.told
+    assert not any(character.isdigit() for character in refusal.value.told)
+
+
+def test_what_a_policy_refuses_has_room_for_what_to_do_however_many_and_long_the_names_are() -> None:
+    names = [f"{number:x>63}" for number in range(100)]
+    policy = replace(LISTED, minimum_cohort=100, cohort_change="refuse")
+    with pytest.raises(AttemptRefused, match="and 47 others") as changed:
+        policy.check_cohort_change(names, names[50:], "an earlier attempt at round 1000")
+    with pytest.raises(AttemptRefused, match="and 47 others") as same:
+        policy.check_same_model(names, names[50:], 100, f"round 1000 of run {'r' * 63!r}")
+    assert changed.value.told.endswith("the policies of sites that accept the risk")
+    assert max(len(one.value.told) for one in (changed, same)) <= REASON_CHARS_MAX
 
 
 def test_a_round_within_the_limits_is_taken() -> None:

@@ -14,6 +14,7 @@ from tests.server_device import Device, House, house, problem, run_file, small_s
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.task import Task
+from umbel.server import journal
 from umbel.server.journal import LineFormat, Throttle, listening, round_opened
 
 
@@ -164,6 +165,14 @@ def test_a_traceback_cannot_pass_for_lines_of_the_log() -> None:
     assert first.endswith("failed")
     assert all(line.startswith("  | ") for line in rest)
     assert "\x1b" not in "".join(rest)
+
+
+@pytest.mark.parametrize(("kind", "level"), [("assignment-closed", logging.INFO), ("bad-signature", logging.WARNING)])
+def test_work_that_comes_too_late_is_ordinary(caplog: pytest.LogCaptureFixture, kind: str, level: int) -> None:
+    caplog.set_level(logging.INFO)
+    journal.refused({"method": "PUT", "path": "/", "client": None}, kind, "the target was in")
+    [line] = caplog.records
+    assert line.levelno == level
 
 
 def test_refusals_are_thinned_out_and_the_others_counted() -> None:

@@ -57,6 +57,19 @@ async def told(device: Device) -> str:
     return str(answer.json()["detail"])
 
 
+@pytest.mark.parametrize(("n_members", "status"), [(0, 422), (2, 422), (3, 201)])
+def test_a_list_with_fewer_members_than_a_round_needs_is_refused(tmp_path: Path, n_members: int, status: int) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            devices = await it.devices(n_members, sample_count=0) if n_members else []
+            listed = list_of(*devices)
+            answer = await put_run(it, bound_run(listed, target=3, minimum=3), text_of(listed))
+            assert answer.status_code == status
+            assert ("no round ends with fewer than 3 (rounds.minimum)" in answer.text) is (status != 201)
+
+    asyncio.run(scenario())
+
+
 def test_a_stranger_is_told_at_its_check_in_and_the_members_rounds_close(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:

@@ -144,7 +144,7 @@ def test_who_was_silent_is_not_asked_again_where_others_refuse_the_sum_without_i
             assert (await refusing.decline("they differ by d1 alone")).status_code == 204
             [record] = await it.ended(1)
             assert clock.late_s == late_s, "nobody was waited for"
-            assert record["reason"] == ("0 of at least 3 clients have signed who is in the sum in time; declined by d0")
+            assert record["reason"] == ("0 of at least 3 clients have signed who is in the sum; declined by d0")
             [told] = [one for one in record["clients"] if one["client"] == "d0"]
             assert (told["fate"], told["reason"]) == ("declined", "they differ by d1 alone")
             assert (await refusing.decline("they differ by d1 alone")).status_code == 204, "again, and it is nothing"
