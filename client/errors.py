@@ -16,7 +16,6 @@ ClientError                       `str(error)` is one sentence that says what to
 │   ├── AttemptRefused            what it refuses is of this attempt alone; the next is another matter
 │   │   ├── TooLittleDone         less of the work than a masked update must have; nothing else is told
 │   │   └── StrangersInvited      clients that are not on the member list, whom the operator may have let in by mistake
-│   ├── BudgetSpent               it would cost more privacy than the site spends; no number of that is told
 │   └── UnfitWork                 its training failed in a secure round, or is not finite; nothing else is told
 ├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
 ├── TrainingFailed                the site's own code failed, several times in a row
@@ -102,7 +101,15 @@ class CoordinatorMisbehaved(ClientError):
 
 
 class WorkRefused(ClientError):
-    pass
+    """`told`: what the coordinator hears in the place of a sentence that is none of its business."""
+
+    def __init__(self, what: str, told: str = "") -> None:
+        super().__init__(what)
+        self._told = told
+
+    @property
+    def told(self) -> str:
+        return self._told or str(self)
 
 
 class AttemptRefused(WorkRefused):
@@ -123,18 +130,6 @@ class TooLittleDone(AttemptRefused):
     @property
     def told(self) -> str:
         return NO_REASON
-
-
-class BudgetSpent(WorkRefused):
-    """`key`: of the policy. `told`: no number: what other runs have cost is not for this coordinator to know."""
-
-    def __init__(self, what: str, key: str) -> None:
-        super().__init__(what)
-        self._key = key
-
-    @property
-    def told(self) -> str:
-        return f"this site's budget of privacy ({self._key}) has no room for this round; its own log has the numbers"
 
 
 class UnfitWork(WorkRefused):

@@ -26,7 +26,7 @@ from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
 from umbel.client.destinations import LinkHost, LinkLevel, LinkRules
-from umbel.client.errors import AttemptRefused, BudgetSpent, WorkRefused
+from umbel.client.errors import AttemptRefused, WorkRefused
 
 _ANOTHER_MODEL = (
     "a run from another starting model (umbel model init gives the same model each time; pass another --seed)"
@@ -332,10 +332,10 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
             "[privacy]"
         )
     if not epsilon <= budget:  # also refuses a NaN
-        raise BudgetSpent(
+        raise WorkRefused(
             f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
             f"({key}) is {budget:g}",
-            key,
+            told=f"this site's budget of privacy ({key}) has no room for this round; its own log has the numbers",
         )
 
 

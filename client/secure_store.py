@@ -17,12 +17,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
-from umbel.client.errors import StateError
+from umbel.client.errors import StateError, WorkRefused
 from umbel.client.files import make_private, write_atomically
 from umbel.client.revealed_sums import RevealedSum, RevealedSums
 
 T = TypeVar("T")
 _SPENT_DIR = "spent"
+SUMS_BYTES_MAX = 1 << 28  # of all runs: a coordinator that makes up names and sums must not fill the disk
 SUMS_MAX = 100  # of one run; with cohorts of a thousand clients some 2 MB
 _ADVICE = {
     "begun": "could begin an attempt twice: remove it once the round that is open now is over, then start again",
@@ -99,6 +100,19 @@ class SecureStore:
     def revealed_of_all_runs(self) -> dict[RunId, list[RevealedSum]]:
         """Those of every run with this coordinator, by its name. No run has an archive without its newest sums."""
         return {run: self.revealed(run) for run in self.sums_of_all_runs()}
+
+    def require_room(self) -> None:
+        """Raise `WorkRefused` if no more sums can be remembered: none may be forgotten, so this site takes part in no
+        more of them.
+        """
+        files = [*(self._root / "sums").glob("*.json"), *(self._root / "revealed").glob("*.jsonl")]
+        if (n_bytes := sum(path.stat().st_size for path in files)) > SUMS_BYTES_MAX:
+            raise WorkRefused(
+                f"the secure rounds that this client remembers in {self._root} take {n_bytes >> 20} MiB, more than the "
+                f"{SUMS_BYTES_MAX >> 20} that are meant for them. Pin a member list in the policy if there is none; "
+                "then remove the files of runs that are over, if no other run goes on from one of their models",
+                told="this site has no room to remember another sum",
+            )
 
     def remember(self, run: RunId, one: RememberedSum) -> None:
         """Durably, in the place of the entry of the same key.

@@ -113,6 +113,7 @@ class Site:
                 "the next attempt"
             )
         self._memory.check_attempt(asked)
+        self._kept.require_room()
         try:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:

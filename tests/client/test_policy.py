@@ -146,8 +146,8 @@ def test_a_refusal_names_the_setting_both_numbers_and_what_would_do(
 @pytest.mark.parametrize("key", ["epsilon", "epsilon_total"])
 def test_the_coordinator_hears_of_no_budget_how_much_is_spent(key: str) -> None:
     """Of other coordinators' runs it is no business of this one's; the site's own log has the numbers."""
+    policy = replace(LISTED, **{key: 2.25})  # type: ignore[arg-type]  # a budget by name
     with pytest.raises(WorkRefused) as refusal:
-        policy = replace(LISTED, **{key: 2.25})  # type: ignore[arg-type]  # a budget by name
         policy.check_secure_round(replace(ROUND, **{key: 3.125}))  # type: ignore[arg-type]  # and its cost
     assert "3.125" in str(refusal.value)
     assert key in refusal.value.told

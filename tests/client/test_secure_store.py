@@ -7,7 +7,7 @@ import pytest
 
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.types import AssignmentId, RunId
-from umbel.client.errors import StateError
+from umbel.client.errors import StateError, WorkRefused
 from umbel.client.secure_store import SUMS_MAX, Begun, RememberedSum, SecureStore
 
 RUN = RunId("demo")
@@ -98,6 +98,23 @@ def test_a_state_directory_of_an_older_version_opens_and_loses_nothing(tmp_path:
 
 
 @pytest.mark.slow
+def test_where_there_is_no_room_for_more_no_more_rounds_are_taken_and_nothing_is_forgotten(
+    tmp_path: Path, store: SecureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator can make up names, where no list is pinned, and sums."""
+    for number in range(SUMS_MAX + 2):
+        store.remember(RUN, replace(sum_of(number), is_revealed=True))
+    store.remember(RunId("other"), sum_of(1))
+    n_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*.json*"))
+    monkeypatch.setattr("umbel.client.secure_store.SUMS_BYTES_MAX", n_bytes)
+    store.require_room()
+    monkeypatch.setattr("umbel.client.secure_store.SUMS_BYTES_MAX", n_bytes - 1)
+    with pytest.raises(WorkRefused, match="Pin a member list in the policy") as refusal:
+        store.require_room()
+    assert str(tmp_path) not in refusal.value.told
+    assert len(store.revealed(RUN)) == SUMS_MAX + 2
+
+
 def test_a_crash_while_a_sum_is_put_aside_loses_none(tmp_path: Path, store: SecureStore) -> None:
     for number in range(1, SUMS_MAX + 4):
         store.remember(RUN, revealed(number))

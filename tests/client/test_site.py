@@ -288,6 +288,15 @@ def test_rounds_are_held_against_a_budget_at_one_order_whatever_another_would_sa
         house.site().admit(bound(asked(2, is_private=True), FIRST), LAYOUT)
 
 
+def test_a_site_that_can_remember_no_more_sums_takes_part_in_none(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umbel.client.secure_store.SUMS_BYTES_MAX", -1)
+    with pytest.raises(WorkRefused, match="more than the"):
+        house.site().admit(bound(asked(1), FIRST), LAYOUT)
+    assert kept(house).begun() is None
+
+
 def test_a_run_that_goes_on_is_counted_once_in_the_budget_of_all(tmp_path: Path) -> None:
     """Its own ledger stands among the others' on the disk."""
     house = House(tmp_path)
