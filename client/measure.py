@@ -8,7 +8,7 @@ from umbel.aggregation.types import Assignment, EvaluationDone
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.fetch import load_model
-from umbel.client.work import evaluated, finite
+from umbel.client.work import evaluated, finite, set_weights
 
 
 def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> EvaluationDone | None:
@@ -16,9 +16,9 @@ def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> Eval
 
     Raises `TrainingFailed` if that code fails, `WorkRefused` for an answer that makes no sense.
     """
-    before, started = load_model(start, layout), time.perf_counter()
+    set_weights(app, load_model(start, layout))
+    started = time.perf_counter()
     try:
-        app.model.load_state_dict(before)
         evaluation = evaluated(app)
     except Exception as error:
         # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.

@@ -58,13 +58,20 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
 
     Raises `TrainingFailed` if the site's code fails.
     """
-    before = load_model(start, layout)
+    set_weights(app, load_model(start, layout))
     try:
-        app.model.load_state_dict(before)
         return _call(app, plan)
     except Exception as error:
         # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
         raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
+
+
+def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise `TrainingFailed` if the site's model no longer takes them: its own code may have changed it."""
+    try:
+        app.model.load_state_dict(weights)
+    except Exception as error:
+        raise TrainingFailed("the client's own model does not take the run's weights; see its log") from error
 
 
 def _call(app: Client, plan: LocalPlan) -> Trained:

@@ -9,8 +9,8 @@ All arithmetic is that of int32, which wraps at 2^32: it is right modulo every 2
 int32 whose lowest m bits are right; those are what is packed (`packing.py`), and at the end the sum is lifted to
 -2^(m-1) .. 2^(m-1) - 1.
 
-Each client rounds with a dither of its own, which nobody else knows: by a public one whoever sees the sum could tell
-whose levels are in it, where few are not zero (docs/decisions, 16). The squared error of the mean is D^2 / 6n for each
+Each client rounds with a dither of its own, which nobody else knows. If it were public, whoever sees a sum with few
+levels in it could tell whose they are (docs/decisions, 16). The squared error of the mean is D^2 / 6n for each
 coordinate, if nothing wraps. On twenty real updates (an MLP of 301,066 weights, two digits to a client) that is 2.6e-2
 of the mean's square at D = rms / 2 in 7 bits, and 6.7e-3 at rms / 4 in 8.
 """

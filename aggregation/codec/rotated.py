@@ -6,10 +6,10 @@ C is the clip norm, D the step, u + phi the cohort's dither, and S(u) what the d
 (`quantize.py`): all public. The sum of the integers is exact, and how it is formed is for others to say: modulo 2^m
 (`modular.py`) or in the lanes of an all-reduce (`lanes.py`). The rotation is undone once, on the sum.
 
-**A dither of the client's own.** Where a sum is to hide whose levels are in it, the dither must not be public: whoever
-knows it can tell whose level a sum of few levels has (docs/decisions, 16). Then each client draws its own, uniform and
-secret (`levels_with`). Nothing is taken off the sum, for E[k] = y / D (`plain_mean`), and the squared error is twice
-that of a shared dither.
+**A dither of the client's own.** Where a sum is to hide whose levels are in it, the dither must not be public. Whoever
+knows it can tell whose the levels are in a sum that has few (docs/decisions, 16). So each client draws its own, uniform
+and secret (`levels_with`). Nothing is taken off the sum (`plain_mean`), because E[k] is y / D, rounded to 2^-16. The
+squared error is twice that of a shared dither.
 
 **Unbiased** but for what is clipped, **linear**, stateless; a vector of any length, so whoever has more to add up puts
 it behind the weights. One client's error is about D^2 / 12 for each coordinate, and that of the mean a further n times
