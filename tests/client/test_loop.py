@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +21,14 @@ from tests.client.double import TOKEN, URL, Double, Handler, answer, kind_of, pr
 from umbel.aggregation.runfile_sections import AggregationSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
-from umbel.client.errors import AccessRefused, CoordinatorMisbehaved, StateError, TrainingFailed, WorkRefused
+from umbel.client.errors import (
+    AccessRefused,
+    CoordinatorMisbehaved,
+    StateError,
+    TrainingFailed,
+    WorkRefused,
+    refusal_of,
+)
 from umbel.client.shutdown import Shutdown
 from umbel.client.state_dir import locked
 from umbel.client.store import Store
@@ -83,6 +91,39 @@ def test_the_report_says_what_was_done(tmp_path: Path) -> None:
     assert (work["sample_count"], work["steps_done"], work["steps_planned"]) == (5, 2, 4)
     assert work["metrics"] == {"loss": 0.5}  # what is not a number is left out
     assert (work["evaluation"], work["evaluation_sample_count"]) == ({"accuracy": 0.25}, 3)
+    assert work["probe"] is None, "it is no canary"
+
+
+def test_without_an_evaluation_none_is_reported(tmp_path: Path) -> None:
+    double = Double(AddOne().model)
+    take_part(tmp_path, double)
+    work = double.reports["demo.1.1.ward-7"]
+    assert (work["evaluation"], work["evaluation_sample_count"]) == ({}, 0)
+
+
+def test_how_long_the_training_took_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((100.0, 142.0))
+    monkeypatch.setattr("umbel.client.work.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    double = Double(AddOne().model)
+    take_part(tmp_path, double)
+    assert double.reports["demo.1.1.ward-7"]["train_s"] == 42.0
+
+
+def test_an_evaluation_that_is_none_is_a_failure_of_the_sites_code(tmp_path: Path) -> None:
+    class Wrong(AddOne):
+        def evaluate(self, model: nn.Module) -> Evaluation:
+            return {"accuracy": 0.25}  # type: ignore[return-value]  # a user's code
+
+    double = Double(AddOne().model, training=TrainingPlan(evaluate=True))
+    with pytest.raises(TrainingFailed, match="failed with TypeError") as failure:
+        take_part(tmp_path, double, Wrong())
+    assert str(failure.value.__cause__) == "evaluate must return Evaluation, not dict"
+
+
+def test_what_the_coordinator_refuses_is_said_with_its_kind_and_detail() -> None:
+    assert str(refusal_of("unknown-run", "there is no run 'demo'", 404)) == (
+        "the coordinator refused (unknown-run): there is no run 'demo'"
+    )
 
 
 def test_enrolment_is_remembered(tmp_path: Path) -> None:

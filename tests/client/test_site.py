@@ -137,6 +137,13 @@ def test_two_lists_that_are_pinned_without_a_policy_are_no_way_out(house: House)
         house.take_part(bound(asked(1, ALL[1:]), other), ALL[1:], has_policy=False)
 
 
+def test_where_a_policy_names_a_list_another_one_that_is_pinned_does_not_count(house: House) -> None:
+    other = replace(FIRST, name="other")
+    MembersStore(house.directory).take(signed(other, *OFFICERS), is_confirmed=True)
+    with pytest.raises(WorkRefused, match="bound to another member list"):
+        house.site().admit(bound(asked(1), other), LAYOUT)
+
+
 # --- who has come ---
 
 

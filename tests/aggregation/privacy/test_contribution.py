@@ -110,7 +110,8 @@ def test_the_passes_over_an_update_are_two_whatever_it_and_the_bound_are(
 
 
 def test_what_is_sent_is_the_levels_and_the_noise_of_the_key() -> None:
-    codec, values = rotated(70_000), update(70_000, 1.0)
+    codec, values = rotated(150_000), update(150_000, 1.0)
+    assert len(list(codec.parts(values))) > 2
     plan = NoisePlan(9.0, rounded_bound(16.0, codec.n_levels), codec.n_levels, least=3)
     kept = values.clone()
     found = torch.cat(list(contribution(codec, values, dither_of(2), plan, KEY)))

@@ -61,6 +61,16 @@ def test_held_out_samples_count_as_many_as_a_client_may_have_at_most() -> None:
     assert words_of(3, 100).measured(1.0, 1 << 40)[0].samples == 100
 
 
+@pytest.mark.parametrize(
+    ("clients_max", "samples", "bits"),
+    [(100, 1 << 20, 19), (1, 1, 32), (1 << 14, 1, 32), (1 << 15, 1, 31), (1 << 10, 1 << 28, 8)],
+)
+def test_how_fine_a_metric_is_follows_from_how_many_samples_there_can_be(
+    clients_max: int, samples: int, bits: int
+) -> None:
+    assert words_of(clients_max, samples).fraction_bits == bits
+
+
 def test_one_clients_words_are_in_no_repr() -> None:
     assert "samples" not in repr(Measured(1, 2, 3))
     assert "sample_count" not in repr(COUNTS)
