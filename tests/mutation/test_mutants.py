@@ -8,8 +8,8 @@ import pytest
 from tests.mutation.choice import Mutant, at_random, changed_since
 from tests.mutation.neighbours import Neighbours
 from tests.mutation.places import source_of
-from tests.mutation.trials import Baseline
-from tests.mutation.worker import Report
+from tests.mutation.trials import Baseline, Limits, Trials, Workplace
+from tests.mutation.worker import Job, Report, log_of
 
 CODE = '''"""A bank."""
 
@@ -113,6 +113,23 @@ def test_a_mutant_meets_the_tests_that_run_its_line_the_quick_ones_first() -> No
     [constant] = [one for one in _mutants() if "MOST = 101" in one.source.difference(one.place)]
     found, _ = baseline.tests_of(constant, [Path("tests/test_bank.py")], budget_s=10.0)
     assert set(found) == {"quick", "slow", "other", "tests/test_bank.py::own"}, "it runs at import"
+
+
+class _BrokenPlace(Workplace):
+    """A copy in which pytest ends with this exit code before any test."""
+
+    def __init__(self, folder: Path, code: int) -> None:
+        self.folder, self._code = folder, code
+
+    def run(self, job: Job) -> tuple[int | None, Report]:
+        log_of(job.report).write_text("an error in a plugin")
+        return self._code, Report()
+
+
+def test_where_pytest_cannot_run_there_are_no_verdicts(tmp_path: Path) -> None:
+    work = Trials(tmp_path, [_BrokenPlace(tmp_path / "0", code=3)], Limits())
+    with pytest.raises(SystemExit, match=r"could not run tests/test_pay\.py \(exit code 3\):\san error in a plugin"):
+        work.learn(Baseline(), [Path("tests/test_pay.py")], print)
 
 
 def _mutants() -> list[Mutant]:

@@ -17,12 +17,12 @@ from typing import TypeAlias, TypeVar
 
 from tests.mutation.choice import Mutant
 from tests.mutation.neighbours import Neighbours
-from tests.mutation.worker import Job, Report
+from tests.mutation.worker import Job, Report, log_of
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
-_TESTS_OK, _NO_TESTS = 0, 5  # pytest's exit codes
+_TESTS_OK, _TESTS_FAILED, _NO_TESTS = 0, 1, 5  # pytest's exit codes
 
 
 class Outcome(StrEnum):
@@ -133,6 +133,14 @@ class Workplace:
         answer = json.loads(self._process.stdout.readline())
         return answer["code"], Report(**json.loads(report.read_text())) if report.exists() else Report()
 
+    @property
+    def report(self) -> Path:
+        return self.folder.with_suffix(".report")
+
+    def last_words(self) -> str:
+        """What the tests of the last job printed in the end."""
+        return log_of(self.report).read_text(errors="replace")[-2000:]
+
     @contextmanager
     def mutated(self, mutant: Mutant) -> Generator[None]:
         file = self.folder / mutant.path
@@ -166,13 +174,18 @@ class Trials:
         """Run these test files without a mutant, each once."""
 
         def one(test: Path, place: Workplace) -> tuple[Path, int | None, Report]:
-            return test, *place.run(self._job(place, [str(test)], self.limits.baseline_s, lines=True))
+            code, report = place.run(self._job(place, [str(test)], self.limits.baseline_s, lines=True))
+            if code not in (_TESTS_OK, _TESTS_FAILED, _NO_TESTS, None):
+                # No verdict would mean anything: a test that cannot run notices every mutant, or none.
+                raise SystemExit(f"pytest could not run {test} (exit code {code}):\n{place.last_words()}")
+            return test, code, report
 
         for test, code, report in self._each(sorted(tests), one):
             baseline.add(report)
             if code not in (_TESTS_OK, _NO_TESTS):
                 told(
-                    f"{test} fails without a mutant ({', '.join(report.failed[:3]) or code}): its failures are left out"
+                    f"{test} fails without a mutant ({', '.join(report.failed[:3]) or 'not done in time'}): "
+                    "its failures are left out"
                 )
 
     def verdicts(
@@ -202,8 +215,7 @@ class Trials:
         return Verdict(mutant, outcome, list(report.seconds), noticed_by, left_out)
 
     def _job(self, place: Workplace, tests: list[str], limit_s: float, lines: bool) -> Job:
-        report = str(place.folder.with_suffix(".report"))
-        return Job(tests, report, limit_s, stop_at_failure=not lines, lines=lines, slow=self.limits.slow)
+        return Job(tests, str(place.report), limit_s, stop_at_failure=not lines, lines=lines, slow=self.limits.slow)
 
     def _each(self, work: Iterable[Work], do: Callable[[Work, Workplace], Result]) -> Iterator[Result]:
         free: SimpleQueue[Workplace] = SimpleQueue()
@@ -218,14 +230,19 @@ class Trials:
                 free.put(place)
 
         with ThreadPoolExecutor(len(self.places)) as pool:
-            yield from (done.result() for done in as_completed([pool.submit(take, piece) for piece in work]))
+            try:
+                yield from (done.result() for done in as_completed([pool.submit(take, piece) for piece in work]))
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def trials(root: Path, workers: int, limits: Limits) -> Generator[Trials]:
     """Workers in fresh copies, which end with the block; a checkout is never mutated."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="umbel-mutants-")))
+        # A process that a test left behind may still write there, which must not cost the verdicts.
+        temporary = tempfile.TemporaryDirectory(prefix="umbel-mutants-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(temporary))
         places: list[Workplace] = []
         for number in range(workers):
             copy_of(root, folder / str(number))

@@ -21,7 +21,11 @@ import pytest
 os.environ.setdefault("COVERAGE_CORE", "ctrace")  # other cores cannot tell which test ran a line
 import coverage
 
-_REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that the worker has imported for all its forks
+# What forks are warned of since the worker has imported plugins, and what these need, for all of them.
+_IMPORTED_BEFORE = (
+    "ignore::pytest.PytestAssertRewriteWarning",
+    "ignore::hypothesis.errors.HypothesisSideeffectWarning",
+)
 # What takes long to import and starts no thread: a fork of a process with threads may wait for one that it has not.
 _FORKABLE = frozenset(
     {"cryptography", "fastapi", "httpx", "hypothesis", "numpy", "pydantic", "safetensors"}
@@ -87,11 +91,11 @@ def run(job: Job) -> int:
         "no:cacheprovider",
         "-p",
         "no:randomly",
-        "-W",
-        _REWRITTEN,
         "-o",
         "faulthandler_timeout=120",
     ]
+    for warning in _IMPORTED_BEFORE:
+        words += ["-W", warning]
     words += ["-x"] if job.stop_at_failure else []
     words += [] if job.slow else ["-m", "not slow"]
     code = pytest.main([*words, *job.tests], plugins=[recorder])
@@ -113,13 +117,18 @@ def _lines(data: coverage.CoverageData) -> dict[str, dict[str, list[str]]]:
     }
 
 
+def log_of(report: str | Path) -> Path:
+    """Where the fork that writes this report prints."""
+    return Path(f"{report}.log")
+
+
 def _in_a_fork(job: Job) -> dict[str, Any]:
     began = time.monotonic()
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()  # its own group: what a test starts ends with it
-        quiet = os.open(f"{job.report}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        quiet = os.open(log_of(job.report), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
