@@ -36,7 +36,7 @@ test-fast: $(VENV)/.dev ## in a minute: arithmetic, protocols and rules; no coor
 test-nightly: $(VENV)/.dev ## what is too long for a change, then twenty times the examples: about an hour
 	$(PYTEST) $(ALL_CORES) -m "nightly and not realtime"; first=$$?; \
 	$(PYTEST) -m "nightly and realtime"; second=$$?; \
-	HYPOTHESIS_PROFILE=hour $(PYTEST) $(ALL_CORES) -m "hypothesis and not nightly" && exit $$((first | second))
+	HYPOTHESIS_PROFILE=hour $(PYTEST) $(ALL_CORES) --timeout 7200 -m "hypothesis and not nightly" && exit $$((first | second))
 
 # What took longer is measured a second time, so that one stall of the machine fails nothing.
 test-marks: $(VENV)/.dev ## on a quiet machine: every test that is not marked slow is done in a second

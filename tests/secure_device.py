@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.own_dithers import secret_of
 from tests.server_device import Device, Json
+from tests.waits import until_told
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.secagg.agreement import composition_of, context_of
 from umbel.aggregation.secagg.client import SecureClient
@@ -69,14 +70,16 @@ class SecureDevice:
 
     async def get(self, phase: str, wait_s: float = 10.0) -> bytes:
         """What this device needs for its turn. Raises `LeftOut`."""
-        while True:
+
+        async def told() -> httpx.Response | None:
             url = f"/v1/assignments/{self.offer.id}/secure/{phase}?wait_s={wait_s:g}"
             answer = await self.device.send("GET", url)
-            if answer.status_code == 200:
-                return answer.content
             if answer.status_code == 409:
                 raise LeftOut(answer.json()["detail"])
-            assert answer.status_code == 204, answer.text
+            assert answer.status_code in (200, 204), answer.text
+            return answer if answer.status_code == 200 else None
+
+        return (await until_told(f"what {self.device.name} needs for {phase}", told)).content
 
     async def advertise(self) -> None:
         answer = await self.put("advertise-keys", self.party.advertise())

@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from torch import Tensor
 
 from tests.migrated import copy_sqlite
+from tests.waits import until_told
 from umbel.aggregation.artifact import decode_model, encode_model
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.grid import Grid
@@ -155,11 +156,13 @@ class Device:
 
     async def work(self, layout: Layout, wait_s: float = 10.0) -> Json:
         """Check in until there is work; the assignment."""
-        while True:
+
+        async def offered() -> Json | None:
             answer = await self.check_in(layout, wait_s)
             assert answer.status_code == 200, answer.text
-            if assignment := answer.json()["assignment"]:
-                return dict(assignment)
+            return dict(answer.json()["assignment"] or {})
+
+        return await until_told(f"work for {self.name}", offered)
 
     async def upload(self, assignment: str, update: bytes, **headers: str) -> httpx.Response:
         url = f"/v1/assignments/{assignment}/update"
@@ -265,11 +268,24 @@ class House:
 
     async def ended(self, count: int) -> list[Json]:
         """The records of the first `count` ended attempts, once there are so many."""
-        while True:
+
+        async def so_many() -> Json | None:
             progress = await self.progress(wait_s=10.0)
             if len(progress["ended"]) >= count:
-                return list(progress["ended"][:count])
+                return progress
             await self.progress(after=len(progress["ended"]), wait_s=10.0)
+            return None
+
+        return list((await until_told(f"{count} ended attempts", so_many))["ended"][:count])
+
+    async def nobody_waits(self) -> None:
+        """That a client has left the waiting room is stored a little after its answer."""
+        driver = await self.driver()
+
+        async def is_empty() -> bool:
+            return bool(await driver.waiting.count() == 0)
+
+        await until_told("an empty waiting room", is_empty)
 
     async def model(self, digest: str) -> dict[str, Tensor]:
         answer = await self.http.get(f"/v1/admin/models/{digest}", headers=self.admin)
