@@ -112,6 +112,12 @@ class WorkRefused(ClientError):
         return self._told or str(self)
 
 
+class BudgetSpent(WorkRefused):
+    """A private round for which a budget of this site has no room. The refusal says how this round's cost, which the
+    coordinator chooses, compares with what is left, which may be other coordinators' affair.
+    """
+
+
 class AttemptRefused(WorkRefused):
     """An attempt that this client takes no part in, or no longer. It is no failure: the client goes on."""
 

@@ -8,7 +8,8 @@ A client that cannot do its part declines, and the coordinator sees that. What i
 a coordinator could ask until it has read something from the pattern of refusals. Therefore a client stops, until a
 person has looked, after `FAILURES_MAX` failures in a row, and after `UNFIT_MAX` rounds of one run, in a row or not, in
 which its training failed, its update was not finite, or its steps could not be. What the site's policy refuses does not
-count here: it says nothing of the data, and the next policy may allow it.
+count here: it says nothing of the data, and the next policy may allow it. A budget of privacy that has no room for a
+round counts, for what is left of it is a secret, too.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.types import RunId
-from umbel.client.errors import ClientError, StateError, TooManyFailures, UnfitWork, WorkRefused
+from umbel.client.errors import BudgetSpent, ClientError, StateError, TooManyFailures, UnfitWork, WorkRefused
 from umbel.client.files import make_private, write_atomically
 
 FAILURES_MAX = 3  # in a row, of which none is the line's: then a person should look
@@ -97,5 +98,5 @@ class FailureStore:
 
 
 def outlives_a_restart(error: ClientError) -> bool:
-    """Not what a policy refuses."""
-    return isinstance(error, UnfitWork) or not isinstance(error, WorkRefused)
+    """Not what a policy refuses, but for want of privacy."""
+    return isinstance(error, UnfitWork | BudgetSpent) or not isinstance(error, WorkRefused)

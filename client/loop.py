@@ -306,13 +306,16 @@ class Participant:
         """The next attempt is another matter, so the client stays; but the more it has declined in a row, the longer it
         is away before it can be asked again.
         """
-        self._declines += 1
-        away_s = DECLINED_BACKOFF.bound_s(self._declines)
+        away_s = self._next_away_s()
         log.warning("%s: declined, %s; asking for work again in %.0f s", name_of(offer), error, away_s)
         # Its report is waited for until the window's end, its signature for some time after.
         until = window_end if offer.secure is None else window_end + after_s(offer.window_s)
         decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), until))
         self._pause(away_s)
+
+    def _next_away_s(self) -> float:
+        self._declines += 1
+        return DECLINED_BACKOFF.bound_s(self._declines)
 
     def _fail(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
@@ -334,6 +337,8 @@ class Participant:
             )
         if advice or self._failures >= FAILURES_MAX:
             raise error
+        if offer.secure is not None:
+            self._pause(self._next_away_s())  # when it asks again says no more of why it declined than its words do
 
     def _work(self, offer: Assignment, window_end: float) -> None:
         self._site.check_plain(self._layout)

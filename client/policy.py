@@ -26,7 +26,7 @@ from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
 from umbel.client.destinations import LinkHost, LinkLevel, LinkRules
-from umbel.client.errors import AttemptRefused, WorkRefused
+from umbel.client.errors import AttemptRefused, BudgetSpent, WorkRefused
 
 _ANOTHER_MODEL = (
     "a run from another starting model (umbel model init gives the same model each time; pass another --seed)"
@@ -36,6 +36,10 @@ PARAMETERS_MAX = 1 << 53
 EPSILON_MAX = 1e6
 RUNS_MAX = 1000
 LINK_HOSTS_MAX = 100
+_TERMS_MAY_TELL = (
+    "terms (the [training], clip_norm, max_abs, sample_count_max, expected_sample_count or minimum_work), so "
+    "subtracting the two sums could reveal one site's update"
+)
 _NAMED_MAX = 3  # a sentence that names more clients has no room for what to do
 _DENOMINATOR_MAX = 1000  # 0.6667 means two thirds
 
@@ -65,8 +69,8 @@ class SecureRound:
 class SitePolicy:
     """A site's own limits. Without a file, these defaults hold. Raises `ValueError` for what makes no sense.
 
-    `secure_aggregation`: "required" refuses every round without it; "allowed" takes both kinds; None is the first
-    where `members` names a list, else the second. `members`, `members_sha256`, `members_epoch`: the file with the
+    `secure_aggregation`: "required" refuses every round without it; "allowed" takes both kinds; None is the first where
+    `members` names a list, else the second. `members`, `members_sha256`, `members_epoch`: the file with the
     consortium's member list, the hash of the list that this site trusts to begin with, and the oldest epoch that it
     takes. `minimum_cohort`: the fewest clients whose sum may be opened. `threshold_share`: more than this share of the
     holders must be needed to open anything: t >= floor(share * n) + 1; two thirds stand against a coordinator that lies
@@ -80,11 +84,13 @@ class SitePolicy:
     whether the coordinator may be told in clear how many samples there are here. `cohort_change`: what to do about two
     rounds of one run whose clients differ by fewer than `minimum_cohort`; None is "refuse" where `members` names a
     list, but for private rounds whose cost is counted, else "warn". Over one and the same model more than that is
-    asked, and less refused always (`check_same_model`). `links`: to which hosts that are not in `link_hosts` the
-    coordinator may send this site for a model (`destinations.py`). `minimum_work`: the least share of the planned steps
-    of an update that is sent in a secure round, where the run's own is not greater; None for all of them, or one step
-    where the site relies on noise (`relies_on`). `weight_max`: how many samples this site counts at most in a masked
-    sum, which a site with many more than the others would be nearly all of.
+    asked, and less refused always (`check_same_model`). `terms_change`: the same of two rounds of one run whose clients
+    differ by as few, or by none, under different terms (`sum_terms.py`). `links`: to which hosts that are not in
+    `link_hosts` the coordinator may send this site for a model (`destinations.py`). `minimum_work`: the least share of
+    the planned steps of an update that is sent in a secure round, where the run's own is not greater; None for all of
+    them, or one step where the site relies on noise (`relies_on`). `weight_max`: how many samples this site counts at
+    most in a masked sum, which a site with many more than the others would be nearly all of. `share_metrics`: whether
+    what this site measures may be in a masked sum, or told in clear.
     """
 
     secure_aggregation: Literal["required", "allowed"] | None = None
@@ -106,6 +112,8 @@ class SitePolicy:
     link_hosts: tuple[str, ...] = ()
     minimum_work: float | None = None
     weight_max: int | None = None
+    terms_change: Literal["warn", "refuse"] | None = None
+    share_metrics: bool = True
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a limit that would not hold
 
     def __post_init__(self) -> None:
@@ -180,6 +188,11 @@ class SitePolicy:
         """Whoever pins a member list lets no site's update be had by subtraction, unless the policy says "warn"."""
         return (self.cohort_change or ("warn" if self.members is None else "refuse")) == "refuse"
 
+    @property
+    def refuses_terms_change(self) -> bool:
+        """As `refuses_cohort_change`, of the terms."""
+        return (self.terms_change or ("warn" if self.members is None else "refuse")) == "refuse"
+
     def threshold_least(self, n_holders: int) -> int:
         """The least threshold that this site takes part under: floor(share * n) + 1, exact for two thirds of any n."""
         return math.floor(Fraction(self.threshold_share).limit_denominator(_DENOMINATOR_MAX) * n_holders) + 1
@@ -207,6 +220,11 @@ class SitePolicy:
             raise WorkRefused(
                 "this site's policy (share_sample_count = false) forbids sending its sample count, and a report of a "
                 "round without secure aggregation contains it"
+            )
+        if not self.share_metrics:
+            raise WorkRefused(
+                "this site's policy (share_metrics = false) forbids sending its metrics, and a report of a round "
+                "without secure aggregation contains them"
             )
         self._check_size(n_parameters)
         self._check_budgets(None)
@@ -242,16 +260,25 @@ class SitePolicy:
                 f"(retrain_after_release = false) allows no second update. It can take part in {_ANOTHER_MODEL}"
             )
 
-    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str) -> None:
+    def check_same_model(
+        self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str, *, is_of_same_terms: bool
+    ) -> None:
         """Raise `AttemptRefused` for a sum over the very model of one before it, of which shares were revealed, if the
         clients of the two differ by any, but by so few that, with those who may work for the coordinator taken off, the
         difference would be of fewer than `minimum_cohort`. These are a third of `n_invited`, the greater of the two
-        cohorts (`parameters.py`). `earlier`: of which round and run that one was, in words.
+        cohorts (`parameters.py`). Under different terms (`sum_terms.py`) they may not be the same clients either.
+        `earlier`: of which round and run that one was, in words.
         """
-        if changed := _few_changed(before, now, self.minimum_cohort + n_invited // 3):
+        least = self.minimum_cohort + n_invited // 3
+        if changed := _few_changed(before, now, least):
             raise AttemptRefused(
                 f"this site already revealed shares of a sum over the same model, in {earlier}. "
                 f"{_near('The clients of the two sums', changed)}. Ask the same clients again, or use {_ANOTHER_MODEL}"
+            )
+        if not is_of_same_terms and _is_near(before, now, least):
+            raise AttemptRefused(
+                f"this site already revealed shares of a sum over the same model, in {earlier}, under other "
+                f"{_TERMS_MAY_TELL}. Set them as they were, or use {_ANOTHER_MODEL}"
             )
 
     def cohort_change_between(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
@@ -272,6 +299,22 @@ class SitePolicy:
                 f"round: {found}. Ask the same clients in every round (target and minimum = their number, "
                 "over_selection = 1.0), or add noise ([privacy]) with epsilon and without cohort_change in the "
                 'policies, or set cohort_change = "warn" in the policies of sites that accept the risk'
+            )
+        return found
+
+    def check_terms_change(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
+        """What is to be said of two sums under different terms; None where enough of their clients differ. Raises
+        `AttemptRefused` instead, where the policy says so. `earlier`: which round the sum before was of, in words.
+        """
+        if not _is_near(before, now, self.minimum_cohort):
+            return None
+        found = f"nearly the same clients are asked as in {earlier}, under other {_TERMS_MAY_TELL}"
+        if self.refuses_terms_change:
+            raise AttemptRefused(
+                'this site\'s policy (terms_change, by default "refuse" with a member list) does not allow this '
+                f"round: {found}. Keep them for the whole run (no [[override]] of [training]), or add noise "
+                "([privacy]) with epsilon and without terms_change in the policies, or set terms_change = "
+                '"warn" in the policies of sites that accept the risk'
             )
         return found
 
@@ -332,10 +375,10 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
             "[privacy]"
         )
     if not epsilon <= budget:  # also refuses a NaN
-        raise WorkRefused(
+        raise BudgetSpent(
             f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
             f"({key}) is {budget:g}",
-            told=f"this site's budget of privacy ({key}) has no room for this round; its own log has the numbers",
+            told="this site's budget of privacy has no room for this round; its own log has the numbers",
         )
 
 
@@ -349,5 +392,9 @@ def _near(two: str, changed: Sequence[str]) -> str:
 
 def _few_changed(before: Collection[str], now: Collection[str], least: int) -> list[str]:
     """By whom two sums differ, if that is fewer than `least`; else nobody."""
-    changed = sorted(set(before) ^ set(now))
-    return changed if len(changed) < least else []
+    return sorted(set(before) ^ set(now)) if _is_near(before, now, least) else []
+
+
+def _is_near(before: Collection[str], now: Collection[str], least: int) -> bool:
+    """Whether two sums differ by fewer clients than this."""
+    return len(set(before) ^ set(now)) < least

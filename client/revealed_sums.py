@@ -5,10 +5,10 @@ line is added to the file, durably, when a sum leaves the newest hundred (`secur
 
 ```
 ["anna","bert","cora"]                                     a set of clients; the first one has number 0
-{"attempt":"5f…","round":61,"model":"2b…","invited":5,"clients":0}
+{"attempt":"5f…","round":61,"model":"2b…","invited":5,"terms":"9a…","clients":0}
 ```
 
-Where the same sites take part each time that is some 150 bytes a sum. A last line without its line feed was cut off by
+Where the same sites take part each time that is some 220 bytes a sum. A last line without its line feed was cut off by
 a crash while it was written; the sum is then still among the newest hundred, so the line is dropped.
 """
 
@@ -29,13 +29,16 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RevealedSum:
-    """`n_invited`: how many clients the attempt asked; `clients`: who is in the sum."""
+    """`n_invited`: how many clients the attempt asked; `clients`: who is in the sum; `terms_sha256`: of what it was
+    made under (`sum_terms.py`), empty where that was not written down yet.
+    """
 
     attempt_id: str
     round: int
     model_sha256: str
     n_invited: int
     clients: tuple[str, ...]
+    terms_sha256: str
 
 
 class RevealedSums:
@@ -51,7 +54,13 @@ class RevealedSums:
     def add(self, one: RevealedSum) -> None:
         """Durably."""
         cohorts, _, n_whole = self._parsed()
-        entry = {"attempt": one.attempt_id, "round": one.round, "model": one.model_sha256, "invited": one.n_invited}
+        entry = {
+            "attempt": one.attempt_id,
+            "round": one.round,
+            "model": one.model_sha256,
+            "invited": one.n_invited,
+            "terms": one.terms_sha256,
+        }
         lines = [] if one.clients in cohorts else [json.dumps(one.clients, separators=(",", ":"))]
         place = cohorts.index(one.clients) if one.clients in cohorts else len(cohorts)
         lines.append(json.dumps(entry | {"clients": place}, separators=(",", ":")))
@@ -90,4 +99,5 @@ def _take(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSum]) ->
         place, n_invited, round_ = (int(said[key]) for key in ("clients", "invited", "round"))
         if place < 0:
             raise ValueError("no set of clients has a number below 0")
-        sums.append(RevealedSum(str(said["attempt"]), round_, str(said["model"]), n_invited, cohorts[place]))
+        attempt_id, model_sha256, terms_sha256 = str(said["attempt"]), str(said["model"]), str(said.get("terms", ""))
+        sums.append(RevealedSum(attempt_id, round_, model_sha256, n_invited, cohorts[place], terms_sha256))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.public_keys import public_key_bytes, public_key_text
 from umbel.aggregation.secagg.agreement import composition_of, context_of, offer_in
 from umbel.aggregation.secagg.composition import Composition
@@ -80,3 +81,8 @@ def _check_noise(composition: Composition) -> None:
         raise ValueError(f"its noise is for {noise.n_values} levels, and an update has {composition.n_levels}")
     if noise.least > composition.secure.minimum:
         raise ValueError("its noise counts on more clients than must be in the sum")
+    if (clip := composition.codec.clip_norm) is None:
+        raise ValueError("its updates have no clip_norm, so its noise covers none of them")
+    # Of the plan alone: a bound that some updates fit in and others do not would leave zeros of those that do not.
+    if noise.bound_squared < rounded_bound(clip * composition.codec.inverse_step, composition.n_levels):
+        raise ValueError("its noise is for shorter updates than its clip_norm leaves")

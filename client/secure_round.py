@@ -182,6 +182,8 @@ class SecureRound:
                 words.sample_count_max,
             )
         metrics, measured = result.metrics, evaluation.metrics if evaluation else {}
+        if not self._site.policy.share_metrics:
+            metrics, measured = {}, {}
         of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
         if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
             log.warning(

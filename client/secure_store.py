@@ -47,7 +47,8 @@ class RememberedSum:
 
     `key`: drawn here, so that nobody else can name this entry; `attempt_id`: the coordinator's word. `model_sha256`: of
     the model that was trained. `cohort`: who was invited. `clients`: who is in the sum; empty until this client has
-    signed that. `is_revealed`: it has revealed shares of it.
+    signed that. `is_revealed`: it has revealed shares of it. `terms_sha256`: of what it was made under
+    (`sum_terms.py`).
     """
 
     key: str
@@ -57,11 +58,14 @@ class RememberedSum:
     cohort: tuple[str, ...]
     clients: tuple[str, ...] = ()
     is_revealed: bool = False
+    terms_sha256: str = ""
 
     @property
     def revealed(self) -> RevealedSum:
         """What is kept of it for good."""
-        return RevealedSum(self.attempt_id, self.round, self.model_sha256, len(self.cohort), self.clients)
+        return RevealedSum(
+            self.attempt_id, self.round, self.model_sha256, len(self.cohort), self.clients, self.terms_sha256
+        )
 
 
 _BEGUN = TypeAdapter(Begun)

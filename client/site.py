@@ -100,6 +100,7 @@ class Site:
         A private round is charged here, durably: whatever becomes of it afterwards may hang on this site's data, and
         so it costs.
         """
+        self._kept.require_room()  # first: what is beyond it is not to be read through at each offer
         context = asked.context
         ledger = self._ledger_with(asked)
         self._check_own_key(asked)
@@ -113,7 +114,6 @@ class Site:
                 "the next attempt"
             )
         self._memory.check_attempt(asked)
-        self._kept.require_room()
         try:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:

@@ -35,6 +35,13 @@ member list (`cohort_change`), else warned of. Here, too, only sums that this cl
 that it has signed, or sent to, are warned of. The newest hundred sums of the run are looked at. Of the same clients a
 process warns once.
 
+*Other terms.* A bound that the coordinator chooses changes the parts of those sites alone that are beyond it. Of two
+sums of the very same clients under `sample_count_max` 100 and 200, twice the first less the second is of the sites with
+fewer than 200 samples alone, and that may be one. A clip norm tells as much, and so does how much is trained
+(`sum_terms.py`). So over one and the same model a sum under other terms is refused, unless its clients differ by as
+many as above. From model to model, in one run, it is refused or warned of as the policy says (`terms_change`), unless
+its clients differ by `minimum_cohort` or more.
+
 *Who was taken off.* A member that cheated, or left for good, would bind the others to its coming for ever. So who is
 not on the member list that this site's policy names, and the round is bound to, does not count in a difference.
 Officers have signed that list; the coordinator cannot take a member off. The price is that the update of who was taken
@@ -47,10 +54,10 @@ goes by a key of this client's own, which only the process that made the entry k
 
 What this does not do: a coordinator that changes one bit of the model has another model, and one that permutes the
 hidden units of a network has one that is far from the first and gives the same updates, so no distance between models
-could bind it. Three sums or more, of which each two differ by many, can be added and subtracted to leave one client; no
-client need be in all of them. Against both there is `cohort_change = "refuse"`, in part, and noise. In a private run
-whose cost the site counts the noise is there and each attempt is charged, so nothing is refused but what
-`cohort_change` says, if it is written in the policy.
+could bind it: there `cohort_change` and `terms_change` are left. Three sums or more, of which each two differ by many,
+can be added and subtracted to leave one client; no client need be in all of them. Against both there are `cohort_change
+= "refuse"`, in part, and noise. In a private run whose cost the site counts the noise is there and each attempt is
+charged, so nothing is refused but what `cohort_change` and `terms_change` say, if they are written in the policy.
 """
 
 import logging
@@ -64,9 +71,11 @@ from umbel.client.policy import SitePolicy
 from umbel.client.revealed_sums import RevealedSum
 from umbel.client.secure_offer import Asked
 from umbel.client.secure_store import RememberedSum, SecureStore
+from umbel.client.sum_terms import terms_sha256
 
 _KEY_BYTES = 16
 _KEEP_OUT = ' cohort_change = "refuse" in this site\'s policy declines such rounds.'
+_KEEP_TERMS = ' terms_change = "refuse" in this site\'s policy declines such rounds'
 _AVOID = (
     " In the run file, target and minimum = the number of sites and over_selection = 1.0 prevent them; noise "
     "([privacy]) covers them"
@@ -96,6 +105,7 @@ class SumMemory:
         self._kept = kept
         self._own: RememberedSum | None = None  # of the attempt under way, and made by this process
         self._warned_of = set[frozenset[frozenset[str]]]()  # the clients of two sums, pair by pair
+        self._warned_of_terms = set[str]()
 
     @property
     def is_empty(self) -> bool:
@@ -111,12 +121,14 @@ class SumMemory:
             self._check_second_update(asked)
             for run, one in self._bound_by(asked):
                 before = _counted(one.clients, members)
-                if not invited.issuperset(before):
-                    self._policy.check_same_model(before, invited, _n_invited(asked, one), _place_of(one, run))
+                is_the_same = invited == set(before) and not _is_of_same_terms(one, asked)
+                if is_the_same or not invited.issuperset(before):
+                    self._check_same_model(asked, run, one, before, invited)
         sums = self._kept.sums(self._run)
         binding = [_earlier(asked, one, one.cohort, members) for one in sums if one.is_revealed]
         others = [_earlier(asked, one, one.cohort, members) for one in sums if not one.is_revealed]
         self._check_change(asked, frozenset(invited), binding, others)
+        self._check_terms(asked, frozenset(invited), members)
 
     def check_attempt(self, asked: Asked) -> None:
         """Raise `AttemptRefused` for an attempt whose id a sum of any run has that is remembered."""
@@ -132,12 +144,12 @@ class SumMemory:
         """What `check_invitation` does of the sum, now that it is told whose it is."""
         if not self._policy.relies_on(asked.offer.plan.noise):
             for run, one in self._bound_by(asked):
-                before = _counted(one.clients, members)
-                self._policy.check_same_model(before, clients, _n_invited(asked, one), _place_of(one, run))
+                self._check_same_model(asked, run, one, _counted(one.clients, members), clients)
         signed = [one for one in self._kept.sums(self._run) if one.clients]
         binding = [_earlier(asked, one, one.clients, members) for one in signed if one.is_revealed]
         others = [_earlier(asked, one, one.clients, members) for one in signed if not one.is_revealed]
         self._check_change(asked, frozenset(clients), binding, others)
+        self._check_terms(asked, frozenset(clients), members)
 
     # --- what happens ---
 
@@ -145,7 +157,8 @@ class SumMemory:
         """Before the masked update is sent: from then on it may be in a sum that this client is not told of."""
         offer, names = asked.assignment, tuple(asked.context.names)
         key = secrets.token_hex(_KEY_BYTES)
-        self._remember(RememberedSum(key, asked.context.attempt_id, offer.round, offer.model.sha256, names))
+        one = RememberedSum(key, asked.context.attempt_id, offer.round, offer.model.sha256, names)
+        self._remember(replace(one, terms_sha256=terms_sha256(asked)))
 
     def signing(self, asked: Asked, clients: Collection[str]) -> None:
         """Before it is signed whose sum it is."""
@@ -176,6 +189,27 @@ class SumMemory:
         for run, one in self._bound_by(asked):
             self._policy.check_second_update(one.round, "" if run == self._run else run)
 
+    def _check_same_model(
+        self, asked: Asked, run: RunId, one: RevealedSum, before: Collection[str], now: Collection[str]
+    ) -> None:
+        n_invited, place = max(len(asked.context.cohort), one.n_invited), f"round {one.round} of run {run!r}"
+        self._policy.check_same_model(before, now, n_invited, place, is_of_same_terms=_is_of_same_terms(one, asked))
+
+    def _check_terms(self, asked: Asked, now: frozenset[str], members: Collection[str] | None) -> None:
+        """Raise `AttemptRefused` for a sum of nearly the clients of one of the run of which shares were revealed, under
+        other terms, or warn.
+        """
+        if self._policy.relies_on(asked.offer.plan.noise) and self._policy.terms_change is None:
+            return
+        terms, check = terms_sha256(asked), self._policy.check_terms_change
+        for one in self._kept.revealed(self._run):
+            if _is_of_same_terms(one, asked):
+                continue
+            found = check(_counted(one.clients, members), now, f"round {one.round}")
+            if found is not None and terms not in self._warned_of_terms:
+                log.warning("round %d: %s.%s", asked.assignment.round, found, _KEEP_TERMS)
+                self._warned_of_terms.add(terms)
+
     def _check_change(
         self, asked: Asked, now: frozenset[str], binding: Iterable[_Earlier], others: Iterable[_Earlier]
     ) -> None:
@@ -204,8 +238,9 @@ class SumMemory:
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
 
 
-def _place_of(one: RevealedSum, run: RunId) -> str:
-    return f"round {one.round} of run {run!r}"
+def _is_of_same_terms(one: RevealedSum, asked: Asked) -> bool:
+    """Also where a version of umbel wrote the sum down that did not write its terms: a run goes on after an update."""
+    return one.terms_sha256 in ("", terms_sha256(asked))
 
 
 def _earlier(asked: Asked, one: RememberedSum, clients: Collection[str], members: Collection[str] | None) -> _Earlier:
@@ -217,8 +252,3 @@ def _earlier(asked: Asked, one: RememberedSum, clients: Collection[str], members
 def _counted(clients: Collection[str], members: Collection[str] | None) -> list[str]:
     """Of the clients of an earlier sum, those that count in a difference: who is still on the list, if there is one."""
     return [name for name in clients if members is None or name in members]
-
-
-def _n_invited(asked: Asked, one: RevealedSum) -> int:
-    """The greater of the two cohorts."""
-    return max(len(asked.context.cohort), one.n_invited)

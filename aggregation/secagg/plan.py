@@ -94,7 +94,9 @@ class SecurePlan:
                 f"a secure sum has {MINIMUM_LEAST} to {COHORT_MAX} clients; minimum = {self.minimum} of "
                 f"{self.clients_max} is no such number"
             )
-        if self.noise is not None and (self.metrics or self.evaluation or self.is_proportional):
+        if self.noise is not None and (
+            self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1
+        ):
             raise ValueError("in a private round nothing travels without noise: no metrics, and no weights")
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
             raise ValueError(f"minimum_work is a share of the steps, 0 to 1, not {self.minimum_work!r:.40}")

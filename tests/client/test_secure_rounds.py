@@ -26,9 +26,9 @@ from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster, encode_agreements, encode_indices
 from umbel.aggregation.secagg.offer import SecureOffer
-from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import Alarm, CoordinatorMisbehaved, UnfitWork, WorkRefused
@@ -434,32 +434,65 @@ def test_an_offer_that_no_secure_round_has_is_refused(
     assert not double.said
 
 
-def private_plan(plan: SecurePlan, **changes: object) -> SecurePlan:
-    noise = NoisePlan.of(4.0, 10**9, 320, least=3, colluders=1)
-    noise = replace(noise, **changes)  # type: ignore[arg-type]
-    return replace(plan, metrics=(), evaluation=(), weight_unit=1, noise=noise)
+def private_double(rounds: int = 1, **changes: float) -> SecureDouble:
+    """`changes`: of the noise."""
+    double = SecureDouble(Ward().model, rounds=rounds)
+    noise = replace(NoisePlan.of(4.0, 10**9, 320, least=3, colluders=1), **changes)  # type: ignore[arg-type]
+    double.plan = replace(double.plan, metrics=(), evaluation=(), weight_unit=1, noise=noise)
+    double.codec = replace(double.codec, clip_norm=1.0)
+    return double
 
 
 def test_a_private_round_has_noise_and_no_count(tmp_path: Path) -> None:
-    double = SecureDouble(Ward().model)
-    double.plan = private_plan(double.plan)
+    double = private_double()
     assert take_part(tmp_path, double).accepted == 1
     (one,) = double.totals
     assert (one.n_clients, one.sample_count, one.metrics) == (5, 5, {})
 
 
-@pytest.mark.parametrize("changes", [{"n_values": 321}, {"least": 4}], ids=["length", "clients"])
-def test_noise_that_is_not_for_this_round_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
-    double = SecureDouble(Ward().model)
-    double.plan = private_plan(double.plan, **changes)
+ENOUGH = rounded_bound(256.0, 320)  # for a norm of 1 on a step of 1 / 256
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n_values": 321}, {"least": 4}, {"bound_squared": ENOUGH - 1}],
+    ids=["length", "clients", "the length of an update"],
+)
+def test_noise_that_is_not_for_this_round_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
+    double = private_double(**changes)
     with pytest.raises(CoordinatorMisbehaved, match="invalid secure round: its noise"):
         take_part(tmp_path, double)
 
 
+def test_noise_for_the_longest_update_that_the_clip_leaves_is_enough(tmp_path: Path) -> None:
+    double = private_double(bound_squared=ENOUGH)
+    assert double.codec.inverse_step == 256.0
+    assert take_part(tmp_path, double).accepted == 1
+
+
+@pytest.mark.parametrize("change", [{"clip_norm": None}, {"inverse_step": 2.0**70}], ids=["no clip", "too fine a step"])
+def test_a_private_round_whose_noise_is_not_for_its_updates_is_refused(
+    tmp_path: Path, change: dict[str, float | None]
+) -> None:
+    """What is longer than the noise is for is sent as zeros. Where that is all updates but one, the sum is that one."""
+    double = private_double(variance_per_client=2.0**-20)
+    double.codec = replace(double.codec, **change)  # type: ignore[arg-type]
+    with pytest.raises(CoordinatorMisbehaved, match="invalid secure round"):
+        take_part(tmp_path, double)
+    assert not double.said
+
+
+def test_a_private_round_that_weighs_its_updates_is_refused() -> None:
+    """Divided by a great unit, a norm is far below the clip that the noise is for."""
+    plan = private_double().plan
+    with pytest.raises(ValueError, match="nothing travels without noise"):
+        replace(plan, weight_unit=2)
+
+
 @pytest.mark.slow
 def test_a_budget_of_privacy_is_counted_by_the_site_itself_and_kept(tmp_path: Path) -> None:
-    double = SecureDouble(Ward().model, rounds=2)
-    double.plan = replace(private_plan(double.plan, variance_per_client=1e9), bits=24)
+    double = private_double(rounds=2, variance_per_client=1e9)
+    double.plan = replace(double.plan, bits=24)
     assert double.plan.noise is not None
     cost = Ledger(1e-6).after(double.plan.noise.release).epsilon
     with pytest.raises(WorkRefused, match="this round would bring this site's privacy cost for the run to"):
@@ -881,14 +914,26 @@ def test_a_metric_beyond_what_a_sum_takes_is_cut_and_the_log_says_so(
     assert "because they are not numbers: loss\n" in caplog.text, "odd is not added up"
 
 
+def test_a_site_may_keep_its_metrics_out_of_the_sum(tmp_path: Path) -> None:
+    """Of a sum in which all others' are cut to a known value, one site's is what is left."""
+    double = SecureDouble(Ward().model)
+    policy = listed(tmp_path, double, share_metrics=False)
+    assert take_part(tmp_path, double, policy=policy).accepted == 1
+    (one,) = double.totals
+    assert one.n_clients == len(PEERS) + 1
+    assert set(one.measured_by.values()) == {len(PEERS)}
+    assert one.metrics["loss"] == pytest.approx(0.5), "the others'"
+
+
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
+        (SitePolicy(share_metrics=False), "forbids sending its metrics"),
         (SitePolicy("required", Path("pilot.json")), "requires secure aggregation"),
         (SitePolicy(share_sample_count=False), "forbids sending its sample count"),
         (SitePolicy(max_parameters=300), "this model has 310"),
     ],
-    ids=["required", "count", "size"],
+    ids=["metrics", "required", "count", "size"],
 )
 def test_a_plain_round_is_held_against_the_policy_too(
     tmp_path: Path, policy: SitePolicy, sentence: str, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.aggregation.secagg.federation import identity
 from tests.client.secure_double import WARD, SecureDouble, peer_key
-from tests.client.test_sum_memory import ALL, ONE_MODEL, asked
+from tests.client.test_sum_memory import ALL, ONE_MODEL, asked, under
 from tests.consortium import OFFICERS, first_list, signed, without
 from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
@@ -101,6 +101,21 @@ def test_each_attempt_gets_secrets_of_its_own(house: House) -> None:
     admitted = [house.site().admit(bound(asked(1, attempt_id=id_ * 16), FIRST), LAYOUT) for id_ in ("11", "22")]
     assert {len(one.secret) for one in admitted} == {32}
     assert len({one.secret for one in admitted}) == len({one.seed for one in admitted}) == 2
+
+
+# --- other terms ---
+
+
+@pytest.mark.parametrize("model", [ONE_MODEL, "ab" * 32], ids=["the same model", "one that differs by a bit"])
+def test_of_two_sums_of_the_same_clients_with_a_sites_count_between_their_bounds_it_gives_one(
+    house: House, model: str
+) -> None:
+    """M = 120 and M = 310: the first, times 310 / 120, less the second, is of the sites with fewer than 310 samples."""
+    offers = [under(bound(asked(1), FIRST), sample_count_max=120)]
+    offers.append(under(bound(asked(2, model=model), FIRST), sample_count_max=310))
+    house.take_part(offers[0], ALL)
+    with pytest.raises(AttemptRefused, match="under other terms"):
+        house.take_part(offers[1], ALL)
 
 
 # --- who was taken off the member list ---
@@ -298,7 +313,10 @@ def test_rounds_are_held_against_a_budget_at_one_order_whatever_another_would_sa
 def test_a_site_that_can_remember_no_more_sums_takes_part_in_none(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.client.secure_store.SUMS_BYTES_MAX", -1)
+    """It does not read through them first: each offer would have it read all of it."""
+    monkeypatch.setattr("umbel.client.secure_store.SUMS_BYTES_MAX", 9)
+    (house.directory / "secure" / "sums").mkdir(parents=True)
+    (house.directory / "secure" / "sums" / "demo.json").write_bytes(b"unreadable")
     with pytest.raises(WorkRefused, match="more than the"):
         house.site().admit(bound(asked(1), FIRST), LAYOUT)
     assert kept(house).begun() is None

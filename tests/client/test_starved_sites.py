@@ -343,7 +343,7 @@ def test_nor_one_that_goes_on_after_its_deadline(tmp_path: Path, caplog: pytest.
 
     double = Starving(Ward().model, 1.0, TrainingPlan())
     with pytest.raises(UnfitWork):
-        starve(tmp_path, double, Late(), None)
+        starve(tmp_path, double, Late(), None, Patient(9))
     assert not double.uploads
     assert "was told to stop but reported all 4 planned steps as done" in caplog.text
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from torch import nn
@@ -17,7 +17,7 @@ from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy import SitePolicy
 from umbel.client.secure_offer import Asked, read_offer
-from umbel.client.secure_store import RememberedSum, SecureStore
+from umbel.client.secure_store import SUMS_MAX, RememberedSum, SecureStore
 from umbel.client.sum_memory import SumMemory
 
 OTHERS = tuple(f"peer-{number}" for number in range(9))
@@ -42,11 +42,24 @@ def asked(
     if is_private:
         noise = NoisePlan.of(1e9, 10**9, 320, least=3, colluders=1)
         double.plan = replace(double.plan, metrics=(), evaluation=(), weight_unit=1, noise=noise)
+        double.codec = replace(double.codec, clip_norm=1.0)
     offer = double.offered()
     assert offer.secure is not None
     secure = replace(offer.secure, attempt_id=attempt_id or f"{next(_NUMBERS):032x}")
     offer = replace(offer, model=replace(offer.model, sha256=model), secure=secure)
     return read_offer(offer, WARD, double.layout)
+
+
+def under(one: Asked, **changes: object) -> Asked:
+    """The same round, but for this. Of the codec, the grid, the training or the plan: a mapping."""
+    offer = one.assignment
+    parts: dict[str, Any] = {"codec": offer.codec, "grid": offer.grid, "training": offer.training}
+    parts["plan"] = one.offer.plan
+    for name, change in changes.items():
+        parts[name] = replace(parts[name], **change) if isinstance(change, dict) else change
+    secure = replace(one.offer, plan=parts.pop("plan"))
+    layout = one.composition.layout
+    return read_offer(replace(offer, secure=secure, **parts), WARD, layout)
 
 
 class Site:
@@ -395,3 +408,105 @@ def test_nor_does_it_count_from_model_to_model(tmp_path: Path, caplog: pytest.Lo
         Site(tmp_path, policy).memory.check_invitation(asked(3, ALL[1:], ANOTHER), ALL)
     Site(tmp_path, policy, members=ALL[1:]).is_in(asked(4, ALL[1:], ANOTHER), ALL[1:])
     assert not caplog.messages
+
+
+# --- other terms: bounds that the coordinator moves from one sum to the next ---
+
+TERMS: dict[str, dict[str, object]] = {
+    "more samples count": {"sample_count_max": 1001},
+    "a clip norm": {"codec": {"clip_norm": 2.0}},
+    "other values are cut": {"grid": {"max_abs": 4.0}},
+    "more steps": {"training": {"local_epochs": 2}},
+    "larger batches": {"training": {"batch_size": 1 << 20}},
+    "another learning rate": {"training": {"learning_rate": 0.02}},
+    "a lower floor": {"plan": {"minimum_work": 0.5}},
+    "another weight unit": {"plan": {"weight_unit": 1 << 30}},
+}
+NO_TERMS: dict[str, dict[str, object]] = {
+    "nothing": {},
+    "the step and the rotation": {"codec": {"inverse_step": 300.0, "key": 9}},
+    "the bits": {"plan": {"bits": 31}},
+}
+
+
+@pytest.mark.parametrize("changes", TERMS.values(), ids=TERMS.keys())
+def test_a_second_sum_over_the_model_under_other_terms_is_refused_whatever_the_policy(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    policy = SitePolicy(terms_change="warn")
+    Site(tmp_path, policy).is_in(asked(1), ALL)
+    for run in ("demo", "another"):
+        with pytest.raises(AttemptRefused, match="over the same model, in round 1 of run 'demo', under other terms"):
+            Site(tmp_path, policy, run).memory.check_invitation(under(asked(2), **changes))
+
+
+@pytest.mark.parametrize("changes", TERMS.values(), ids=TERMS.keys())
+def test_over_another_model_of_the_run_it_is_refused_or_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object]
+) -> None:
+    Site(tmp_path).is_in(asked(1), ALL)
+    other = under(asked(2, model=ANOTHER), **changes)
+    with pytest.raises(AttemptRefused, match="terms_change"):
+        Site(tmp_path, SitePolicy(terms_change="refuse")).memory.check_invitation(other)
+    assert "under other terms" not in caplog.text
+    Site(tmp_path).is_in(other, ALL)
+    assert caplog.text.count("under other terms") == 1, "once"
+    Site(tmp_path, SitePolicy(terms_change="refuse"), "another").is_in(under(asked(3, model="cc" * 32), **changes), ALL)
+
+
+@pytest.mark.parametrize("changes", NO_TERMS.values(), ids=NO_TERMS.keys())
+def test_what_follows_from_the_round_before_is_free(tmp_path: Path, changes: dict[str, object]) -> None:
+    policy = SitePolicy(terms_change="refuse")
+    Site(tmp_path, policy).is_in(asked(1), ALL)
+    Site(tmp_path, policy).is_in(under(asked(2), **changes), ALL)
+    Site(tmp_path, policy).is_in(under(asked(3, model=ANOTHER), **changes), ALL)
+
+
+def test_other_terms_are_allowed_where_as_many_clients_differ_as_a_sum_has(tmp_path: Path) -> None:
+    policy, changes = SitePolicy(terms_change="refuse"), TERMS["more samples count"]
+    Site(tmp_path, policy).is_in(asked(1), ALL)
+    Site(tmp_path, policy).is_in(under(asked(2, ALL[6:]), **changes), ALL[6:])
+    with pytest.raises(AttemptRefused, match="under other terms"):
+        Site(tmp_path, policy).is_in(under(asked(3, ALL[2:], ANOTHER), **changes), ALL[2:])
+
+
+def test_where_many_may_come_and_few_do_the_sum_is_looked_at(tmp_path: Path) -> None:
+    """The invitation is of many others; those who come are the clients of before."""
+    policy, others = SitePolicy(terms_change="refuse"), tuple(f"peer-x{number}" for number in range(8))
+    Site(tmp_path, policy).is_in(asked(1), ALL)
+    for model in (ONE_MODEL, ANOTHER):
+        site, second = Site(tmp_path, policy), under(asked(2, (*ALL, *others), model), **TERMS["a clip norm"])
+        site.memory.check_invitation(second)
+        with pytest.raises(AttemptRefused, match="under other terms"):
+            site.memory.check_sum(second, ALL)
+
+
+def test_terms_are_remembered_for_good_and_those_of_a_sum_that_was_not_revealed_bind_nobody(tmp_path: Path) -> None:
+    other = TERMS["more samples count"]
+    Site(tmp_path).is_in(under(asked(1), **other), ALL, reveals=False)
+    Site(tmp_path).is_in(asked(2), ALL)
+    for round_ in range(3, SUMS_MAX + 4):
+        SecureStore(tmp_path).remember(RunId("demo"), revealed_sum(round_, ANOTHER))
+    assert 2 not in {one.round for one in SecureStore(tmp_path).sums(RunId("demo"))}
+    with pytest.raises(AttemptRefused, match="in round 2 of run 'demo', under other terms"):
+        Site(tmp_path).memory.check_invitation(under(asked(200), **other))
+    Site(tmp_path).memory.check_invitation(asked(200))
+
+
+def test_sums_of_a_version_that_wrote_no_terms_stop_no_run(tmp_path: Path) -> None:
+    SecureStore(tmp_path).remember(RunId("demo"), revealed_sum(1, ONE_MODEL))
+    for model in (ONE_MODEL, ANOTHER):
+        Site(tmp_path, SitePolicy(terms_change="refuse")).memory.check_invitation(asked(2, model=model))
+
+
+@pytest.mark.parametrize("word", [None, "refuse"])
+def test_noise_that_the_site_counts_covers_other_terms_unless_the_policy_says_refuse(
+    tmp_path: Path, word: Literal["refuse"] | None
+) -> None:
+    policy = replace(SitePolicy(epsilon=1e5), terms_change=word)
+    Site(tmp_path, policy).is_in(asked(1, is_private=True), ALL)
+    other = under(asked(2, model=ANOTHER, is_private=True), training={"learning_rate": 0.02})
+    with pytest.raises(AttemptRefused, match="under other terms") if word else nullcontext():
+        Site(tmp_path, policy).memory.check_invitation(other)
+    with pytest.raises(AttemptRefused, match="under other terms"):
+        Site(tmp_path, SitePolicy(terms_change="refuse")).memory.check_invitation(other)

@@ -90,7 +90,7 @@ def _written(name: str, default: object) -> str:
         return "two thirds"
     if name == "secure_aggregation":
         return '`"required"` with `members`, else `"allowed"`'
-    if name == "cohort_change":
+    if name in ("cohort_change", "terms_change"):
         return '`"refuse"` with `members`, else `"warn"`'
     if default is None:
         return ""

@@ -24,8 +24,9 @@ from tests.client.test_secure_rounds import LOST_KEYS, SAMPLES, Crash, Mortal, W
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.types import RunId
 from umbel.client import Client, LocalPlan, TrainResult
-from umbel.client.errors import Alarm, ClientError, TooManyFailures, UnfitWork, WorkRefused
+from umbel.client.errors import Alarm, BudgetSpent, ClientError, TooManyFailures, UnfitWork, WorkRefused
 from umbel.client.failures import FAILURES_MAX, UNFIT_MAX
+from umbel.client.shutdown import Shutdown
 from umbel.client.store import Store
 
 DELTA, MAX_ABS = 1e-6, 0.5
@@ -296,6 +297,50 @@ def test_a_restart_does_not_begin_the_count_of_failures_anew(tmp_path: Path, cap
         take_part(tmp_path, double, app, policy)
     assert str(path) in str(why.value), "and whenever it is started"
     assert len(double.log) == asked, "it says nothing"
+
+
+def test_a_budget_that_is_spent_is_said_three_times_and_no_more_until_a_person_has_looked(tmp_path: Path) -> None:
+    """Each time tells how a cost that the coordinator chooses compares with what is left of it."""
+    double = private()
+    policy = listed(tmp_path, double, epsilon=1e-6)
+    ends = restarted(4, lambda: take_part(tmp_path, double, Site(), policy))
+    assert ends == [BudgetSpent, TooManyFailures, TooManyFailures, TooManyFailures]
+    assert len(double.declined) == FAILURES_MAX
+    assert set(double.declined.values()) == {
+        "this site's budget of privacy has no room for this round; its own log has the numbers"
+    }
+
+
+class Waits(Shutdown):
+    """Notes how long the client is away before it asks for work again; leaves after the second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = list[float]()
+
+    def wait(self, seconds: float) -> None:
+        if seconds >= 0.5:
+            self.seconds.append(seconds)
+        if len(self.seconds) == 2:
+            self.request("the test has seen enough")
+        super().wait(0.0)
+
+
+class TooLittle(Site):
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        return replace(super().train(model, plan), steps_done=1, steps_planned=10)
+
+
+def test_when_a_site_asks_again_does_not_tell_why_it_declined(tmp_path: Path) -> None:
+    """That it had too little time is not of its data; that training failed may be."""
+    waits = dict[str, list[float]]()
+    for app in (Throwing(), Site(math.nan), TooLittle()):
+        double, shutdown, directory = SecureDouble(Ward().model), Waits(), tmp_path / type(app).__name__
+        directory.mkdir()
+        take_part(directory, double, app, listed(directory, double), shutdown=shutdown)
+        assert set(double.declined.values()) == {"this client does not take part in this attempt"}
+        waits[type(app).__name__] = shutdown.seconds
+    assert waits == {"Throwing": [1.0, 2.0], "Site": [1.0, 2.0], "TooLittle": [1.0, 2.0]}
 
 
 def test_once_a_person_has_removed_the_file_the_site_goes_on(tmp_path: Path) -> None:
