@@ -143,7 +143,7 @@ def test_the_same_model_with_one_client_less_tells_nothing_of_that_one(
 ) -> None:
     """East has left, and the operator goes back to the first model: the next round is of all but east."""
     if not is_defended:
-        monkeypatch.setattr(SitePolicy, "check_same_model", lambda *_: None)
+        monkeypatch.setattr(SitePolicy, "check_same_model", lambda *_, **__: None)
 
     async def scenario() -> None:
         apps = {**{name: Ward(SAMPLES[name]) for name in STAYING}, "east": Leaving(SAMPLES["east"])}
