@@ -66,7 +66,8 @@ fuzz: $(VENV)/.dev ## strangers' bytes, for minutes: each reader for SECONDS, th
 
 mutants: $(VENV)/.dev ## small mistakes in what changed since BASE, or in RANDOM=200 places: does a test notice each?
 	$(BIN)/python -m tests.mutation.mutants $(if $(BASE),--base $(BASE)) \
-		$(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(IN))
+		$(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(IN)) \
+		$(if $(AGAIN),--again $(AGAIN) --slow)
 
 bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench coordinator

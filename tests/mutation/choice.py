@@ -5,12 +5,14 @@ import random
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutation.neighbours import PARTS
 from tests.mutation.places import Place, Source, source_of
+
+_BEYOND = re.compile(r"plot|triton")  # a person looks at a plot; Triton's kernels need a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +41,28 @@ def at_random(root: Path, paths: Iterable[Path], count: int, seed: int) -> list[
 
 
 def files_in(root: Path, names: Sequence[str]) -> list[Path]:
-    """The product's files among these files and folders."""
+    """The product's files among these files, and in these folders those that tests of this machine can judge."""
     for name in names:
         if not (root / name).exists():
             raise SystemExit(f"{name} does not exist: name files or folders of {', '.join(PARTS)}")
-    found = {path.resolve() for name in names for path in [root / name, *(root / name).rglob("*.py")]}
+    inside = {path.resolve() for name in names for path in (root / name).rglob("*.py") if not _BEYOND.search(path.name)}
+    found = inside | {(root / name).resolve() for name in names}
     return sorted(path.relative_to(root.resolve()) for path in found if path.suffix == ".py")
+
+
+def again(root: Path, survivors: Collection[Mapping[str, object]]) -> list[Mutant]:
+    """The mutants that these records of an earlier run name, as far as they can still be made."""
+    at = {(one["path"], one["line"], one["difference"]) for one in survivors}
+    anywhere = {(path, difference) for path, _, difference in at}
+    found: dict[tuple[str, str], Mutant] = {}
+    for path in sorted({str(path) for path, _ in anywhere}):
+        for mutant in _of_file(Path(path), (root / path).read_text(encoding="utf-8")) if (root / path).exists() else ():
+            difference = mutant.source.difference(mutant.place)
+            key = (path, difference)
+            # Of several alike in a file, the one at the line of before.
+            if key in anywhere and (key not in found or (path, mutant.place.first, difference) in at):
+                found[key] = mutant
+    return list(found.values())
 
 
 def merge_base(root: Path) -> str:

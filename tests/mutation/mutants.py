@@ -4,6 +4,7 @@
     make mutants BASE=HEAD~3                          what changed since that commit
     make mutants RANDOM=200 SEED=20261123             two hundred places of the whole product, drawn with a seed
     make mutants RANDOM=20 SEED=1 IN="server/auth.py aggregation/secagg"
+    make mutants AGAIN=verdicts.jsonl                 those that nobody noticed when --out wrote this file
 
 A mutant is the code with one small mistake: a bound off by one, a refusal that refuses nothing, a lock that is gone, a
 flag turned round. The tests near the file run once without a mutant, which tells the lines that each test runs. Then
@@ -11,7 +12,8 @@ each mutant meets the tests that run its line, the quick ones first, until one f
 test files meet the others. A mutant survives if no test fails: no test decides that line. Either a test is missing, or
 the line is not needed, or both ways are right.
 
-Everything happens in copies in a temporary folder. Tests marked slow take part with --slow only.
+What is drawn from folders leaves out files that draw plots, which a person looks at, and Triton's kernels, which need a
+GPU. Everything happens in copies in a temporary folder. Tests marked slow take part with --slow only.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.mutation.choice import Mutant, at_random, changed_since, files_in, merge_base
+from tests.mutation.choice import Mutant, again, at_random, changed_since, files_in, merge_base
 from tests.mutation.neighbours import PARTS
 from tests.mutation.trials import Baseline, Limits, Outcome, Verdict, tests_near, trials
 
@@ -38,6 +40,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--base", help="mutate the functions that changed since this commit (default: since main)")
     parser.add_argument("--random", type=int, metavar="N", help="mutate N places, drawn with --seed")
     parser.add_argument("--each", type=int, metavar="N", help="mutate N places of each file, drawn with --seed")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="mutate what survived when --out wrote this file")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
     parser.add_argument("--share", type=float, default=0.1, help="survivors that are tolerated (default 0.1)")
     parser.add_argument("--workers", type=int, default=2, help="processes that run tests (default 2)")
@@ -50,6 +53,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> list[Mutant]:
+    if options.again is not None:
+        told = [json.loads(line) for line in options.again.read_text(encoding="utf-8").splitlines()]
+        return again(ROOT, [one for one in told if not Outcome[one["outcome"]].noticed])
     files = files_in(ROOT, options.places)
     if options.each is not None:
         return [mutant for path in files for mutant in at_random(ROOT, [path], options.each, options.seed)]

@@ -5,7 +5,7 @@ from subprocess import run
 
 import pytest
 
-from tests.mutation.choice import Mutant, at_random, changed_since
+from tests.mutation.choice import Mutant, again, at_random, changed_since, files_in
 from tests.mutation.neighbours import Neighbours
 from tests.mutation.places import source_of
 from tests.mutation.trials import Baseline, Limits, Trials, Workplace
@@ -94,6 +94,28 @@ def test_a_seed_draws_the_same_mutants_again(tmp_path: Path) -> None:
     )
     assert drawn == again != others
     assert len(drawn) == 5
+
+
+def test_folders_are_drawn_from_without_what_no_test_here_can_judge(tmp_path: Path) -> None:
+    project(tmp_path)
+    for name in ("bank_plot.py", "kernels_triton.py"):
+        (tmp_path / "aggregation" / name).write_text(CODE)
+    assert [path.name for path in files_in(tmp_path, ["aggregation"])] == ["bank.py", "shop.py"]
+    assert files_in(tmp_path, ["aggregation/bank_plot.py"]) == [Path("aggregation/bank_plot.py")], "named is named"
+
+
+def test_what_survived_is_tried_again_where_it_stands_now(tmp_path: Path) -> None:
+    project(tmp_path)
+    told = [
+        {"path": str(mutant.path), "line": mutant.place.first, "difference": mutant.source.difference(mutant.place)}
+        for mutant in _mutants()[::4]
+    ]
+    gone = {"path": "aggregation/gone.py", "line": 1, "difference": "-a\n+b"}
+    (tmp_path / "aggregation" / "bank.py").write_text(CODE.replace("MOST = 100", "# More?\n\nMOST = 100"))
+    found = again(tmp_path, [*told, gone])
+    assert [(one.place.first - 2, one.source.difference(one.place)) for one in found] == [
+        (one["line"], one["difference"]) for one in told
+    ]
 
 
 def test_the_tests_that_mirror_a_file_come_first_and_those_that_do_not_reach_it_not_at_all(tmp_path: Path) -> None:
