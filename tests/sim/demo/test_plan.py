@@ -10,7 +10,9 @@ from umbel.sim.commands import demo
 from umbel.sim.demo.plan import (
     COORDINATOR_KILLED_AFTER,
     KILL_IN_TRAINING,
+    N_CLIENTS,
     PACE_MAX,
+    ROUNDS_DOWN,
     SECURE_WINDOW_S,
     WINDOW_S,
     Role,
@@ -86,3 +88,10 @@ def test_the_help_tells_from_how_many_rounds_on_something_is_killed() -> None:
     # The client is killed in a certain training of its own, and may miss a round before.
     assert f"From --rounds {KILL_IN_TRAINING + 1} on" in (demo.__doc__ or "")
     assert f"--rounds {KILL_IN_TRAINING + COORDINATOR_KILLED_AFTER + 1} on, the coordinator" in (demo.__doc__ or "")
+
+
+def test_while_a_clinic_is_away_every_other_one_is_asked_so_that_the_rounds_go_on() -> None:
+    file = make_plan(7, 24, calm=False).run_file
+    wanted = [file.rounds_of(number).target for number in range(1, 25)]
+    away = range(KILL_IN_TRAINING, KILL_IN_TRAINING + ROUNDS_DOWN + 1)
+    assert wanted == [N_CLIENTS if number in away else 10 for number in range(1, 25)]

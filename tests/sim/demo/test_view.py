@@ -171,3 +171,10 @@ def test_bytes_are_written_for_people(n_bytes: int, text: str) -> None:
 def test_a_sparkline_has_one_bar_per_value_and_survives_the_ends() -> None:
     assert sparkline([-1.0, 0.0, 0.5, 1.0, 2.0], 10) == "▁▁▅██"
     assert len(sparkline([0.5] * 50, 30)) == 30
+
+
+@pytest.mark.parametrize(("attempt", "is_said"), [(1, False), (2, True)])
+def test_an_attempt_after_the_first_is_said(attempt: int, is_said: bool) -> None:
+    board = new_board([])
+    board.live = replace(live_round(PLAN, 2, "training"), attempt=attempt)
+    assert (f"(attempt {attempt})" in drawn(board)) is is_said

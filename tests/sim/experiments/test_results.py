@@ -3,6 +3,7 @@
 import json
 import re
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,12 @@ def test_code_that_ends_the_program_is_no_success(
     done = command_line.invoke(app, ["simulate", str(tmp_path / "small.toml"), *named])
     assert done.exit_code == 1
     assert "ended the program (status 0)" in done.stderr
+
+
+def test_a_run_in_which_no_device_was_at_work_has_wasted_nothing() -> None:
+    results = simulate(table())
+    (one,) = results.trials
+    idle = replace(one, rows=[replace(row, busy_s=0.0, wasted_s=0.0) for row in one.rows])
+    (point,) = replace(results, trials=[idle]).points
+    assert point.wasted_share is not None
+    assert point.wasted_share.mean == 0.0

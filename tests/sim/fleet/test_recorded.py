@@ -174,3 +174,10 @@ def test_a_section_names_a_trace(tmp_path: Path, trace: Trace) -> None:
     fleet = build_fleet(FleetSection(recorded="trace.json"), 5, tmp_path)
     usual = fleet.speed.trait.usual(np.arange(10))
     assert usual.tobytes() == recorded_fleet(trace, fleet.seed, HONEST).speed.trait.usual(np.arange(10)).tobytes()
+
+
+def test_what_a_section_says_beside_its_trace_holds(tmp_path: Path, trace: Trace) -> None:
+    (tmp_path / "trace.json").write_text(canonical(trace))
+    for partial_work in (True, False):
+        section = FleetSection(recorded="trace.json", partial_work=partial_work)
+        assert build_fleet(section, 5, tmp_path).partial_work is partial_work
