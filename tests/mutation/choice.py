@@ -5,7 +5,7 @@ import random
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,19 +50,19 @@ def files_in(root: Path, names: Sequence[str]) -> list[Path]:
     return sorted(path.relative_to(root.resolve()) for path in found if path.suffix == ".py")
 
 
-def again(root: Path, survivors: Collection[Mapping[str, object]]) -> list[Mutant]:
+def again(root: Path, survivors: Iterable[Mapping[str, object]]) -> list[Mutant]:
     """The mutants that these records of an earlier run name, as far as they can still be made."""
-    at = {(one["path"], one["line"], one["difference"]) for one in survivors}
-    anywhere = {(path, difference) for path, _, difference in at}
-    found: dict[tuple[str, str], Mutant] = {}
-    for path in sorted({str(path) for path, _ in anywhere}):
-        for mutant in _of_file(Path(path), (root / path).read_text(encoding="utf-8")) if (root / path).exists() else ():
-            difference = mutant.source.difference(mutant.place)
-            key = (path, difference)
-            # Of several alike in a file, the one at the line of before.
-            if key in anywhere and (key not in found or (path, mutant.place.first, difference) in at):
-                found[key] = mutant
-    return list(found.values())
+    wanted: defaultdict[Path, list[tuple[object, object]]] = defaultdict(list)
+    for one in survivors:
+        wanted[Path(str(one["path"]))].append((one["line"], one["difference"]))
+    found: list[Mutant] = []
+    for path, places in sorted(wanted.items()):
+        mutants = _of_file(path, (root / path).read_text(encoding="utf-8")) if (root / path).exists() else []
+        for line, difference in places:
+            # At its line of before first: to write a difference takes some time.
+            ranked = sorted(mutants, key=lambda one: abs(one.place.first - int(str(line))))
+            found += next(([one] for one in ranked if one.source.difference(one.place) == difference), [])
+    return found
 
 
 def merge_base(root: Path) -> str:

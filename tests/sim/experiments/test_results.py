@@ -310,7 +310,7 @@ def test_code_that_ends_the_program_is_no_success(
 def test_a_run_in_which_no_device_was_at_work_has_wasted_nothing() -> None:
     results = simulate(table())
     (one,) = results.trials
-    idle = replace(one, rows=[replace(row, busy_s=0.0, wasted_s=0.0) for row in one.rows])
-    (point,) = replace(results, trials=[idle]).points
+    idle = replace(one, rows=tuple(replace(row, busy_s=0.0, wasted_s=0.0) for row in one.rows))
+    (point,) = replace(results, trials=(idle,)).points
     assert point.wasted_share is not None
     assert point.wasted_share.mean == 0.0
