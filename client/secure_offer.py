@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from umbel.aggregation.grid import Grid
 from umbel.aggregation.layout import Layout
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.sensitivity import rounded_bound
@@ -49,6 +50,11 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
         raise ValueError(
             "it weighs clients by how often they were drawn, which is the coordinator's word for each of them: one "
             "could be given all the weight, and its update read from the sum"
+        )
+    grid = assignment.grid
+    if grid != Grid.finest(max_abs=grid.max_abs, total_weight_max=grid.total_weight_max):
+        raise ValueError(
+            "its grid has not the step that max_abs leads to, so it could round some sites' values to zero"
         )
     if assignment.share != 1:
         raise ValueError("it asks for a share of the work, which only a canary does")

@@ -14,7 +14,7 @@ from tests.client.secure_double import WARD, SecureDouble, peer_key
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
-from umbel.client.errors import AttemptRefused
+from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved
 from umbel.client.policy import SitePolicy
 from umbel.client.secure_offer import Asked, read_offer
 from umbel.client.secure_store import SUMS_MAX, RememberedSum, SecureStore
@@ -415,7 +415,7 @@ def test_nor_does_it_count_from_model_to_model(tmp_path: Path, caplog: pytest.Lo
 TERMS: dict[str, dict[str, object]] = {
     "more samples count": {"sample_count_max": 1001},
     "a clip norm": {"codec": {"clip_norm": 2.0}},
-    "other values are cut": {"grid": {"max_abs": 4.0}},
+    "other values are cut": {"grid": {"max_abs": 4.0, "step": asked(1).assignment.grid.step / 2}},
     "more steps": {"training": {"local_epochs": 2}},
     "larger batches": {"training": {"batch_size": 1 << 20}},
     "another learning rate": {"training": {"learning_rate": 0.02}},
@@ -452,6 +452,14 @@ def test_over_another_model_of_the_run_it_is_refused_or_warned_of(
     Site(tmp_path).is_in(other, ALL)
     assert caplog.text.count("under other terms") == 1, "once"
     Site(tmp_path, SitePolicy(terms_change="refuse"), "another").is_in(under(asked(3, model="cc" * 32), **changes), ALL)
+
+
+def test_a_grid_that_rounds_more_than_max_abs_needs_is_refused() -> None:
+    """Exact values are rounded on it, and small ones to zero: a bound that would be in no terms."""
+    step = asked(1).assignment.grid.step
+    with pytest.raises(CoordinatorMisbehaved, match="its grid has not the step"):
+        under(asked(1), grid={"step": 2 * step})
+    assert under(asked(1), grid={"step": step}).assignment.grid == asked(1).assignment.grid
 
 
 @pytest.mark.parametrize("changes", NO_TERMS.values(), ids=NO_TERMS.keys())
