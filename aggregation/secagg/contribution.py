@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 CONTRIBUTION_SECRET_BYTES = 32
 _NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that what float32 rounds off takes no norm beyond what can be rotated
 
+_RMS_WHOLE = LEVEL_MAX / 5  # levels: of normal values, as rotated ones are, one in two million is cut
+
 
 class ContributionRefused(SecAggError):
     """Work that must not be sent; says why, and no number of it."""
@@ -161,6 +163,11 @@ def contribution(
         scale = _NORM_MOST / read.norm
         remarks += ("the weight change is far too long, and is shortened: train with a lower learning rate",)
     scale = as_float32(scale)
+    if read.norm * scale / math.sqrt(composition.n_levels) * composition.codec.inverse_step > _RMS_WHOLE:
+        remarks += (
+            f"the round's step is so fine that values of this update are cut at {LEVEL_MAX} steps, and a sum with "
+            "another step would show what was cut: ask the coordinator's operator why",
+        )
     read.values.mul_(scale)
     counts, measured = _counts(composition, work, weight, read.norm * scale, is_private=is_private)
     joined = composition.words.join(counts, measured, to_integers(read.exact, composition.grid).mul_(weight))

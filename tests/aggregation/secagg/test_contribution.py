@@ -194,6 +194,15 @@ def test_exact_values_are_cut_too() -> None:
     assert made.words[-8:].tolist() == [round(4.0 / composition.grid.step) * 7] * 8
 
 
+@pytest.mark.parametrize(("rms", "is_said"), [(6500.0, False), (6600.0, True)])
+def test_where_the_step_is_so_fine_that_levels_are_cut_the_client_is_told(rms: float, is_said: bool) -> None:
+    """What is cut of one client only, a second sum on another step would show."""
+    composition = composed(secure_plan(5))
+    change = torch.full((N_VALUES,), rms * math.sqrt(composition.n_levels / N_VALUES) / composition.codec.inverse_step)
+    made = sent(composition, change, work_of(composition.secure.weight_unit), 0)
+    assert any("so fine that values of this update are cut" in remark for remark in made.remarks) is is_said
+
+
 def test_a_change_beyond_all_numbers_is_shortened() -> None:
     composition = composed(secure_plan(5), max_abs=2.0**60)
     made = sent(composition, torch.full((N_VALUES,), 2.0**50), work_of(1 << 20), 0)
