@@ -39,17 +39,21 @@ class Endpoint:
 
 
 def ask(
-    pieces: Sequence[bytes], headers: Mapping[str, str], path: str = "/any", kind: str = "http"
+    pieces: Sequence[bytes],
+    headers: Mapping[str, str],
+    path: str = "/any",
+    kind: str = "http",
+    *,
+    says_more: bool = True,
 ) -> tuple[bytes | None, int | None]:
     """What the endpoint has read, and the status with which the request was refused before it.
 
     A refused request's body stays unread. So its connection must be closed, or the body would be read as a request.
     """
     scope = {"type": kind, "path": path, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
-    waiting = [
-        {"type": "http.request", "body": piece, "more_body": number + 1 < len(pieces)}
-        for number, piece in enumerate(pieces)
-    ]
+    waiting: list[Message] = [{"type": "http.request", "body": piece} for piece in pieces]
+    if says_more:
+        waiting = [{**message, "more_body": message is not waiting[-1]} for message in waiting]
     sent, endpoint = list[Message](), Endpoint()
 
     async def receive() -> Message:
@@ -81,6 +85,13 @@ def test_a_body_that_declares_more_than_the_cap_is_refused_unread() -> None:
 def test_a_body_of_another_length_than_it_declares_is_refused(pieces: Sequence[bytes], declared: str | None) -> None:
     with pytest.raises(Refused, match="bytes, but"):
         ask(pieces, {} if declared is None else {"content-length": declared})
+
+
+def test_a_message_that_does_not_say_whether_more_comes_is_the_last() -> None:
+    """So ASGI has it."""
+    with pytest.raises(Refused, match="says 3 bytes, but 2 came"):
+        ask([b"xx"], {"content-length": "3"}, says_more=False)
+    assert ask([b"xxx"], {"content-length": "3"}, says_more=False) == (b"xxx", None)
 
 
 def test_a_request_without_a_body_needs_no_length() -> None:
