@@ -2,12 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, MutableMapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
+from umbel.server.express import ExpressAPI
 from umbel.server.limits import (
     REPORT_BYTES_MAX,
     RUN_BYTES_MAX,
@@ -114,6 +117,30 @@ def test_an_address_with_a_nul_is_refused() -> None:
 def test_what_is_no_request_passes() -> None:
     """The server's own start and stop are messages, too."""
     assert ask([b"x" * 99], {}, kind="lifespan") == (b"x" * 99, None)
+
+
+def test_a_server_that_starts_and_stops_is_heard_past_the_express_routes() -> None:
+    """Its messages have neither method nor path."""
+    heard, sent = list[str](), list[str]()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        heard.append("started")
+        yield
+        heard.append("stopped")
+
+    app = ExpressAPI(lifespan=lifespan)
+    app.take_express({}, [])
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Message:
+        return dict(messages.pop(0))
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(app({"type": "lifespan", "state": {}}, receive, send))
+    assert (heard, sent) == (["started", "stopped"], ["lifespan.startup.complete", "lifespan.shutdown.complete"])
 
 
 def test_each_address_has_its_own_cap(tmp_path: Path) -> None:
