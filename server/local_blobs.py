@@ -28,8 +28,8 @@ class LocalBlobs:
         private_directory(self._directory)
         self._scratch.prepare()
         self._take_in_models()
-        with self.scratch() as path:
-            path.touch()  # a directory that cannot be written is told now, not in mid-round
+        with self.scratch():
+            pass  # a directory that cannot be written is told now, not in mid-round
 
     def put(self, path: Path, key: str) -> None:
         target = self._path(key)

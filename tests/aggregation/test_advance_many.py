@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umbel.aggregation import advance_many
 from umbel.aggregation.advance import advance
 from umbel.aggregation.advance_many import advance_all
 from umbel.aggregation.cohort import Member
-from umbel.aggregation.round import Command, Declined, Event, Reported, RoundState, Stopped, Tick, Training
+from umbel.aggregation.round import Closing, Command, Declined, Event, Reported, RoundState, Stopped, Tick, Training
 from umbel.aggregation.task import Task
 from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
 
@@ -62,6 +64,23 @@ def one_by_one(state: RoundState, given_events: Sequence[Event]) -> tuple[RoundS
 @settings(max_examples=400, deadline=None)
 def test_together_is_one_after_another(state: Training, given_events: list[Event]) -> None:
     assert advance_all(state, given_events) == one_by_one(state, given_events)
+
+
+def test_reports_that_cannot_end_the_round_are_taken_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, each would copy all that came before it."""
+    alone = list[Event]()
+
+    def counted(state: RoundState, event: Event) -> tuple[RoundState, tuple[Command, ...]]:
+        alone.append(event)
+        return advance(state, event)
+
+    monkeypatch.setattr(advance_many, "advance", counted)
+    plan = RoundPlan(RunId("run"), 1, 1, 1000, 1, 1.0, 10.0, Weighting.SAMPLES, 100, 64.0, seed=1)
+    reports = [Reported(1.0, ClientId(f"c{i}"), WORK) for i in range(1000)]
+    state = Training(plan, {report.client: Member(1, 5) for report in reports}, opened_at=0.0)
+    closed, _ = advance_all(state, reports)
+    assert isinstance(closed, Closing)
+    assert alone == [reports[-1]], "the one that ends the round"
 
 
 @given(rounds(), st.permutations(CLIENTS))

@@ -102,6 +102,15 @@ def test_a_site_that_was_not_there_is_not_waited_for() -> None:
     assert closed.reason == "the target of 2 reports is in; not covered: site nowhere"
 
 
+def test_a_tier_whose_clients_have_all_declined_is_not_waited_for() -> None:
+    state: RoundState = replace(training(tiers=("lab",)), cohort={**COHORT, ClientId("e"): Member(1, 100, "ward")})
+    for client in (C, D):
+        state, _ = advance(state, Declined(1.0, client, "low battery"))
+    closed = after(state, A, B)
+    assert isinstance(closed, Closing)
+    assert closed.reason == "the target of 2 reports is in; not covered: tier lab"
+
+
 def test_a_share_that_is_out_of_reach_is_not_waited_for() -> None:
     state, _ = advance(training(samples=0.6), Declined(1.0, D, "low battery"))
     assert isinstance(after(state, A, B), Closing)

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from umbel.aggregation.canary import Sent
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.cohort import Member
 from umbel.aggregation.endings import Known, Measured, abandoned, finished, rolled_back
 from umbel.aggregation.messages import Outcome, RunStatus
 from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.records import VersionRecord
+from umbel.aggregation.records import ClientRecord, Fate, VersionRecord
 from umbel.aggregation.round import Abandoned, Accepted, Closing
 from umbel.aggregation.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.runfile import RunFile
@@ -19,7 +20,8 @@ from umbel.aggregation.runfile_sections import CanarySection, EvaluationSection,
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.stopping import StopRule
 from umbel.aggregation.task import Task
-from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, RoundPlan, WorkDone
+from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, Probe, RoundPlan, WorkDone
+from umbel.aggregation.verdicts import Trial
 
 PLAIN = RunFile("demo", RoundsSection(3, target=8, minimum=6, attempts_max=4))
 PRIVATE = replace(
@@ -117,6 +119,17 @@ def test_a_canary_that_has_failed_is_tried_again_as_a_canary() -> None:
     assert (end.next_state.plan.task, end.next_state.plan.attempt) == (Task.CANARY, 3)
 
 
+@pytest.mark.parametrize("window_s", [100.0, 1.0])
+def test_only_a_canary_that_passes_names_the_model_that_it_was_held_with(window_s: float) -> None:
+    """A whole round takes 2 s at the speed that its clients measured."""
+    file = replace(PLAIN, rounds=replace(PLAIN.rounds, window_s=window_s), canary=CanarySection())
+    work = WorkDone(10, 1, 1, "e" * 64, probe=Probe(2, 1.0))
+    trial = Trial({site: Sent(work, 100, 0.01) for site in SITES})
+    end = finished(Going(file), closed(file.canary_plan(1), work), trial, KNOWN)
+    passes = window_s == 100.0
+    assert (end.record.committed, end.record.model_sha256) == (passes, MODEL.sha256 if passes else None)
+
+
 def test_without_its_evaluation_a_run_goes_on_with_the_next_round() -> None:
     file = replace(PLAIN, evaluation=EvaluationSection(1, 3))
     for end in both(file, failed(file.evaluation_plan(2))):
@@ -188,6 +201,21 @@ def test_a_round_that_is_made_is_the_next_version_and_the_next_round_follows() -
     assert end.next_state.since == KNOWN.now
 
 
+def test_the_automatic_step_is_as_fine_as_the_updates_that_counted_left_time_for() -> None:
+    """At 100 bytes a second, a twentieth of the window takes 3,000 bytes. A lost client's bytes do not count."""
+    file = replace(PLAIN, rounds=replace(PLAIN.rounds, window_s=600.0), codec=CodecSection("auto"))
+    plan, work = file.first_plan(100), WorkDone(10, 4, 4, "e" * 64, upload_bytes_per_s=100.0)
+    lost = ClientRecord("east", Fate.LOST, "silent", 10, bytes_up=10**9)
+
+    def inverse_step_after(update_bytes: int) -> float:
+        clients = [ClientRecord(site, Fate.ACCEPTED, "counts", 10, bytes_up=update_bytes) for site in SITES]
+        end = finished(Going(file), closed(plan, work), Files(), replace(KNOWN, clients=(*clients, lost)))
+        assert end.next_state is not None
+        return end.next_state.plan.codec.inverse_step
+
+    assert inverse_step_after(1_000) > inverse_step_after(3_001)
+
+
 @pytest.mark.parametrize(("count", "words"), [(1, "the one round is committed"), (3, "all 3 rounds are committed")])
 def test_after_its_last_round_a_run_is_finished(count: int, words: str) -> None:
     end = committed(replace(PLAIN, rounds=replace(PLAIN.rounds, count=count)), count)
@@ -227,6 +255,7 @@ def test_an_evaluation_asks_clients_that_did_not_train_and_then_the_run_goes_on(
     assert end.model is None
     assert end.measured is not None
     assert (end.measured.version, end.measured.means) == (2, {"loss": 0.25})
+    assert end.record.partial == 0, "who was asked for no training has left none of it out"
     assert end.next_state is not None
     assert (end.next_state.plan.task, end.next_state.plan.number, end.next_state.excluded) == (Task.TRAINING, 3, ())
 

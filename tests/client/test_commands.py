@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner, Result
 
 import umbel.__main__ as command_line
 import umbel.client
+from tests.client.double import TOKEN, Double
+from tests.client.double_server import served
 from umbel.aggregation.artifact import decode_model
 from umbel.client.commands import join, model_app, run_app
 from umbel.client.errors import AppError
@@ -165,6 +168,16 @@ def test_a_policy_is_read_before_anybody_is_asked(site: Path, text: str, sentenc
     outcome = CliRunner().invoke(verb, [*where, "--app", "ward_app:make", "--run", "demo", "--token", "t"])
     assert outcome.exit_code == 1
     assert sentence in outcome.stderr
+
+
+def test_a_client_that_joins_has_the_name_that_it_was_given(site: Path) -> None:
+    verb, double = typer.Typer(), Double(torch.nn.Linear(2, 1))
+    verb.command()(join)
+    who = ["--app", "ward_app:make", "--run", "demo", "--token", TOKEN, "--name", "ward-7", "--state", "state"]
+    with served(double.handle) as url:
+        result = CliRunner().invoke(verb, ["--server", url, *who])
+    assert result.exit_code == 0, result.output
+    assert list(double.keys) == ["ward-7"]
 
 
 def test_help_does_not_wait_for_torch() -> None:

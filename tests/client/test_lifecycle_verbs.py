@@ -4,14 +4,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from tests.client.answers import operator_that_hears
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import RunProgress, RunView, VersionRecord
 from umbel.aggregation.types import ModelRef
+from umbel.client import Operator
 from umbel.client.console import watch_run
 from umbel.client.lifecycle import export_model, list_versions, pause_run, resume_run, roll_back, stop_run
 
@@ -69,6 +72,20 @@ def test_a_version_that_is_none_is_told_before_anything_is_sent(to: str) -> None
     with pytest.raises(ValueError, match="must be a version's number, or best"):
         roll_back(operator, "ward", to, "why", as_json=False)
     assert "POST /runs/ward/rollback" not in asked
+
+
+@pytest.mark.parametrize(("to", "body"), [("best", "best"), ("2", 2)])
+def test_a_run_is_rolled_back_to_a_version_or_to_the_best(to: str, body: object) -> None:
+    sent = list[object]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            sent.append(json.loads(request.content)["to"])
+        return httpx.Response(200, content=iter([TypeAdapter(RunView).dump_json(RUN)]))
+
+    operator = Operator("https://coordinator.test", "secret", httpx.MockTransport(handle))
+    roll_back(operator, "ward", to, "why", as_json=False)
+    assert sent == [body]
 
 
 def test_versions_are_a_table_for_people_and_whole_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

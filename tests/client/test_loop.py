@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from tests.client.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
+from tests.waits import wait_until
 from umbel.aggregation.runfile_sections import AggregationSection
-from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.task import Task
+from umbel.aggregation.types import ClientId, RunId, TrainingPlan, assignment_id
 from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import (
     AccessRefused,
@@ -82,6 +84,28 @@ def test_a_client_works_until_the_run_is_finished(tmp_path: Path) -> None:
     assert pending_files(tmp_path) == []
     per_round = {"GET models": 3, "POST update": 3, "PUT report": 3}
     assert double.requests == {"POST enrolments": 1, "POST check-ins": 4, **per_round}
+
+
+def test_requests_go_to_the_addresses_that_are_signed_for_auditors(tmp_path: Path) -> None:
+    """A coordinator refuses a report to an address with a query: auditors could not spell it."""
+    double, asked = Double(AddOne().model), list[str]()
+
+    def wrap(handle: Handler) -> Handler:
+        def noted(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.raw_path.decode())
+            return handle(request)
+
+        return noted
+
+    take_part(tmp_path, double, wrap=wrap)
+    work = "/v1/assignments/demo.1.1.ward-7"
+    assert [path for path in asked if not path.startswith("/v1/models/")] == [
+        "/v1/enrolments",
+        "/v1/check-ins",
+        f"{work}/update",
+        f"{work}/report",
+        "/v1/check-ins",
+    ]
 
 
 def test_the_report_says_what_was_done(tmp_path: Path) -> None:
@@ -521,6 +545,51 @@ def test_a_client_that_is_told_to_leave_sends_its_partial_work_first(tmp_path: P
     end = take_part(tmp_path, double, app, shutdown=shutdown)
     thread.join()
     assert (end.status, end.reason, end.accepted) == ("interrupted", "the ward closes", 1)
+
+
+# --- a model that is only to be measured ---
+
+
+class Measuring(Double):
+    """Asks for no training, but how the model does on the site's held-out data."""
+
+    def _route(self, request: httpx.Request, body: bytes) -> httpx.Response:
+        if not request.url.path.endswith("/evaluation"):
+            return super()._route(request, body)
+        self.reports[request.url.path.split("/")[3]] = json.loads(body)
+        self.round += 1
+        return answer({"outcome": "accepted", "reason": "counted"})
+
+    def _assignment_id(self, client: str) -> str:
+        return assignment_id(RunId("demo"), self.round, self.attempt, ClientId(client), Task.EVALUATION)
+
+    def _assignment(self, client: str) -> dict[str, Any]:
+        return {**super()._assignment(client), "task": "evaluation"}
+
+
+def names_of_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def test_a_client_that_is_asked_to_measure_the_model_trains_nothing(tmp_path: Path) -> None:
+    double, app = Measuring(AddOne().model, rounds=2), AddOne()
+    assert take_part(tmp_path, double, app).status == "finished"
+    assert app.trained == 0
+    assert "POST update" not in double.requests
+    measured = [(one["sample_count"], one["evaluation"]) for one in double.reports.values()]
+    assert measured == [(3, {"accuracy": 0.25})] * 2
+
+
+def test_what_was_measured_for_a_round_that_has_closed_is_not_sent(tmp_path: Path) -> None:
+    class Slow(AddOne):
+        def evaluate(self, model: nn.Module) -> Evaluation:
+            double.close_round("the target was in")
+            wait_until("the end of the watch", lambda: "watch demo.1.e1.ward-7" not in names_of_threads())
+            return super().evaluate(model)
+
+    double = Measuring(AddOne().model)
+    end = take_part(tmp_path, double, Slow())
+    assert (end.status, end.reports, double.reports, double.declined) == ("finished", 0, {}, {})
 
 
 # --- work that is not sent ---

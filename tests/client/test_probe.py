@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +127,24 @@ def test_free_memory_is_the_containers_where_that_is_less(tmp_path: Path) -> Non
     assert memory_free_bytes(meminfo, tmp_path) == 7000
     (tmp_path / "memory.current").write_text("13000\n")
     assert memory_free_bytes(meminfo, tmp_path) == 0
+
+
+@pytest.mark.parametrize(("reserved", "told"), [((3, 5), (5, 8)), ((6, 0), (6, 16)), ((0, 0), (None, None))])
+def test_the_memory_of_the_fullest_gpu_is_told_where_one_was_used(
+    monkeypatch: pytest.MonkeyPatch, reserved: tuple[int, int], told: tuple[int | None, int | None]
+) -> None:
+    """Here the first has 16 bytes, the second 8."""
+    totals = (16, 8)
+    for name, fake in {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 2,
+        "max_memory_reserved": lambda device: reserved[device],
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=totals[device]),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    probe = probe_of(Ward(), TrainResult(100, 1, 1), 3.0, offer(), Link())
+    assert (probe.device_memory_bytes, probe.device_memory_total_bytes) == told
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5, math.nan])

@@ -17,12 +17,13 @@ from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MemberList
 from umbel.aggregation.privacy.accounting import ORDERS, Ledger
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster
+from umbel.aggregation.secagg.server import MODEL_SHARE
 from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
 from umbel.client.identity import Identity
 from umbel.client.members_store import MembersStore
 from umbel.client.policy import SitePolicy
-from umbel.client.secure_offer import Asked, read_offer
+from umbel.client.secure_offer import Asked, check_window, read_offer
 from umbel.client.secure_store import SecureStore
 from umbel.client.site import Site
 
@@ -70,6 +71,19 @@ def bound(offer: Asked, members: MemberList) -> Asked:
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     return House(tmp_path)
+
+
+# --- what is left of the window ---
+
+
+@pytest.mark.parametrize(("left_s", "is_taken"), [(15.0, True), (14.9, False)])
+def test_a_round_is_taken_while_the_share_of_its_window_that_the_work_needs_is_left(
+    left_s: float, is_taken: bool
+) -> None:
+    offer = asked(1)
+    assert offer.offer.window_s == 60.0
+    with nullcontext() if is_taken else pytest.raises(AttemptRefused, match=r"14\.9 s left .* needs at least 15 s"):
+        check_window(offer, left_s, MODEL_SHARE, "the model arrived")
 
 
 # --- attempts of one name ---

@@ -1,8 +1,10 @@
 """A database that goes and comes back: clients are told to come again, the log says it in a line, and rounds go on."""
 
 import asyncio
+import errno
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -21,7 +23,7 @@ from tests.server_device import House, problem, run_file, small_state, update_of
 from tests.waits import LIMIT_S, wait_for_file
 from umbel.server import database_outage
 from umbel.server.database import Database
-from umbel.server.database_outage import DatabaseAway, DatabaseOutage
+from umbel.server.database_outage import DatabaseAway, DatabaseOutage, why_away
 from umbel.server.settings import Settings
 
 
@@ -151,6 +153,19 @@ def test_what_a_transaction_does_wrong_is_no_outage(server: Cluster) -> None:
         await database.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 5432, 0, 0)"), "Connection refused"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (TimeoutError(), "TimeoutError"),
+        (ValueError("a mistake"), None),
+    ],
+)
+def test_why_it_is_away_is_said_in_the_systems_words(error: Exception, words: str | None) -> None:
+    assert why_away(error) == words
 
 
 def test_a_database_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+import httpx
 import pytest
 
 from tests.server_device import Device, House, Json, LateClock, house, problem, run_file, small_state
@@ -167,6 +168,24 @@ def test_a_key_that_another_name_has_is_refused_and_told_what_to_do_and_its_toke
             assert "umbel client remove north" in told
             assert set(await views(it)) == {"north"}
             assert (await Device(it.http, "south").enrol(token)).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_enrolment_that_somebody_else_sends_again_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            sent = list[httpx.Request]()
+
+            async def note(request: httpx.Request) -> None:
+                sent.append(request)
+
+            it.http.event_hooks["request"].append(note)
+            device = Device(it.http, "d0")
+            [token] = await it.tokens()
+            assert (await device.enrol(token)).status_code == 200
+            assert problem(await it.http.send(sent[-1])) == "replayed-nonce"
+            assert (await device.enrol(token)).status_code == 200, "the client itself signs anew"
 
     asyncio.run(scenario())
 

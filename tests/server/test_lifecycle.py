@@ -7,6 +7,7 @@ import pytest
 
 from tests.lifecycle_house import lifecycle_run, obeyed, order, train, vector, versions
 from tests.server_device import House, house, problem, small_state, update_of
+from tests.waits import until
 from umbel.aggregation.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("any_database")
@@ -68,6 +69,26 @@ def test_a_pause_at_once_abandons_the_round_and_blames_nobody(tmp_path: Path) ->
             again = await asyncio.gather(*(device.work(LAYOUT) for device in devices))
             assert [one["attempt"] for one in again] == [2, 2]
             assert other["seed"] == again[1]["seed"]
+
+    asyncio.run(scenario())
+
+
+def test_a_decline_that_comes_while_its_round_is_abandoned_is_taken_and_changes_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            await it.begin(lifecycle_run(), small_state())
+            [device] = await it.devices(1)
+            url = f"/v1/assignments/{(await device.work(LAYOUT))['id']}/decline"
+            driver = it.state.coordinator.drivers["demo"]
+            async with driver._stepping:  # both are under way before either is decided
+                paused = asyncio.create_task(obeyed(it, "pause", reason="maintenance", now=True))
+                await until("the order", lambda: len(driver._mail) == 1 or None)
+                declined = asyncio.create_task(device.send("PUT", url, b'{"reason": "on battery"}'))
+                await until("the decline", lambda: len(driver._mail) == 2 or None)
+            assert (await paused)["status"] == "paused"
+            assert (await declined).status_code == 204
+            [record] = await it.ended(1)
+            assert [client["fate"] for client in record["clients"]] == ["released"]
 
     asyncio.run(scenario())
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, MutableMapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
+from umbel.server.express import ExpressAPI
 from umbel.server.limits import (
     REPORT_BYTES_MAX,
     RUN_BYTES_MAX,
@@ -39,17 +42,21 @@ class Endpoint:
 
 
 def ask(
-    pieces: Sequence[bytes], headers: Mapping[str, str], path: str = "/any", kind: str = "http"
+    pieces: Sequence[bytes],
+    headers: Mapping[str, str],
+    path: str = "/any",
+    kind: str = "http",
+    *,
+    says_more: bool = True,
 ) -> tuple[bytes | None, int | None]:
     """What the endpoint has read, and the status with which the request was refused before it.
 
     A refused request's body stays unread. So its connection must be closed, or the body would be read as a request.
     """
     scope = {"type": kind, "path": path, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
-    waiting = [
-        {"type": "http.request", "body": piece, "more_body": number + 1 < len(pieces)}
-        for number, piece in enumerate(pieces)
-    ]
+    waiting: list[Message] = [{"type": "http.request", "body": piece} for piece in pieces]
+    if says_more:
+        waiting = [{**message, "more_body": message is not waiting[-1]} for message in waiting]
     sent, endpoint = list[Message](), Endpoint()
 
     async def receive() -> Message:
@@ -83,6 +90,13 @@ def test_a_body_of_another_length_than_it_declares_is_refused(pieces: Sequence[b
         ask(pieces, {} if declared is None else {"content-length": declared})
 
 
+def test_a_message_that_does_not_say_whether_more_comes_is_the_last() -> None:
+    """So ASGI has it."""
+    with pytest.raises(Refused, match="says 3 bytes, but 2 came"):
+        ask([b"xx"], {"content-length": "3"}, says_more=False)
+    assert ask([b"xxx"], {"content-length": "3"}, says_more=False) == (b"xxx", None)
+
+
 def test_a_request_without_a_body_needs_no_length() -> None:
     assert ask([b""], {}) == (b"", None)
 
@@ -103,6 +117,30 @@ def test_an_address_with_a_nul_is_refused() -> None:
 def test_what_is_no_request_passes() -> None:
     """The server's own start and stop are messages, too."""
     assert ask([b"x" * 99], {}, kind="lifespan") == (b"x" * 99, None)
+
+
+def test_a_server_that_starts_and_stops_is_heard_past_the_express_routes() -> None:
+    """Its messages have neither method nor path."""
+    heard, sent = list[str](), list[str]()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        heard.append("started")
+        yield
+        heard.append("stopped")
+
+    app = ExpressAPI(lifespan=lifespan)
+    app.take_express({}, [])
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Message:
+        return dict(messages.pop(0))
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(app({"type": "lifespan", "state": {}}, receive, send))
+    assert (heard, sent) == (["started", "stopped"], ["lifespan.startup.complete", "lifespan.shutdown.complete"])
 
 
 def test_each_address_has_its_own_cap(tmp_path: Path) -> None:

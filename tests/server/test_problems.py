@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.server_device import house, problem
+from umbel.server.database_outage import DatabaseAway
 from umbel.server.problems import KINDS
 
 WIRE = Path(__file__).parents[2] / "docs" / "wire.md"
@@ -33,6 +34,21 @@ def test_an_unexpected_error_is_logged_and_tells_nothing(tmp_path: Path, caplog:
 
     asyncio.run(scenario())
     assert "secret details" in caplog.text
+
+
+def test_a_request_that_the_database_fails_is_told_to_come_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+
+            async def fail() -> None:
+                raise DatabaseAway("Connection refused")
+
+            it.app.add_api_route("/v1/fail", fail)
+            answer = await it.http.get("/v1/fail")
+            assert (answer.status_code, problem(answer)) == (503, "database-unavailable")
+            assert int(answer.headers["Retry-After"]) > 0
+
+    asyncio.run(scenario())
 
 
 def test_openapi_documents_bodies_and_problems(tmp_path: Path) -> None:

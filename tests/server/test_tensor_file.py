@@ -22,6 +22,14 @@ def path(tmp_path: Path) -> Path:
     return (tmp_path / "model.safetensors").resolve()
 
 
+def test_a_model_that_is_opened_to_be_read_cannot_be_written(path: Path) -> None:
+    """Versions that are kept are hashed once, and auditors look for the same bytes years later."""
+    before = path.read_bytes()
+    with TensorFile(path) as file, pytest.raises(OSError, match="Bad file descriptor"):
+        file.write("w", 0, VALUES + 1)
+    assert path.read_bytes() == before
+
+
 def test_a_file_is_closed_at_the_end_of_its_block_also_by_an_error(path: Path) -> None:
     """A coordinator opens two for every model that it makes, for months."""
     with TensorFile(path):

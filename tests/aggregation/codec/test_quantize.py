@@ -50,6 +50,14 @@ def test_what_is_subtracted_is_what_the_dithers_have_added(
     assert float(found) == pytest.approx(float(expected), abs=1e-9)
 
 
+def test_what_is_subtracted_is_exact_for_the_greatest_weights() -> None:
+    """It is rounded once, at the end, so it is the same on every machine."""
+    parts = [((1 << 36) - 2 * i - 1, phase(i)) for i in range(4)]
+    found = Dithers(parts, Levels()).subtract(torch.zeros(3, dtype=torch.int64), torch.tensor([1, 40_001, 65_535]))
+    for u, value in zip((1, 40_001, 65_535), found.tolist(), strict=True):
+        assert value == float(-sum(weight * ((u + phi) % UNIT - Fraction(UNIT - 1, 2)) for weight, phi in parts) / UNIT)
+
+
 @given(st.integers(1, 50), st.integers(1, 1 << 20))
 @settings(max_examples=20)
 def test_one_client_is_off_by_half_a_step_at_most(index: int, weight: int) -> None:
