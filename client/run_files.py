@@ -3,41 +3,23 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import (
-    AggregationSection,
-    DownlinkSection,
-    EvaluationSection,
-    RetentionSection,
-    RoundsSection,
-)
-from umbel.aggregation.stopping import StopRule
-from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
 _RUN_FILE = TypeAdapter(RunFile)
-_KEYS = {
-    section: [field.name for field in fields(kind)]
-    for section, kind in (
-        ("", RunFile),
-        ("rounds", RoundsSection),
-        ("training", TrainingPlan),
-        ("aggregation", AggregationSection),
-        ("codec", CodecSection),
-        ("downlink", DownlinkSection),
-        ("coverage", CoverageFloor),
-        ("evaluation", EvaluationSection),
-        ("stop", StopRule),
-        ("retention", RetentionSection),
-    )
+_SECTIONS = {  # [privacy] may be left out, so its type is PrivacySection | None
+    name: kind
+    for name, hint in get_type_hints(RunFile).items()
+    for kind in (hint, *get_args(hint))
+    if is_dataclass(kind) and name != "override"
 }
+_KEYS = {section: [field.name for field in fields(kind)] for section, kind in {"": RunFile, **_SECTIONS}.items()}
 BYTES_MAX = 1 << 20
 _STRAY = "unexpected_keyword_argument"
 

@@ -34,6 +34,8 @@ def test_a_good_file_is_read_with_its_text(tmp_path: Path) -> None:
         (GOOD + "zzz = 7\n", "unknown key 'zzz'"),
         (GOOD + "[trainig]\n", ": unknown key 'trainig' (did you mean 'training'?)"),
         (GOOD + '[codec]\nnaem = "auto"\n', ": [codec] unknown key 'naem' (did you mean 'name'?)"),
+        (GOOD + "[privacy]\nepsilom = 1\n", ": [privacy] unknown key 'epsilom' (did you mean 'epsilon'?)"),
+        (GOOD + "epsilon = 1\n", "unknown key 'epsilon' (it belongs in [privacy])"),
         (GOOD.replace("= 2", "= true"), ": rounds.target: Input should be a valid integer"),
         (GOOD.replace("ward", "No Slug"), ": name must be 1 to 63 of a-z"),
         (GOOD.replace("= 2", "="), " is not valid TOML: Invalid value (at line 4"),
