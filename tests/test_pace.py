@@ -64,12 +64,14 @@ def test_what_is_too_long_fails_unless_it_is_marked_slow(tmp_path: Path) -> None
     (tmp_path / "conftest.py").write_text(FEW_EXAMPLES)
     (tmp_path / "test_busy.py").write_text(BUSY.format(seconds=0.3))
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-rfp"]
+    plugins = ["-p", "tests.pace", "-p", "pytest_timeout"]  # pyproject.toml has a key of pytest-timeout's
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-p", "tests.pace", "--seconds-max", "0.2", str(tmp_path)],
+        [sys.executable, "-m", "pytest", *options, *plugins, "--seconds-max", "0.2", str(tmp_path)],
         # Other plugins take seconds to load. A narrow terminal has the reasons cut.
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "400"},
         cwd=tmp_path,  # names of tests are said relative to it
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
     ).stdout
