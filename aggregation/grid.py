@@ -73,9 +73,7 @@ def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
     `values`: float32, one dimension, any device; `first` is the index of `values[0]` in the whole update.
     Raises `NonFiniteUpdate` or `UpdateOutOfRange`, naming the first offender.
     """
-    if values.numel() == 0:
-        return
-    if _greatest(values, first) <= grid.max_abs:
+    if greatest(values, first) <= grid.max_abs:
         return
     bad = int((values.to(torch.float64).abs() > grid.max_abs).nonzero()[0].item())  # max_abs may be no float32
     raise UpdateOutOfRange(
@@ -84,24 +82,21 @@ def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
     )
 
 
-def cut_values(values: Tensor, grid: Grid, first: int = 0) -> int:
-    """Cut `values` to `max_abs` either way, in place; how many were beyond it. `first`: as in `check_values`.
+def fitting(most_found: float, grid: Grid) -> tuple[float, float]:
+    """What to divide an update by, and then to multiply it by, both in float32, so that it is within `max_abs`.
 
-    Finite values take the same time whether any is beyond it: who chooses `max_abs` must not learn that by a clock.
-    Raises `NonFiniteUpdate` for a value that is not finite.
+    `most_found`: its greatest absolute value, of float32. Both are 1 if that is within `max_abs` already.
     """
-    if values.numel():
-        _greatest(values, first)
     most = torch.tensor(grid.max_abs, dtype=torch.float32)
     if float(most) > grid.max_abs:  # which may be no float32
         most = torch.nextafter(most, torch.tensor(0.0))
-    n_beyond = int((values.abs() > most).sum())
-    values.clamp_(-float(most), float(most))
-    return n_beyond
+    return (most_found, float(most)) if most_found > grid.max_abs else (1.0, 1.0)
 
 
-def _greatest(values: Tensor, first: int) -> float:
-    """The greatest absolute value. Raises `NonFiniteUpdate`."""
+def greatest(values: Tensor, first: int) -> float:
+    """The greatest absolute value; 0 of none. `first`: as in `check_values`. Raises `NonFiniteUpdate`."""
+    if values.numel() == 0:
+        return 0.0
     low, high = (bound.item() for bound in values.aminmax())
     if math.isfinite(low) and math.isfinite(high):
         return max(-low, high)

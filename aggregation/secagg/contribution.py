@@ -2,14 +2,22 @@
 
     y = clip(x) w / weight_unit;    levels: y rotated and rounded on the step (`codec/rotated.py`)
 
-First each value is cut to `max_abs`, then the L2 norm to the clip norm, then the client weighs, by `sample_count_max`
-samples at most. Nobody else could, and so only the client can see to these bounds. Whoever lies here is not found out:
-secure aggregation hides that too.
+A change with a value beyond `max_abs` is shortened until it has none, then to the clip norm, and then the client weighs
+it, by `sample_count_max` samples at most. Nobody else could, and so only the client can see to these bounds. Whoever
+lies here is not found out: secure aggregation hides that too.
 
 **No bound is answered by a refusal.** The coordinator chooses the bounds. If a client declined where its own numbers
-are beyond one, each attempt would tell the coordinator on which side of it they lie. So values are cut, samples beyond
-`sample_count_max` do not count, and a change that is too long is shortened. `Contribution.remarks` says so, for the
-client's own log.
+are beyond one, each attempt would tell the coordinator on which side of it they lie. So a change is shortened, and
+samples beyond `sample_count_max` do not count. `Contribution.remarks` says so, for the client's own log.
+
+**No value is cut by itself.** The coordinator could choose a bound that every value is beyond. Cut to it, a change is
+its signs times the client's weight, and the sum of a few clients with different weights shows the signs of each
+(`tests/aggregation/secagg/test_bounds_that_tell.py`). So a change is shortened as a whole. That also holds for the
+levels, which have a bound of their own: a change is shortened until nearly none of its levels is beyond it.
+
+**Rounding has no threshold.** On a step that the coordinator chose far too coarse, rounding to the nearest would leave
+the numbers of the largest clients alone. So whatever is masked is rounded up or down at random, by draws that only the
+client knows, and its mean is the number itself: levels, exact values and the size of the change.
 
 **A change that is not finite** is zeros and noise in a private round whose noise the client relies on: the noise covers
 that, too. Elsewhere it is refused (`NonFiniteUpdate`). Zeros there would thin the sum out: where all clients but one
@@ -34,12 +42,13 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.plan import NORM_MAX, as_float32
 from umbel.aggregation.codec.quantize import LEVEL_MAX, UNIT
 from umbel.aggregation.codec.rotated import Dither
+from umbel.aggregation.codec.rotation import greatest_block_square
 from umbel.aggregation.errors import NonFiniteUpdate
-from umbel.aggregation.grid import cut_values, to_integers
+from umbel.aggregation.grid import fitting, greatest
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.derive import dither_key
+from umbel.aggregation.secagg.derive import dither_key, word_dither_key
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.masks import Masks
 from umbel.aggregation.secagg.words import RMS_UNIT, STEPS_LIMIT, Counts, Measured
@@ -53,8 +62,8 @@ if TYPE_CHECKING:
 
 CONTRIBUTION_SECRET_BYTES = 32
 _NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that what float32 rounds off takes no norm beyond what can be rotated
-
 _RMS_WHOLE = LEVEL_MAX / 5  # levels: of normal values, as rotated ones are, one in two million is cut
+_DRAW_BITS = 52  # of a word's dither: as many as a fraction in float64 has
 
 
 class ContributionRefused(SecAggError):
@@ -111,14 +120,14 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A whole change. `values`: zero at exact values; `exact`: these values; `norm`: L2, of `values`; `n_cut`: how many
-    values, of both, were beyond `max_abs`.
+    """A whole change. `values`: zero at exact values; `exact`: these values; `norm`: L2, of `values`; `greatest`: the
+    greatest absolute value of both, 0 where nobody asks.
     """
 
     values: Tensor
     exact: Tensor
     norm: float
-    n_cut: int = 0
+    greatest: float = 0.0
 
 
 def own_dither(secret: bytes) -> Dither:
@@ -155,23 +164,25 @@ def contribution(
         require_private_model(composition.layout)
         work, (read, remarks) = SILENT, _read_unseen(composition, change, is_covered=is_covered)
     else:
-        read, remarks = _read_bounded(composition, change)
+        read, remarks = _read(composition, change, greatest), tuple[str, ...]()
     weight = _weight(composition, work)
     require_enough(*steps, composition.secure.minimum_work)
-    scale = composition.codec.scale(read.norm) * weight / composition.secure.weight_unit
-    if read.norm * scale > _NORM_MOST:
-        scale = _NORM_MOST / read.norm
-        remarks += ("the weight change is far too long, and is shortened: train with a lower learning rate",)
-    scale = as_float32(scale)
-    if read.norm * scale / math.sqrt(composition.n_levels) * composition.codec.inverse_step > _RMS_WHOLE:
+    divisor, most = fitting(read.greatest, composition.grid)
+    if divisor != 1.0:
         remarks += (
-            f"the round's step is so fine that values of this update are cut at {LEVEL_MAX} steps, and a sum with "
-            "another step would show what was cut: ask the coordinator's operator why",
+            f"a value of the update is beyond the run's max_abs {composition.grid.max_abs:g}, so the whole update is "
+            "shortened: train with a lower learning rate, or have max_abs raised in the run file",
         )
-    read.values.mul_(scale)
-    counts, measured = _counts(composition, work, weight, read.norm * scale, is_private=is_private)
-    joined = composition.words.join(counts, measured, to_integers(read.exact, composition.grid).mul_(weight))
-    return Contribution(composition, joined, read.values, secret, remarks)
+    fitted = most / divisor
+    block_norm = math.sqrt(greatest_block_square(read.values, composition.modular.rotated.blocks))
+    scale, shortened = _scale(composition, read.norm * fitted, block_norm * fitted, weight)
+    read.values.div_(divisor).mul_(as_float32(most * scale))
+    draws = _word_draws(secret, 1 + composition.exact.n_values)
+    counts, measured = _counts(composition, work, weight, read.norm * fitted * scale, draws[:1], is_private=is_private)
+    exact = read.exact.to(torch.float64).div_(divisor).mul_(most * weight).div_(composition.grid.step)
+    exact_most = math.ceil(composition.grid.max_abs / composition.grid.step) * weight  # a last bit may be beyond it
+    joined = composition.words.join(counts, measured, _at_random(exact, draws[1:]).clamp_(-exact_most, exact_most))
+    return Contribution(composition, joined, read.values, secret, remarks + shortened)
 
 
 def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
@@ -179,14 +190,47 @@ def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
     return lambda: iter([torch.zeros(composition.layout.n_values, dtype=torch.float32)])
 
 
+def _scale(composition: Composition, norm: float, block_norm: float, weight: int) -> tuple[float, tuple[str, ...]]:
+    """What a change is multiplied by: it is clipped, weighed, and shortened to what can be rotated and rounded; and the
+    remarks. `norm`, `block_norm`: L2, of the change and of its longest block.
+    """
+    scale, remarks = composition.codec.scale(norm) * weight / composition.secure.weight_unit, tuple[str, ...]()
+    if norm * scale > _NORM_MOST:
+        scale = _NORM_MOST / norm
+        remarks += ("the weight change is far too long, and is shortened: train with a lower learning rate",)
+    rms = block_norm * scale / composition.modular.rotated.blocks.side * composition.codec.inverse_step
+    if rms > _RMS_WHOLE:
+        scale *= _RMS_WHOLE / rms
+        remarks += (
+            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps, and a sum with "
+            "another step would show by how much: ask the coordinator's operator why",
+        )
+    return scale, remarks
+
+
+def _word_draws(secret: bytes, n: int) -> Tensor:
+    """A client's own draws for `n` of its words: int64, from 0 on, of `_DRAW_BITS` bits."""
+    drawn = torch.zeros(n, dtype=torch.int64)
+    Masks([word_dither_key(secret)], [1]).apply(drawn)
+    return drawn.bitwise_and_((1 << _DRAW_BITS) - 1)
+
+
+def _at_random(values: Tensor, draws: Tensor) -> Tensor:
+    """float64 -> int64: rounded up as often as the fraction says, and down else. A whole number stays what it is."""
+    whole = values.floor()
+    is_up = (values - whole).mul_(2.0**_DRAW_BITS) > draws.to(torch.float64)
+    return whole.to(torch.int64).add_(is_up)
+
+
 def _counts(
-    composition: Composition, work: LocalWork, weight: int, norm: float, *, is_private: bool
+    composition: Composition, work: LocalWork, weight: int, norm: float, draw: Tensor, *, is_private: bool
 ) -> tuple[Counts, list[Measured]]:
-    """The words but for the exact values. `norm`: of the weighted change."""
+    """The words but for the exact values. `norm`: of the weighted change. `draw`: for the one word that is rounded."""
     samples, words = _samples(composition, work), composition.words
     measured = [words.measured(work.metrics.get(name), samples) for name in words.metrics]
     measured += [words.measured(work.evaluation.get(name), work.evaluation_sample_count) for name in words.evaluation]
     rms = norm / math.sqrt(max(composition.layout.n_values, 1))
+    size = torch.tensor([min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT], dtype=torch.float64)
     counts = Counts(
         clients=1,
         weight=weight,
@@ -194,7 +238,7 @@ def _counts(
         n_partial=int(work.steps_done < work.steps_planned),
         steps_done=min(work.steps_done, STEPS_LIMIT),
         steps_planned=min(work.steps_planned, STEPS_LIMIT),
-        rms=0 if is_private else round(min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT),
+        rms=0 if is_private else int(_at_random(size, draw)),
         n_cut=sum(is_cut for _, is_cut in measured),
     )
     return counts, [one for one, _ in measured]
@@ -224,22 +268,11 @@ def _weight(composition: Composition, work: LocalWork) -> int:
     return work.draws
 
 
-def _read_bounded(composition: Composition, change: Callable[[], Iterator[Tensor]]) -> tuple[_Change, tuple[str, ...]]:
-    """The change, each value within `max_abs`; and the remarks."""
-    read = _read(composition, change, lambda piece, first: cut_values(piece, composition.grid, first))
-    if not read.n_cut:
-        return read, ()
-    return read, (
-        f"values of the update beyond the run's max_abs {composition.grid.max_abs:g}: {read.n_cut}, each cut to that; "
-        "train with a lower learning rate, or have max_abs raised in the run file",
-    )
-
-
 def _read_unseen(
     composition: Composition, change: Callable[[], Iterator[Tensor]], *, is_covered: bool
 ) -> tuple[_Change, tuple[str, ...]]:
     """The change of a private round: the clip bounds its values, and noise that is relied on covers zeros."""
-    read = _read(composition, change, lambda _piece, _first: 0)
+    read = _read(composition, change, lambda _piece, _first: 0.0)
     if math.isfinite(read.norm):
         return read, ()
     if not is_covered:
@@ -254,18 +287,18 @@ def _read_unseen(
 def _read(
     composition: Composition,
     change: Callable[[], Iterator[Tensor]],
-    cut: Callable[[Tensor, int], int],
+    greatest_of: Callable[[Tensor, int], float],
 ) -> _Change:
-    """`cut` changes a piece of the copy in place, the first value of which has this index; how many values."""
+    """`greatest_of`: the greatest absolute value of a piece, the first value of which has this index."""
     values = torch.empty(composition.layout.n_values, dtype=torch.float32)
     exact = torch.empty(composition.exact.n_values, dtype=torch.float32)
-    squares, first, n_cut = list[float](), 0, 0
+    squares, first, most = list[float](), 0, 0.0
     for piece in change():
         place = values[first : first + piece.numel()]
         if place.numel() != piece.numel():
             raise ValueError(f"there are more than the layout's {values.numel()} values")
         place.copy_(piece)
-        n_cut += cut(place, first)
+        most = max(most, greatest_of(place, first))
         for at, here in composition.exact.within(first, piece.numel()):
             exact[at : at + here.stop - here.start] = place[here]
             place[here] = 0.0
@@ -273,4 +306,4 @@ def _read(
         first += piece.numel()
     if first != values.numel():
         raise ValueError(f"there are {first} values, the layout has {values.numel()}")
-    return _Change(values, exact, math.sqrt(math.fsum(squares)), n_cut)
+    return _Change(values, exact, math.sqrt(math.fsum(squares)), most)

@@ -86,6 +86,11 @@ def dither_key(secret: bytes) -> bytes:
     return hashlib.sha256(PROTOCOL + b"dither" + secret).digest()
 
 
+def word_dither_key(secret: bytes) -> bytes:
+    """The key of the dither of its words, from the same secret: 32 bytes."""
+    return hashlib.sha256(PROTOCOL + b"word dither" + secret).digest()
+
+
 def _derive(secret: bytes, session: bytes, purpose: bytes, indices: bytes) -> bytes:
     _require_length(secret, SECRET_BYTES, "a secret")
     _require_length(session, DIGEST_BYTES, "a session digest")

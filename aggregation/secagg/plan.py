@@ -12,8 +12,8 @@ from the second round on, for that is measured on weighted changes.
 The first round knows neither norms nor weights, and both may be off by orders of magnitude. A step that is too coarse
 only adds noise; a sum that wraps destroys the model. So it takes as many bits as no sum can exceed, whatever the levels
 are, and a step with which the expected update stands at 64 levels a value: weights (or norms) a hundredth of what was
-expected are rounded at 1.6 of their own root mean squares, those eighty times as large are not cut yet. Every later
-round takes the bits that hold a Gaussian sum at half as much again as the last one showed (`codec/modular.py`).
+expected are rounded at 1.6 of their own root mean squares, those a hundred times as large are not shortened yet. Every
+later round takes the bits that hold a Gaussian sum at half as much again as the last one showed (`codec/modular.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from umbel.aggregation.secagg.work_floor import ALL_STEPS
 
 MINIMUM_LEAST = 3  # with two clients in a sum, each reads the other
 WEIGHT_UNIT_MAX = 1 << 40
-FIRST_RMS = 64.0  # levels: between the one step and the 32,766 / 5 at which Gaussian values begin to be cut
+FIRST_RMS = 64.0  # levels: between the one step and the 32,766 / 5 to which clients shorten their changes
 GROWTH = 1.5  # of the sum's spread from one round to the next
 
 

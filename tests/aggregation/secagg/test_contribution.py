@@ -28,7 +28,7 @@ from tests.own_dithers import dither_of, secret_of
 from umbel.aggregation.codec.packing import pack
 from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.errors import NonFiniteUpdate
-from umbel.aggregation.grid import cut_values
+from umbel.aggregation.grid import fitting
 from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.skellam import Skellam
@@ -121,11 +121,11 @@ def test_a_metric_that_is_not_a_number_is_cut_and_counted_too() -> None:
     assert counts_of(made)[7] == 1
 
 
-def test_the_steps_of_the_vastest_change_are_cut() -> None:
+def test_the_vastest_change_has_the_size_of_the_longest_that_is_not_cut() -> None:
     composition = composed(secure_plan(5), step=2.0**-20)
     made = sent(composition, gaussian(N_VALUES, 1) * 1e6, work_of(1), 0)
-    assert counts_of(made)[6] == LEVEL_MAX * RMS_UNIT
-    assert int(torch.cat(list(made.levels())).abs().max()) == LEVEL_MAX
+    assert counts_of(made)[6] == pytest.approx(LEVEL_MAX / 5 * RMS_UNIT, rel=0.2)
+    assert int(torch.cat(list(made.levels())).abs().max()) < LEVEL_MAX
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_change_that_is_not_finite_is_refused(value: float, place: int) -> Non
         sent(composed(secure_plan(5), max_abs=1.0), values, work_of(1), 0)
 
 
-# --- what is cut, for a refusal would answer whoever has chosen the bound ---------------------------------------------
+# --- what is beyond a bound is no reason to refuse, for that would answer whoever has chosen the bound ----------------
 
 
 @pytest.mark.parametrize(("n_samples", "counted"), [(999, 999), (1000, 1000), (1001, 1000), (4711, 1000)])
@@ -168,43 +168,58 @@ def test_samples_beyond_what_the_run_takes_do_not_count(n_samples: int, counted:
     assert torch.equal(made.values, torch.full((N_VALUES,), float(counted))), "it weighs as much as it says"
 
 
-def test_values_beyond_max_abs_are_cut_to_it_and_the_clients_own_log_can_say_so() -> None:
+def test_a_change_with_values_beyond_max_abs_is_shortened_whole_and_the_clients_own_log_can_say_so() -> None:
     composition = composed(secure_plan(5), max_abs=1.0)
     values = torch.linspace(-2.0, 2.0, N_VALUES)
     made = sent(composition, values, work_of(1), 0)
-    assert torch.equal(made.values, values.clamp(-1.0, 1.0))
+    assert torch.allclose(made.values, values / 2)
     (remark,) = made.remarks
-    assert f"beyond the run's max_abs 1: {int((values.abs() > 1.0).sum())}, each cut to that" in remark
-    assert not sent(composition, values.clamp(-1.0, 1.0), work_of(1), 0).remarks
+    assert "beyond the run's max_abs 1, so the whole update is shortened" in remark
+    within = sent(composition, values / 2, work_of(1), 0)
+    assert not within.remarks
+    assert torch.equal(within.values, values / 2)
 
 
 @pytest.mark.parametrize("max_abs", [0.1, 1 / 3, 2.0**-64, 2.0**64])
-def test_what_is_cut_is_within_max_abs_also_where_that_is_no_float32(max_abs: float) -> None:
+def test_what_is_shortened_is_within_max_abs_also_where_that_is_no_float32(max_abs: float) -> None:
     grid = composed(secure_plan(5), max_abs=max_abs).grid
-    values = torch.tensor([3.0e38, -3.0e38, 0.0])
-    assert cut_values(values, grid) == 2
-    assert max_abs * (1 - 2.0**-23) <= float(values[0]) <= max_abs
-    assert values.tolist() == [float(values[0]), -float(values[0]), 0.0]
-    assert cut_values(values, grid) == 0
+    for greatest in (3.0e38, max_abs * 1.5):
+        values = torch.tensor([greatest, -greatest, 0.0])
+        divisor, most = fitting(float(values[0]), grid)
+        values.div_(divisor).mul_(most)
+        assert max_abs * (1 - 2.0**-23) <= float(values[0]) <= max_abs
+        assert values.tolist() == [float(values[0]), -float(values[0]), 0.0]
+        assert fitting(float(values[0]), grid) == (1.0, 1.0)
 
 
-def test_exact_values_are_cut_too() -> None:
+def test_exact_values_are_shortened_with_the_others() -> None:
     composition = composed(secure_plan(5), MIXED, max_abs=4.0)
-    made = sent(composition, torch.full((MIXED.n_values,), 5.0), work_of(7), 1)
-    assert made.words[-8:].tolist() == [round(4.0 / composition.grid.step) * 7] * 8
+    change = torch.full((MIXED.n_values,), 5.0)
+    change[705] = 8.0  # of an exact tensor, and the greatest of all
+    made = sent(composition, change, work_of(7), 1)
+    assert torch.allclose(made.values[:700], torch.full((700,), 2.5 * 7))
+    shortened = [2.5] * 5 + [4.0] + [2.5] * 2
+    assert made.words[-8:].tolist() == [round(one * 7 / composition.grid.step) for one in shortened]
 
 
 @pytest.mark.parametrize(("rms", "is_said"), [(6500.0, False), (6600.0, True)])
-def test_where_the_step_is_so_fine_that_levels_are_cut_the_client_is_told(rms: float, is_said: bool) -> None:
-    """What is cut of one client only, a second sum on another step would show."""
+@pytest.mark.parametrize("n_set", [N_VALUES, 16], ids=["all over", "in one block"])
+def test_where_the_step_is_so_fine_that_levels_would_be_cut_the_change_is_shortened_and_the_client_told(
+    rms: float, n_set: int, is_said: bool
+) -> None:
+    """The longest block decides, for each is rotated by itself."""
     composition = composed(secure_plan(5))
-    change = torch.full((N_VALUES,), rms * math.sqrt(composition.n_levels / N_VALUES) / composition.codec.inverse_step)
+    blocks, change = composition.modular.rotated.blocks, torch.zeros(N_VALUES)
+    n_here = n_set if n_set < N_VALUES else blocks.size
+    change[:n_set] = rms * math.sqrt(blocks.size / n_here) / composition.codec.inverse_step
     made = sent(composition, change, work_of(composition.secure.weight_unit), 0)
-    assert any("so fine that values of this update are cut" in remark for remark in made.remarks) is is_said
+    assert any("so fine that this update is shortened" in remark for remark in made.remarks) is is_said
+    assert torch.allclose(made.values, change * (LEVEL_MAX / 5 / rms if is_said else 1.0))
+    assert int(torch.cat(list(made.levels())).abs().max()) < LEVEL_MAX
 
 
 def test_a_change_beyond_all_numbers_is_shortened() -> None:
-    composition = composed(secure_plan(5), max_abs=2.0**60)
+    composition = composed(secure_plan(5), max_abs=2.0**60, step=2.0**50)
     made = sent(composition, torch.full((N_VALUES,), 2.0**50), work_of(1 << 20), 0)
     assert 2.0**59 < float(made.values.norm()) <= 2.0**60
     assert "far too long" in made.remarks[0]

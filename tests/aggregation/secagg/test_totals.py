@@ -24,6 +24,7 @@ from tests.aggregation.secagg.house import (
 )
 from umbel.aggregation.codec.modular import ALARM_SHARE, lift
 from umbel.aggregation.codec.quantize import LEVEL_MAX
+from umbel.aggregation.codec.rotation import unrotate
 from umbel.aggregation.grid import GridAccumulator
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.layout import Layout
@@ -173,15 +174,17 @@ def test_batch_norm_and_counters_are_the_same_as_on_the_plain_path() -> None:
 
 
 def test_the_extreme_at_the_greatest_weight_is_exact_and_one_bit_less_wraps() -> None:
-    """All of one block's levels at +-32,766, of every client."""
-    impulse = torch.zeros(N_VALUES)
-    impulse[0] = 1e9
+    """Eight levels of each block at +-32,766, of every client: as many as a change may have that is not shortened."""
     plan = secure_plan(5)
-    here = cohort(composed(plan), [impulse] * 5, [work_of(1 << 20)] * 5)
+    rotated = composed(plan).modular.rotated
+    spikes = torch.zeros(rotated.n_levels)
+    spikes[:: rotated.blocks.size // 8] = 1e9
+    extreme = unrotate(spikes, rotated.blocks, rotated.plan.key)
+    here = cohort(composed(plan), [extreme] * 5, [work_of(1 << 20)] * 5)
     assert int(here.plain_levels().abs().max()) == 5 * LEVEL_MAX
     assert not here.has_wrapped
     assert here.totals().n_clients == 5
-    narrower = cohort(composed(replace(plan, bits=plan.bits - 1)), [impulse] * 5, [work_of(1 << 20)] * 5)
+    narrower = cohort(composed(replace(plan, bits=plan.bits - 1)), [extreme] * 5, [work_of(1 << 20)] * 5)
     assert narrower.has_wrapped
     with pytest.raises(SumWrapped, match="the next attempt takes bits that no sum can exceed"):
         narrower.totals()
