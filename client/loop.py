@@ -308,10 +308,14 @@ class Participant:
         """
         away_s = self._next_away_s()
         log.warning("%s: declined, %s; asking for work again in %.0f s", name_of(offer), error, away_s)
+        self._tell(offer, window_end, error)
+        self._pause(away_s)
+
+    def _tell(self, offer: Assignment, window_end: float, error: ClientError) -> None:
+        """Decline. How long that is tried says nothing of the reason."""
         # Its report is waited for until the window's end, its signature for some time after.
         until = window_end if offer.secure is None else window_end + after_s(offer.window_s)
         decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), until))
-        self._pause(away_s)
 
     def _next_away_s(self) -> float:
         self._declines += 1
@@ -323,7 +327,7 @@ class Participant:
         self._store.forget_work()
         if offer.secure is not None:
             self._store.failures.count(self._run, error)
-        decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), window_end))
+        self._tell(offer, window_end, error)
         self._failures += 1
         advice = self._store.failures.advice(self._run)
         if advice:

@@ -260,25 +260,16 @@ class SitePolicy:
                 f"(retrain_after_release = false) allows no second update. It can take part in {_ANOTHER_MODEL}"
             )
 
-    def check_same_model(
-        self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str, *, is_of_same_terms: bool
-    ) -> None:
+    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str) -> None:
         """Raise `AttemptRefused` for a sum over the very model of one before it, of which shares were revealed, if the
         clients of the two differ by any, but by so few that, with those who may work for the coordinator taken off, the
         difference would be of fewer than `minimum_cohort`. These are a third of `n_invited`, the greater of the two
-        cohorts (`parameters.py`). Under different terms (`sum_terms.py`) they may not be the same clients either.
-        `earlier`: of which round and run that one was, in words.
+        cohorts (`parameters.py`). `earlier`: of which round and run that one was, in words.
         """
-        least = self.minimum_cohort + n_invited // 3
-        if changed := _few_changed(before, now, least):
+        if changed := _few_changed(before, now, self._with_colluders(n_invited)):
             raise AttemptRefused(
                 f"this site already revealed shares of a sum over the same model, in {earlier}. "
                 f"{_near('The clients of the two sums', changed)}. Ask the same clients again, or use {_ANOTHER_MODEL}"
-            )
-        if not is_of_same_terms and _is_near(before, now, least):
-            raise AttemptRefused(
-                f"this site already revealed shares of a sum over the same model, in {earlier}, under other "
-                f"{_TERMS_MAY_TELL}. Set them as they were, or use {_ANOTHER_MODEL}"
             )
 
     def cohort_change_between(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
@@ -302,11 +293,14 @@ class SitePolicy:
             )
         return found
 
-    def check_terms_change(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
-        """What is to be said of two sums under different terms; None where enough of their clients differ. Raises
-        `AttemptRefused` instead, where the policy says so. `earlier`: which round the sum before was of, in words.
+    def check_terms_change(
+        self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str
+    ) -> str | None:
+        """What is to be said of two sums under different terms; None where so many of their clients differ as
+        `check_same_model` asks. Raises `AttemptRefused` instead, where the policy says so. `earlier`: which round the
+        sum before was of, in words.
         """
-        if not _is_near(before, now, self.minimum_cohort):
+        if not _is_near(before, now, self._with_colluders(n_invited)):
             return None
         found = f"nearly the same clients are asked as in {earlier}, under other {_TERMS_MAY_TELL}"
         if self.refuses_terms_change:
@@ -317,6 +311,12 @@ class SitePolicy:
                 '"warn" in the policies of sites that accept the risk'
             )
         return found
+
+    def _with_colluders(self, n_invited: int) -> int:
+        """By how many clients two sums must differ, so that the difference is a sum still when a third of those invited
+        work for the coordinator and take off what they sent.
+        """
+        return self.minimum_cohort + n_invited // 3
 
     def _check_minimum(self, minimum: int) -> None:
         if minimum < self.minimum_cohort:

@@ -54,7 +54,7 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
     grid = assignment.grid
     if grid != Grid.finest(max_abs=grid.max_abs, total_weight_max=grid.total_weight_max):
         raise ValueError(
-            "its grid has not the step that max_abs leads to, so it could round some sites' values to zero"
+            "its grid has not the finest step that its max_abs and total_weight_max leave, so it would only add noise"
         )
     if assignment.share != 1:
         raise ValueError("it asks for a share of the work, which only a canary does")

@@ -38,9 +38,10 @@ process warns once.
 *Other terms.* A bound that the coordinator chooses changes the parts of those sites alone that are beyond it. Of two
 sums of the very same clients under `sample_count_max` 100 and 200, twice the first less the second is of the sites with
 fewer than 200 samples alone, and that may be one. A clip norm tells as much, and so does how much is trained
-(`sum_terms.py`). So over one and the same model a sum under other terms is refused, unless its clients differ by as
-many as above. From model to model, in one run, it is refused or warned of as the policy says (`terms_change`), unless
-its clients differ by `minimum_cohort` or more.
+(`sum_terms.py`). So within a run a sum under other terms is refused or warned of as the policy says (`terms_change`),
+unless its clients differ by as many as above. It is so whether the model is the same or not: a coordinator changes one
+bit of it for nothing. Another run may have other terms, also from the same model, for people try out settings so; a
+policy says which runs there may be (`allowed_runs`).
 
 *Who was taken off.* A member that cheated, or left for good, would bind the others to its coming for ever. So who is
 not on the member list that this site's policy names, and the round is bound to, does not count in a difference.
@@ -121,8 +122,7 @@ class SumMemory:
             self._check_second_update(asked)
             for run, one in self._bound_by(asked):
                 before = _counted(one.clients, members)
-                is_the_same = invited == set(before) and not _is_of_same_terms(one, asked)
-                if is_the_same or not invited.issuperset(before):
+                if not invited.issuperset(before):
                     self._check_same_model(asked, run, one, before, invited)
         sums = self._kept.sums(self._run)
         binding = [_earlier(asked, one, one.cohort, members) for one in sums if one.is_revealed]
@@ -192,8 +192,8 @@ class SumMemory:
     def _check_same_model(
         self, asked: Asked, run: RunId, one: RevealedSum, before: Collection[str], now: Collection[str]
     ) -> None:
-        n_invited, place = max(len(asked.context.cohort), one.n_invited), f"round {one.round} of run {run!r}"
-        self._policy.check_same_model(before, now, n_invited, place, is_of_same_terms=_is_of_same_terms(one, asked))
+        place = f"round {one.round} of run {run!r}"
+        self._policy.check_same_model(before, now, _n_invited(asked, one), place)
 
     def _check_terms(self, asked: Asked, now: frozenset[str], members: Collection[str] | None) -> None:
         """Raise `AttemptRefused` for a sum of nearly the clients of one of the run of which shares were revealed, under
@@ -205,7 +205,8 @@ class SumMemory:
         for one in self._kept.revealed(self._run):
             if _is_of_same_terms(one, asked):
                 continue
-            found = check(_counted(one.clients, members), now, f"round {one.round}")
+            before, n_invited = _counted(one.clients, members), _n_invited(asked, one)
+            found = check(before, now, n_invited, f"round {one.round}")
             if found is not None and terms not in self._warned_of_terms:
                 log.warning("round %d: %s.%s", asked.assignment.round, found, _KEEP_TERMS)
                 self._warned_of_terms.add(terms)
@@ -236,6 +237,11 @@ class SumMemory:
         """Those over the same model, of any run and however old, of which this client has revealed shares."""
         model, every = asked.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
+
+
+def _n_invited(asked: Asked, one: RevealedSum) -> int:
+    """The greater of the two cohorts."""
+    return max(len(asked.context.cohort), one.n_invited)
 
 
 def _is_of_same_terms(one: RevealedSum, asked: Asked) -> bool:

@@ -32,9 +32,7 @@ def agree(opened: Collection[OpenedSum], clients: Collection[ClientId], n_invite
     policy = SitePolicy(minimum_cohort=minimum)
     try:
         for one in opened:
-            policy.check_same_model(
-                one.clients, clients, max(n_invited, one.n_invited), "round 1", is_of_same_terms=True
-            )
+            policy.check_same_model(one.clients, clients, max(n_invited, one.n_invited), "round 1")
     except AttemptRefused:
         return False
     return True

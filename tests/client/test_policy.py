@@ -161,13 +161,11 @@ def test_what_a_policy_refuses_has_room_for_what_to_do_however_many_and_long_the
     with pytest.raises(AttemptRefused, match="and 47 others") as changed:
         policy.check_cohort_change(names, names[50:], "an earlier attempt at round 1000")
     with pytest.raises(AttemptRefused, match="and 47 others") as same:
-        policy.check_same_model(names, names[50:], 100, f"round 1000 of run {'r' * 63!r}", is_of_same_terms=True)
+        policy.check_same_model(names, names[50:], 100, f"round 1000 of run {'r' * 63!r}")
     with pytest.raises(AttemptRefused, match="under other terms") as terms:
-        policy.check_same_model(names, names, 100, f"round 1000 of run {'r' * 63!r}", is_of_same_terms=False)
-    with pytest.raises(AttemptRefused, match="under other terms") as terms_of_run:
-        policy.check_terms_change(names, names, "round 1000")
+        policy.check_terms_change(names, names, 100, "round 1000")
     assert changed.value.told.endswith("the policies of sites that accept the risk")
-    assert max(len(one.value.told) for one in (changed, same, terms, terms_of_run)) <= REASON_CHARS_MAX
+    assert max(len(one.value.told) for one in (changed, same, terms)) <= REASON_CHARS_MAX
 
 
 def test_a_round_within_the_limits_is_taken() -> None:
@@ -261,25 +259,24 @@ def test_two_sums_over_one_model_may_not_differ_by_fewer_than_a_sum_may_have(
     ten = [f"site-{number}" for number in range(10)]
     for near in (ten[1:], ten[2:], [*ten[1:], "site-a"], [*ten, "site-a"], ten[3:], ten[5:]):
         with pytest.raises(AttemptRefused, match="over the same model"):
-            policy.check_same_model(ten, near, 10, "round 3 of run 'demo'", is_of_same_terms=True)
+            policy.check_same_model(ten, near, 10, "round 3 of run 'demo'")
     for allowed in (ten[::-1], ten[6:], [*ten[3:], "site-a", "site-b", "site-c"], [f"site-{name}" for name in "abc"]):
-        policy.check_same_model(ten, allowed, 11, "round 3 of run 'demo'", is_of_same_terms=True)
+        policy.check_same_model(ten, allowed, 11, "round 3 of run 'demo'")
     with pytest.raises(AttemptRefused, match="over the same model"):
-        policy.check_same_model(ten, ten[6:], 12, "round 3 of run 'demo'", is_of_same_terms=True)
-    with pytest.raises(AttemptRefused, match="under other terms"):
-        policy.check_same_model(ten, ten[::-1], 11, "round 3 of run 'demo'", is_of_same_terms=False)
-    policy.check_same_model(ten, ten[6:], 11, "round 3 of run 'demo'", is_of_same_terms=False)
+        policy.check_same_model(ten, ten[6:], 12, "round 3 of run 'demo'")
 
 
 @pytest.mark.parametrize(("policy", "is_refused"), [(LISTED, True), (replace(LISTED, terms_change="warn"), False)])
 def test_two_rounds_of_a_run_may_not_be_under_different_terms_unless_enough_of_their_clients_differ(
     policy: SitePolicy, is_refused: bool
 ) -> None:
+    """Four, and a third of those invited, who may work for the coordinator and take off what they sent."""
     policy, ten = replace(policy, minimum_cohort=4), [f"site-{number}" for number in range(10)]
-    for near in (ten, ten[1:], ten[3:]):
-        with pytest.raises(AttemptRefused, match="terms_change") if is_refused else nullcontext():
-            assert "one site's update" in str(policy.check_terms_change(ten, near, "round 3"))
-    assert policy.check_terms_change(ten, ten[4:], "round 3") is None
+    for n_invited, far in ((2, 4), (3, 5), (10, 7), (11, 7), (12, 8)):
+        for near in (ten, ten[1:], ten[far - 1 :]):
+            with pytest.raises(AttemptRefused, match="terms_change") if is_refused else nullcontext():
+                assert "one site's update" in str(policy.check_terms_change(ten, near, n_invited, "round 3"))
+        assert policy.check_terms_change(ten, ten[far:], n_invited, "round 3") is None
 
 
 def test_only_who_names_a_member_list_refuses_other_terms_without_a_word_of_the_policy() -> None:
@@ -296,7 +293,7 @@ def test_what_two_sums_over_one_model_differ_by_is_a_sum_still_when_colluders_ar
     first, second = (data.draw(st.sets(st.sampled_from(cohort))) for _ in range(2))
     policy = replace(LISTED, minimum_cohort=minimum)
     try:
-        policy.check_same_model(first, second, n_invited, "round 3 of run 'demo'", is_of_same_terms=True)
+        policy.check_same_model(first, second, n_invited, "round 3 of run 'demo'")
     except AttemptRefused:
         return
     changed = sorted(first ^ second)

@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from tests.client.secure_double import WARD, SecureDouble, peer_key
+from umbel.aggregation.grid import Grid
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
@@ -19,6 +20,7 @@ from umbel.client.policy import SitePolicy
 from umbel.client.secure_offer import Asked, read_offer
 from umbel.client.secure_store import SUMS_MAX, RememberedSum, SecureStore
 from umbel.client.sum_memory import SumMemory
+from umbel.client.sum_terms import terms_sha256
 
 OTHERS = tuple(f"peer-{number}" for number in range(9))
 ALL = (*OTHERS, WARD)
@@ -412,11 +414,15 @@ def test_nor_does_it_count_from_model_to_model(tmp_path: Path, caplog: pytest.Lo
 
 # --- other terms: bounds that the coordinator moves from one sum to the next ---
 
+COARSER = Grid.finest(max_abs=asked(1).assignment.grid.max_abs, total_weight_max=1 << 38)
+FROZEN_TERMS = "5679509f5c745b0c6c33bb20fcaf9acc9fd6e7af50086b23c3fc195d76d72bb8"
 TERMS: dict[str, dict[str, object]] = {
     "more samples count": {"sample_count_max": 1001},
     "a clip norm": {"codec": {"clip_norm": 2.0}},
     "other values are cut": {"grid": {"max_abs": 4.0, "step": asked(1).assignment.grid.step / 2}},
-    "more steps": {"training": {"local_epochs": 2}},
+    "more epochs": {"training": {"local_epochs": 2}},
+    "steps": {"training": {"local_epochs": None, "local_steps": 10}},
+    "a proximal term": {"training": {"proximal_mu": 0.1}},
     "larger batches": {"training": {"batch_size": 1 << 20}},
     "another learning rate": {"training": {"learning_rate": 0.02}},
     "a lower floor": {"plan": {"minimum_work": 0.5}},
@@ -426,38 +432,51 @@ NO_TERMS: dict[str, dict[str, object]] = {
     "nothing": {},
     "the step and the rotation": {"codec": {"inverse_step": 300.0, "key": 9}},
     "the bits": {"plan": {"bits": 31}},
+    "the grid of exact values": {"grid": {"step": COARSER.step, "total_weight_max": COARSER.total_weight_max}},
+    "measuring": {"training": {"evaluate": True}},
 }
 
 
+@pytest.mark.parametrize("model", [ONE_MODEL, ANOTHER], ids=["the same model", "another"])
 @pytest.mark.parametrize("changes", TERMS.values(), ids=TERMS.keys())
-def test_a_second_sum_over_the_model_under_other_terms_is_refused_whatever_the_policy(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
-    policy = SitePolicy(terms_change="warn")
-    Site(tmp_path, policy).is_in(asked(1), ALL)
-    for run in ("demo", "another"):
-        with pytest.raises(AttemptRefused, match="over the same model, in round 1 of run 'demo', under other terms"):
-            Site(tmp_path, policy, run).memory.check_invitation(under(asked(2), **changes))
-
-
-@pytest.mark.parametrize("changes", TERMS.values(), ids=TERMS.keys())
-def test_over_another_model_of_the_run_it_is_refused_or_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object]
+def test_a_sum_of_the_run_under_other_terms_is_refused_or_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object], model: str
 ) -> None:
     Site(tmp_path).is_in(asked(1), ALL)
-    other = under(asked(2, model=ANOTHER), **changes)
+    other = under(asked(2, model=model), **changes)
     with pytest.raises(AttemptRefused, match="terms_change"):
         Site(tmp_path, SitePolicy(terms_change="refuse")).memory.check_invitation(other)
     assert "under other terms" not in caplog.text
     Site(tmp_path).is_in(other, ALL)
     assert caplog.text.count("under other terms") == 1, "once"
-    Site(tmp_path, SitePolicy(terms_change="refuse"), "another").is_in(under(asked(3, model="cc" * 32), **changes), ALL)
 
 
-def test_a_grid_that_rounds_more_than_max_abs_needs_is_refused() -> None:
-    """Exact values are rounded on it, and small ones to zero: a bound that would be in no terms."""
+def test_a_round_without_weights_under_next_to_no_noise_is_of_other_terms_than_one_with_weights(tmp_path: Path) -> None:
+    """The weights are in the one sum and not in the other. So a difference of the two would be of a few sites."""
+    policy, alike = SitePolicy(terms_change="refuse"), {"plan": {"weight_unit": 1}, "codec": {"clip_norm": 1.0}}
+    Site(tmp_path, policy).is_in(under(asked(1), **alike), ALL)
+    Site(tmp_path, policy).is_in(under(asked(2), **alike), ALL)
+    with pytest.raises(AttemptRefused, match="under other terms"):
+        Site(tmp_path, policy).memory.check_invitation(asked(3, is_private=True))
+
+
+@pytest.mark.parametrize("model", [ONE_MODEL, ANOTHER], ids=["the same model", "another"])
+def test_another_run_may_try_other_terms_from_the_same_model(tmp_path: Path, model: str) -> None:
+    """People do: the first rate was too high. `allowed_runs` says which runs there may be."""
+    policy = SitePolicy(terms_change="refuse")
+    Site(tmp_path, policy).is_in(asked(1), ALL)
+    slower = under(asked(1, model=model), training={"learning_rate": 0.001})
+    Site(tmp_path, policy, "second").is_in(replace(slower, context=asked(2).context), ALL)
+
+
+def test_a_release_of_umbel_changes_no_terms_of_a_run_under_way() -> None:
+    """Else each site with a member list would refuse what its running runs ask from then on."""
+    assert terms_sha256(asked(1)) == FROZEN_TERMS
+
+
+def test_a_grid_that_rounds_more_than_it_must_is_refused() -> None:
     step = asked(1).assignment.grid.step
-    with pytest.raises(CoordinatorMisbehaved, match="its grid has not the step"):
+    with pytest.raises(CoordinatorMisbehaved, match="its grid has not the finest step"):
         under(asked(1), grid={"step": 2 * step})
     assert under(asked(1), grid={"step": step}).assignment.grid == asked(1).assignment.grid
 
@@ -473,14 +492,14 @@ def test_what_follows_from_the_round_before_is_free(tmp_path: Path, changes: dic
 def test_other_terms_are_allowed_where_as_many_clients_differ_as_a_sum_has(tmp_path: Path) -> None:
     policy, changes = SitePolicy(terms_change="refuse"), TERMS["more samples count"]
     Site(tmp_path, policy).is_in(asked(1), ALL)
-    Site(tmp_path, policy).is_in(under(asked(2, ALL[6:]), **changes), ALL[6:])
     with pytest.raises(AttemptRefused, match="under other terms"):
-        Site(tmp_path, policy).is_in(under(asked(3, ALL[2:], ANOTHER), **changes), ALL[2:])
+        Site(tmp_path, policy).is_in(under(asked(3, ALL[5:], ANOTHER), **changes), ALL[5:])
+    Site(tmp_path, policy).is_in(under(asked(2, ALL[6:]), **changes), ALL[6:])
 
 
 def test_where_many_may_come_and_few_do_the_sum_is_looked_at(tmp_path: Path) -> None:
     """The invitation is of many others; those who come are the clients of before."""
-    policy, others = SitePolicy(terms_change="refuse"), tuple(f"peer-x{number}" for number in range(8))
+    policy, others = SitePolicy(terms_change="refuse"), tuple(f"peer-x{number}" for number in range(12))
     Site(tmp_path, policy).is_in(asked(1), ALL)
     for model in (ONE_MODEL, ANOTHER):
         site, second = Site(tmp_path, policy), under(asked(2, (*ALL, *others), model), **TERMS["a clip norm"])
@@ -496,9 +515,10 @@ def test_terms_are_remembered_for_good_and_those_of_a_sum_that_was_not_revealed_
     for round_ in range(3, SUMS_MAX + 4):
         SecureStore(tmp_path).remember(RunId("demo"), revealed_sum(round_, ANOTHER))
     assert 2 not in {one.round for one in SecureStore(tmp_path).sums(RunId("demo"))}
-    with pytest.raises(AttemptRefused, match="in round 2 of run 'demo', under other terms"):
-        Site(tmp_path).memory.check_invitation(under(asked(200), **other))
-    Site(tmp_path).memory.check_invitation(asked(200))
+    policy = SitePolicy(terms_change="refuse")
+    with pytest.raises(AttemptRefused, match="in round 2, under other terms"):
+        Site(tmp_path, policy).memory.check_invitation(under(asked(200), **other))
+    Site(tmp_path, policy).memory.check_invitation(asked(200))
 
 
 def test_sums_of_a_version_that_wrote_no_terms_stop_no_run(tmp_path: Path) -> None:

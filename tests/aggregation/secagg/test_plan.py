@@ -190,8 +190,8 @@ def test_five_rounds_stay_unwrapped_and_take_few_bits_from_the_second_on(growth:
     assert max(abs(a - b) for a, b in pairwise(used[1:])) <= 1
 
 
-# Levels of a client's expected update have the root mean square 64, and an update is shortened to 6,553. So at 300 times
-# the expected one the first mean is too short, and the second sum may wrap: its retry does not.
+# Levels of a client's expected update have the root mean square 64, and an update is shortened to 6,553. So at 300
+# times the expected one the first mean is too short, and the second sum may wrap: its retry does not.
 @pytest.mark.parametrize(
     ("weight_off", "norm_off", "error_max"),
     [(1.0, 1.0, 1e-4), (0.01, 1.0, 0.04), (30.0, 1.0, 1e-4), (1.0, 10.0, 1e-4), (1.0, 0.1, 1e-3), (30.0, 10.0, 0.7)],
