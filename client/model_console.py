@@ -13,6 +13,7 @@ from umbel.aggregation.member_files import members_bytes
 from umbel.aggregation.members import MembersRefused
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.types import TrainingPlan
 from umbel.client.admin import Operator
 from umbel.client.console import labels_of
 from umbel.client.loading import load_app, load_initial_model
@@ -72,8 +73,9 @@ def create_run(operator: Operator, file: Path, model: Path, members: Path | None
             "--members tells it",
             err=True,
         )
-    if absence := careful_of_absence(run_file):
-        typer.echo(absence, err=True)
+    for careful in (careful_of_absence(run_file), careful_of_overrides(run_file)):
+        if careful:
+            typer.echo(careful, err=True)
 
 
 def careful_of_absence(run_file: RunFile) -> str:
@@ -89,6 +91,21 @@ def careful_of_absence(run_file: RunFile) -> str:
         "policies name a member list refuse a sum that lacks one or two clients of an earlier one, or has one or two "
         "more (cohort_change), so a site that misses one round may be kept out of the others. To have the same sites "
         "each time, set target and minimum to their number, and over_selection = 1.0"
+    )
+
+
+def careful_of_overrides(run_file: RunFile) -> str:
+    """What to say of a run whose training changes from round to round; empty if it does not.
+
+    Sites that name a member list refuse such rounds by default (`SitePolicy.terms_change`), unless there is noise.
+    """
+    changes = [one.first_round for one in run_file.override if set(one.of(TrainingPlan)) - {"evaluate"}]
+    if not changes or not named_list(run_file) or run_file.privacy is not None:
+        return ""
+    return (
+        f"careful: the training changes in round {min(changes)} ([[override]]). Sites whose policies name a member list "
+        "refuse rounds of a run under different training (terms_change), so the run would stop there. Leave the "
+        'override out, or have the sites write terms_change = "warn"'
     )
 
 

@@ -14,7 +14,7 @@ from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.member_files import members_bytes
 from umbel.client.commands import run_app
 from umbel.client.members_store import MembersStore
-from umbel.client.model_console import careful_of_absence, join
+from umbel.client.model_console import careful_of_absence, careful_of_overrides, join
 from umbel.client.run_files import read_run_file
 
 NOBODY = "http://127.0.0.1:9"
@@ -110,3 +110,28 @@ def test_an_operator_is_told_that_sites_with_a_list_want_the_same_sites_each_tim
     Path("run.toml").write_text(RUN.replace("target = 4, minimum = 3, over_selection = 1.0", numbers) + section)
     said = careful_of_absence(read_run_file(Path("run.toml"))[1])
     assert ("set target and minimum to their number" in said) == is_told
+
+
+def override_of(first_round: int, line: str) -> str:
+    return f"[[override]]\nfirst_round = {first_round}\n{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("section", "is_told"),
+    [
+        (NAMED + override_of(3, "learning_rate = 0.001"), True),
+        (NAMED + override_of(5, "local_epochs = 2") + override_of(3, "batch_size = 8"), True),
+        (NAMED + override_of(3, "window_s = 100.0"), False),
+        (NAMED + override_of(3, "evaluate = true"), False),
+        (NAMED, False),
+        (SECTIONS["none"] + override_of(3, "learning_rate = 0.001"), False),
+        (NAMED + NOISE + override_of(3, "learning_rate = 0.001"), False),
+    ],
+    ids=["a rate", "two", "a window", "measuring", "no override", "no list", "noise"],
+)
+def test_an_operator_is_told_that_sites_with_a_list_refuse_another_training_in_mid_run(
+    site: Path, section: str, is_told: bool
+) -> None:
+    Path("run.toml").write_text(RUN + section)
+    said = careful_of_overrides(read_run_file(Path("run.toml"))[1])
+    assert ("the training changes in round 3 ([[override]])" in said) == is_told

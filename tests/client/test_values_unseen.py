@@ -261,9 +261,7 @@ def test_what_was_cut_is_in_the_sites_own_log(tmp_path: Path, caplog: pytest.Log
     double.max_abs, double.sample_count_max = MAX_ABS, 100
     with caplog.at_level(logging.INFO, "umbel.client"):
         take_part(tmp_path, double, Site(0.7))
-    assert (
-        "a value of the update is beyond the run's max_abs 0.5, so the whole update is shortened" in caplog.text
-    )
+    assert "a value of the update is beyond the run's max_abs 0.5, so the whole update is shortened" in caplog.text
     assert "at most 100 of this client's 613 samples count, because the run's sample_count_max is 100" in caplog.text
     (one,) = double.totals
     assert float(one.mean.mean_slice(0, 310).max()) < 0.5, "the spike is no higher"
