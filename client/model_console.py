@@ -103,8 +103,8 @@ def careful_of_overrides(run_file: RunFile) -> str:
     if not changes or not named_list(run_file) or run_file.privacy is not None:
         return ""
     return (
-        f"careful: the training changes in round {min(changes)} ([[override]]). Sites whose policies name a member list "
-        "refuse rounds of a run under different training (terms_change), so the run would stop there. Leave the "
+        f"careful: the training changes in round {min(changes)} ([[override]]). Sites whose policies name a member "
+        "list refuse rounds of a run under different training (terms_change), so the run would stop there. Leave the "
         'override out, or have the sites write terms_change = "warn"'
     )
 

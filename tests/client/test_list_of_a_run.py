@@ -39,7 +39,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def create(section: str, *more: str) -> Result:
-    Path("run.toml").write_text(RUN + section)
+    Path("run.toml").write_text(RUN.replace("count = 1", "count = 9") + section)
     words = ["create", "run.toml", "--model", "init.safetensors", "--server", NOBODY, *more]
     return CliRunner(env={"UMBEL_ADMIN_KEY": "secret"}).invoke(run_app, words)
 
@@ -132,6 +132,6 @@ def override_of(first_round: int, line: str) -> str:
 def test_an_operator_is_told_that_sites_with_a_list_refuse_another_training_in_mid_run(
     site: Path, section: str, is_told: bool
 ) -> None:
-    Path("run.toml").write_text(RUN + section)
+    Path("run.toml").write_text(RUN.replace("count = 1", "count = 9") + section)
     said = careful_of_overrides(read_run_file(Path("run.toml"))[1])
     assert ("the training changes in round 3 ([[override]])" in said) == is_told
