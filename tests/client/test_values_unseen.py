@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,12 +23,16 @@ from tests.client.double import URL, Handler
 from tests.client.secure_double import SecureDouble
 from tests.client.test_secure_rounds import LOST_KEYS, SAMPLES, Crash, Mortal, Ward, listed, take_part
 from umbel.aggregation.privacy.noise_plan import NoisePlan
-from umbel.aggregation.types import RunId
-from umbel.client import Client, LocalPlan, TrainResult
+from umbel.aggregation.secagg.server import after_s
+from umbel.aggregation.types import AssignmentId, RunId
+from umbel.client import Client, LocalPlan, TrainResult, loop
+from umbel.client.coordinator import Coordinator
 from umbel.client.errors import Alarm, BudgetSpent, ClientError, TooManyFailures, UnfitWork, WorkRefused
 from umbel.client.failures import FAILURES_MAX, UNFIT_MAX
+from umbel.client.refusals import decline
 from umbel.client.shutdown import Shutdown
 from umbel.client.store import Store
+from umbel.client.transport import Patience
 
 DELTA, MAX_ABS = 1e-6, 0.5
 
@@ -341,6 +346,28 @@ def test_when_a_site_asks_again_does_not_tell_why_it_declined(tmp_path: Path) ->
         assert set(double.declined.values()) == {"this client does not take part in this attempt"}
         waits[type(app).__name__] = shutdown.seconds
     assert waits == {"Throwing": [1.0, 2.0], "Site": [1.0, 2.0], "TooLittle": [1.0, 2.0]}
+
+
+def test_how_long_a_refusal_is_tried_does_not_tell_why_it_declined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that answers none sees it: each is tried for some time after the round's window."""
+    told = list[tuple[str, float]]()
+
+    def noted(coordinator: Coordinator, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+        assert patience.until is not None
+        told.append((type(app).__name__, patience.until))
+        decline(coordinator, assignment, reason, patience)
+
+    monkeypatch.setattr(loop, "decline", noted)
+    for app in (Throwing(), Site(math.nan), TooLittle()):
+        double, directory, began = SecureDouble(Ward().model), tmp_path / type(app).__name__, time.monotonic()
+        directory.mkdir()
+        take_part(directory, double, app, listed(directory, double), shutdown=Waits())
+        assert {name for name, _ in told} >= {type(app).__name__}
+        window_s = double.run_file.rounds.window_s
+        assert min(until for _, until in told) >= began + window_s + after_s(window_s)
+        told.clear()
 
 
 def test_once_a_person_has_removed_the_file_the_site_goes_on(tmp_path: Path) -> None:
