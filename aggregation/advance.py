@@ -229,8 +229,8 @@ def _train(state: Training, event: Event) -> Step:
                 return state, ()
             return _settle(replace(state, exchange=state.exchange.with_word(client, turn, word)), now)
         case Declined(now, client, reason):
-            if client not in state.cohort or client in state.accepted:
-                return state, ()
+            if client not in state.cohort or client in state.accepted or client in state.declined:
+                return state, ()  # who is out already is out for what was said of it first
             return _settle(replace(state, declined={**state.declined, client: reason}), now)
         case Tick(now):
             return _settle(state, now)

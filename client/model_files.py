@@ -26,4 +26,4 @@ def layout_in(path: Path) -> Layout:
         with safe_open(path, framework="pt") as file:
             return layout_of(file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
-        raise LayoutError(f"not a safetensors model: {error}") from error
+        raise LayoutError(f"{path} is not a safetensors model: {error}") from error

@@ -127,7 +127,7 @@ class _Change:
     values: Tensor
     exact: Tensor
     norm: float
-    greatest: float = 0.0
+    greatest: float
 
 
 def own_dither(secret: bytes) -> Dither:

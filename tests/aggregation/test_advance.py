@@ -304,6 +304,11 @@ def test_a_decline_after_the_report_or_from_a_stranger_changes_nothing() -> None
     assert after(state, Declined(102, A, "busy"), Declined(102, D, "busy")) == (state, [])
 
 
+def test_who_declines_twice_has_declined_for_its_first_reason() -> None:
+    state, _ = advance(training(), Declined(101, A, "busy"))
+    assert after(state, Declined(102, A, "on battery")) == (state, [])
+
+
 def test_who_declined_is_not_told_to_stop() -> None:
     _, commands = after(training(), Declined(101, C, "busy"), Stopped(102, "enough"))
     assert commands == [Release((A, B), "enough"), Discard("enough")]

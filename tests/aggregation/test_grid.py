@@ -237,7 +237,7 @@ def test_the_first_offender_is_named_by_its_place_in_the_whole_update() -> None:
     with pytest.raises(NonFiniteUpdate, match="value 1002 of the update is nan"):
         check_values(torch.tensor([99.0, 0.0, math.nan, math.inf]), GRID, first=1000)
     with pytest.raises(UpdateOutOfRange, match="value 1001 of the update is -99, beyond"):
-        check_values(torch.tensor([0.0, -99.0, 99.0]), GRID, first=1000)
+        check_values(torch.tensor([GRID.max_abs, -99.0, 99.0]), GRID, first=1000)
 
 
 def test_a_value_just_over_a_bound_that_is_no_float32_is_refused() -> None:
@@ -247,6 +247,7 @@ def test_a_value_just_over_a_bound_that_is_no_float32_is_refused() -> None:
 
 
 def test_an_empty_vector_is_an_update() -> None:
+    check_values(torch.zeros(0), Grid.finest(max_abs=2.0**-20, total_weight_max=1))
     total = GridAccumulator(0, GRID)
     total.fold_vector(torch.zeros(0), 2)
     assert (total.n_folded, total.total_weight, mean_of(total).numel()) == (1, 2, 0)

@@ -419,6 +419,18 @@ def test_who_was_too_late_for_the_phase_before_is_to_blame_too() -> None:
     assert ended.blamed == {NAMES[2]: shares, NAMES[3]: shares, NAMES[4]: keys}
 
 
+def test_who_was_too_late_and_declines_then_was_too_late() -> None:
+    """Its own words do not take the place of what has put it out of the round."""
+    ended = failed(
+        *said(Phase.ADVERTISE_KEYS, 1.0, NAMES[:4]),
+        Tick(30.0),
+        *[Declined(31.0, name, "on battery") for name in (NAMES[4], *NAMES[2:4])],
+    )
+    late = Phase.ADVERTISE_KEYS.late_words
+    assert ended.blamed == {NAMES[2]: "on battery", NAMES[3]: "on battery", NAMES[4]: late}
+    assert ended.missing[NAMES[4]] == late
+
+
 def test_a_dealer_whose_shares_did_not_open_is_named_in_the_reason() -> None:
     revealed = Revealed(NAMES[:4], {NAMES[1]: "shares that it dealt did not open", ClientId("stranger"): "nor these"})
     ended = failed(Tick(101.0, revealed), since=unmasking())

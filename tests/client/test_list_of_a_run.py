@@ -1,5 +1,6 @@
 """`umbel run create --members` and `umbel join --policy`: what is wrong with a list is said before anything is sent."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ from tests.consortium import first_list, signed, without
 from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.member_files import members_bytes
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.records import RunView
+from umbel.aggregation.types import ModelRef
+from umbel.client.admin import Operator
 from umbel.client.commands import run_app
 from umbel.client.members_store import MembersStore
-from umbel.client.model_console import careful_of_absence, careful_of_overrides, join
+from umbel.client.model_console import careful_of_absence, careful_of_overrides, create_run, join
 from umbel.client.run_files import read_run_file
 
 NOBODY = "http://127.0.0.1:9"
@@ -110,6 +115,7 @@ def test_an_operator_is_told_that_sites_with_a_list_want_the_same_sites_each_tim
     Path("run.toml").write_text(RUN.replace("target = 4, minimum = 3, over_selection = 1.0", numbers) + section)
     said = careful_of_absence(read_run_file(Path("run.toml"))[1])
     assert ("set target and minimum to their number" in said) == is_told
+    assert bool(said) == is_told
 
 
 def override_of(first_round: int, line: str) -> str:
@@ -135,3 +141,50 @@ def test_an_operator_is_told_that_sites_with_a_list_refuse_another_training_in_m
     Path("run.toml").write_text(RUN.replace("count = 1", "count = 9") + section)
     said = careful_of_overrides(read_run_file(Path("run.toml"))[1])
     assert ("the training changes in round 3 ([[override]])" in said) == is_told
+    assert bool(said) == is_told
+
+
+class Taking(Operator):
+    """An operator whose coordinator takes whatever it is sent."""
+
+    def __init__(self) -> None:
+        self.lists = list[str | None]()
+
+    def upload_model(self, model: bytes | Path) -> str:
+        assert isinstance(model, Path)
+        return hashlib.sha256(model.read_bytes()).hexdigest()
+
+    def create_run(self, name: str, run_file: str, model_sha256: str, members: str | None = None) -> RunView:
+        self.lists.append(members)
+        return RunView(name, RunStatus.RUNNING, "", 0, 9, 0.0, ModelRef(1, model_sha256, 1, model_sha256))
+
+
+@pytest.mark.parametrize(
+    ("section", "members", "careful_of"),
+    [
+        (NAMED, None, ["without --members FILE", "are enough (minimum)"]),
+        (NAMED + override_of(3, "learning_rate = 0.001"), "pilot-1.json", ["are enough (minimum)", "[[override]]"]),
+        (NAMED + NOISE, None, ["without --members FILE"]),
+        (NAMED + NOISE, "pilot-1.json", []),
+        ("", None, []),
+    ],
+)
+def test_what_is_to_be_careful_of_is_said_apart_from_the_result_once_the_run_is_there(
+    site: Path, section: str, members: str | None, careful_of: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.toml").write_text(RUN.replace("count = 1", "count = 9") + section)
+    operator = Taking()
+    create_run(operator, Path("run.toml"), Path("init.safetensors"), Path(members) if members else None, as_json=False)
+    assert operator.lists == [members_bytes(FIRST).decode() if members else None]
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["ward: running, 0 of 9 rounds."]
+    said = shown.err.splitlines()
+    assert len(said) == len(careful_of)
+    for line, words in zip(said, careful_of, strict=True):
+        assert line.startswith("careful: ")
+        assert words in line
+
+
+def test_what_is_no_model_is_named_before_anything_is_sent(site: Path) -> None:
+    Path("init.safetensors").write_bytes(b"weights")
+    require_refused(create(""), "init.safetensors")

@@ -21,8 +21,19 @@ from tests.client.double import TOKEN, URL, Double, Handler, answer, kind_of, pr
 from tests.waits import wait_until
 from umbel.aggregation.runfile_sections import AggregationSection
 from umbel.aggregation.task import Task
-from umbel.aggregation.types import ClientId, RunId, TrainingPlan, assignment_id
-from umbel.client import Client, CoordinatorRefused, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
+from umbel.aggregation.types import AssignmentId, ClientId, RunId, TrainingPlan, assignment_id
+from umbel.client import (
+    Client,
+    CoordinatorRefused,
+    Evaluation,
+    LocalPlan,
+    RunEnd,
+    SitePolicy,
+    TrainResult,
+    loop,
+    run_client,
+)
+from umbel.client.coordinator import Coordinator
 from umbel.client.errors import (
     AccessRefused,
     CoordinatorMisbehaved,
@@ -31,9 +42,11 @@ from umbel.client.errors import (
     WorkRefused,
     refusal_of,
 )
+from umbel.client.refusals import decline
 from umbel.client.shutdown import Shutdown
 from umbel.client.state_dir import locked
 from umbel.client.store import Store
+from umbel.client.transport import Patience
 
 
 class AddOne(Client):
@@ -625,11 +638,44 @@ def test_an_update_that_cannot_be_folded_is_declined_before_it_is_sent(
     assert "POST update" not in double.requests
 
 
-def test_an_error_in_the_sites_code_is_declined_without_its_message(tmp_path: Path) -> None:
+def test_an_error_in_the_sites_code_is_declined_without_its_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     double = Double(AddOne().model)
     with pytest.raises(TrainingFailed, match="KeyError"):
         take_part(tmp_path, double, Failing())
     assert set(double.declined.values()) == {"the client's own code failed with KeyError; see its log"}
+    assert "Traceback" in caplog.text
+    assert "KeyError: 'patient 4711'" in caplog.text, "the log has it all"
+
+
+def test_a_refusal_is_tried_until_the_rounds_window_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a word of this client any longer: only secure rounds have phases after it."""
+    until = list[float]()
+
+    def noted(coordinator: Coordinator, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+        assert patience.until is not None
+        until.append(patience.until)
+        decline(coordinator, assignment, reason, patience)
+
+    monkeypatch.setattr(loop, "decline", noted)
+    double, began = Double(AddOne().model), time.monotonic()
+    with pytest.raises(TrainingFailed):
+        take_part(tmp_path, double, Failing())
+    window_s = double.run_file.rounds.window_s
+    assert len(until) == 3
+    assert all(began + window_s - 1 < one <= time.monotonic() + window_s for one in until)
+
+
+def test_what_was_kept_of_a_training_that_failed_is_removed(tmp_path: Path) -> None:
+    class Stumbling(AddOne):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            plan.checkpoint.save({"model": model.state_dict()})
+            raise KeyError("label")
+
+    with pytest.raises(TrainingFailed, match="KeyError"):
+        take_part(tmp_path, Double(AddOne().model), Stumbling())
+    assert list(tmp_path.glob("*/training/*")) == []
 
 
 @pytest.mark.parametrize(

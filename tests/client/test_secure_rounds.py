@@ -761,7 +761,9 @@ def test_a_cohort_that_has_lost_one_client_is_told_of(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("cohort_change", [None, "refuse"], ids=["by itself", "in so many words"])
-def test_or_refused_if_the_policy_names_a_list(tmp_path: Path, cohort_change: str | None) -> None:
+def test_or_refused_if_the_policy_names_a_list(
+    tmp_path: Path, cohort_change: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     double = SecureDouble(Ward().model, rounds=2)
     policy = listed(tmp_path, double, cohort_change=cohort_change)
     wrap = both(shrink(double), until_declined(double, 3, then=3))
@@ -769,6 +771,9 @@ def test_or_refused_if_the_policy_names_a_list(tmp_path: Path, cohort_change: st
     assert (end.status, end.accepted) == ("finished", 1), "three refusals in a row, and it goes on"
     assert len(double.declined) == 3
     assert all("differ only by peer-1, so" in reason for reason in double.declined.values())
+    logged = [record for record in caplog.records if "declined, " in record.message]
+    assert [record.levelname for record in logged] == ["WARNING"] * 3
+    assert all("differ only by peer-1, so" in record.message for record in logged)
     assert {assignment for assignment, _ in double.said} == {"demo.1.1.ward-7"}
 
 

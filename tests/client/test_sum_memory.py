@@ -508,6 +508,15 @@ def test_where_many_may_come_and_few_do_the_sum_is_looked_at(tmp_path: Path) -> 
             site.memory.check_sum(second, ALL)
 
 
+def test_of_several_sums_each_is_looked_at_whatever_the_first_was(tmp_path: Path) -> None:
+    """That the oldest has had the same terms says nothing of the newer one."""
+    other, policy = TERMS["more samples count"], SitePolicy(terms_change="refuse")
+    Site(tmp_path).is_in(under(asked(1), **other), ALL)
+    Site(tmp_path).is_in(asked(2), ALL)
+    with pytest.raises(AttemptRefused, match="in round 2, under other terms"):
+        Site(tmp_path, policy).memory.check_invitation(under(asked(3), **other))
+
+
 def test_terms_are_remembered_for_good_and_those_of_a_sum_that_was_not_revealed_bind_nobody(tmp_path: Path) -> None:
     other = TERMS["more samples count"]
     Site(tmp_path).is_in(under(asked(1), **other), ALL, reveals=False)
@@ -538,3 +547,16 @@ def test_noise_that_the_site_counts_covers_other_terms_unless_the_policy_says_re
         Site(tmp_path, policy).memory.check_invitation(other)
     with pytest.raises(AttemptRefused, match="under other terms"):
         Site(tmp_path, SitePolicy(terms_change="refuse")).memory.check_invitation(other)
+
+
+def test_nor_is_it_refused_for_a_member_list_where_noise_covers_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A list makes "refuse" the default, but not of rounds that the site counts; nor is it warned of them."""
+    listed = SitePolicy(members=Path("pilot.json"), secure_aggregation="required", epsilon=1e5)
+    assert listed.refuses_terms_change
+    other = under(asked(2, model=ANOTHER, is_private=True), training={"learning_rate": 0.02})
+    for policy in (listed, SitePolicy(epsilon=1e5)):
+        Site(tmp_path, policy).is_in(asked(1, is_private=True), ALL)
+        Site(tmp_path, policy).memory.check_invitation(other)
+    assert "under other terms" not in caplog.text

@@ -370,6 +370,16 @@ def test_how_long_a_refusal_is_tried_does_not_tell_why_it_declined(
         told.clear()
 
 
+def test_a_lie_of_the_coordinator_is_told_of_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A traceback is for errors in the site's own code."""
+    double = SecureDouble(Ward().model)
+    double.change_offer = lambda offer: replace(offer, draws=2)
+    take_part(tmp_path, double, Site(), listed(tmp_path, double), shutdown=Waits())
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors
+    assert all("how often they were drawn" in one.getMessage() and one.exc_info is None for one in errors)
+
+
 def test_once_a_person_has_removed_the_file_the_site_goes_on(tmp_path: Path) -> None:
     double = SecureDouble(Ward().model)
     policy = listed(tmp_path, double)

@@ -180,6 +180,19 @@ def test_a_change_with_values_beyond_max_abs_is_shortened_whole_and_the_clients_
     assert torch.equal(within.values, values / 2)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 8.0])
+def test_what_is_shortened_to_max_abs_is_clipped_and_measured_as_short_as_it_then_is(clip_norm: float | None) -> None:
+    composition = composed(secure_plan(5), step=0.001, max_abs=1.0, clip_norm=clip_norm)
+    values = gaussian(N_VALUES, 1) * 10
+    norm = float(values.norm() / values.abs().max())
+    assert norm > 8.0
+    made = sent(composition, values, work_of(3), 0)
+    assert float(made.values.norm()) == pytest.approx(3 * (clip_norm or norm), rel=1e-5)
+    assert counts_of(made)[6] == pytest.approx(
+        3 * (clip_norm or norm) / math.sqrt(N_VALUES) / 0.001 * RMS_UNIT, rel=1e-3
+    )
+
+
 @pytest.mark.parametrize("max_abs", [0.1, 1 / 3, 2.0**-64, 2.0**64])
 def test_what_is_shortened_is_within_max_abs_also_where_that_is_no_float32(max_abs: float) -> None:
     grid = composed(secure_plan(5), max_abs=max_abs).grid
@@ -224,6 +237,12 @@ def test_a_change_beyond_all_numbers_is_shortened() -> None:
     assert 2.0**59 < float(made.values.norm()) <= 2.0**60
     assert "far too long" in made.remarks[0]
     assert sum(part.numel() for part in made.levels()) == composition.n_levels
+
+
+def test_each_reason_to_shorten_a_change_is_said() -> None:
+    made = sent(composed(secure_plan(5), max_abs=2.0**60), torch.full((N_VALUES,), 2.0**61), work_of(1 << 20), 0)
+    for remark, words in zip(made.remarks, ["max_abs", "far too long", "so fine"], strict=True):
+        assert words in remark
 
 
 # --- private rounds: nothing is refused -------------------------------------------------------------------------------
@@ -303,7 +322,13 @@ def test_a_client_whose_training_has_failed_contributes_noise_alone() -> None:
     assert not levels.any()
 
 
-@pytest.mark.parametrize("n_values", [N_VALUES - 1, N_VALUES + 1])
+def test_a_private_round_takes_no_model_with_values_that_would_have_no_noise() -> None:
+    of_mixed = replace(private(), layout=MIXED)
+    with pytest.raises(ValueError, match="travel exactly"):
+        contribution(of_mixed, nothing(of_mixed), work_of(1), SECRET, is_covered=True)
+
+
+@pytest.mark.parametrize("n_values", [N_VALUES - 1, N_VALUES + 1, N_VALUES + 2])
 def test_a_change_of_another_length_is_refused(n_values: int) -> None:
     with pytest.raises(ValueError, match="values"):
         sent(composed(secure_plan(5)), torch.zeros(n_values), work_of(1), 0)
