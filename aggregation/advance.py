@@ -75,7 +75,7 @@ from umbel.aggregation.round import (
     Tick,
     Training,
 )
-from umbel.aggregation.secagg.server import Exchange, Phase
+from umbel.aggregation.secagg.server import Exchange, Phase, is_late
 from umbel.aggregation.second_sum import Past, choose_again
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.weighting import Candidate, weight_of
@@ -284,7 +284,9 @@ def _settle(state: Training, now: float) -> Step:
     if is_over:
         return _abandon_short(state, now, f"{_window(state)} is over with {shortfall}")
     if state.n_open == 0:
-        return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}")
+        who = some([client for client, why in state.declined.items() if not is_late(why)])
+        by = f"; declined by {who}" if who else ""
+        return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}{by}")
     if state.needs_all and state.declined:
         return _abandon_short(state, now, f"{some([*state.declined])} declined, with {shortfall}")
     return state, ()
@@ -324,7 +326,7 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
         reason = (
             f"{shortfall} in time{not_whole}"
             if is_over
-            else f"{shortfall}, and the others declined or were too late{not_whole}"
+            else f"{shortfall}, and {some([*out])} declined or {agreeing(len(out), 'was', 'were')} too late{not_whole}"
         )
         return _abandon(state, now, reason, out)
     if not is_over:

@@ -27,6 +27,9 @@ ClientError                       `str(error)` is one sentence that says what to
 
 from pydantic import ValidationError
 
+from umbel.client.printable import printable
+
+_PLACE_CHARS_MAX = 200
 NO_REASON = "this client does not take part in this attempt"
 
 
@@ -200,6 +203,9 @@ def refusal_of(kind: str, detail: str, status: int) -> CoordinatorRefused:
 
 
 def first_finding(error: ValidationError, whole: str) -> str:
-    """What is wrong, naming the field, or `whole` where none is to blame. Pydantic's own text would quote the input."""
+    """What is wrong, naming the field, or `whole` where none is to blame. Pydantic's own text would quote the input,
+    and an unknown field's name is a stranger's.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg'].removeprefix('Value error, ')}"
+    where = printable(".".join(map(str, first["loc"]))[:_PLACE_CHARS_MAX])
+    return f"{where or whole}: {first['msg'].removeprefix('Value error, ')}"

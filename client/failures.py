@@ -7,9 +7,9 @@
 A client that cannot do its part declines, and the coordinator sees that. What it declines for may hang on its data, so
 a coordinator could ask until it has read something from the pattern of refusals. Therefore a client stops, until a
 person has looked, after `FAILURES_MAX` failures in a row, and after `UNFIT_MAX` rounds of one run, in a row or not, in
-which its training failed, its update was not finite, or its steps could not be. What the site's policy refuses does not
-count here: it says nothing of the data, and the next policy may allow it. A budget of privacy that has no room for a
-round counts, for what is left of it is a secret, too.
+which its training failed or ended early of itself, its update was not finite, or its steps could not be. What the
+site's policy refuses does not count here: it says nothing of the data, and the next policy may allow it. A round for
+which a budget of privacy has no room counts in the same way, for what is left of the budget is a secret, too.
 """
 
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ _LAST_CHARS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """`in_a_row`: since the last round that went as it should. `unfit`: of those of the run, how many were of what it
-    trained. `last`: why the last one failed, in words.
+    """`in_a_row`: since the last round that went as it should. `unfit`: of those of the run, how many tell something of
+    the site's data or of its budgets. `last`: why the last one failed, in words.
     """
 
     in_a_row: int = 0
@@ -37,13 +37,16 @@ class Failures:
     last: str = ""
 
     def after(self, error: ClientError) -> "Failures":
-        return Failures(self.in_a_row + 1, self.unfit + isinstance(error, UnfitWork), str(error)[:_LAST_CHARS_MAX])
+        return Failures(self.in_a_row + 1, self.unfit + _tells(error), str(error)[:_LAST_CHARS_MAX])
 
     @property
     def words(self) -> str:
         """Empty as long as the client may go on."""
         if self.unfit >= UNFIT_MAX:
-            return f"in {self.unfit} rounds of this run its training failed, or gave a result that must not be sent"
+            return (
+                f"in {self.unfit} rounds of this run its training failed or gave a result that must not be sent, or "
+                "its budget of privacy had no room"
+            )
         if self.in_a_row >= FAILURES_MAX:
             return f"it failed {self.in_a_row} times in a row in secure rounds of this run"
         return ""
@@ -99,4 +102,9 @@ class FailureStore:
 
 def outlives_a_restart(error: ClientError) -> bool:
     """Not what a policy refuses, but for want of privacy."""
-    return isinstance(error, UnfitWork | BudgetSpent) or not isinstance(error, WorkRefused)
+    return _tells(error) or not isinstance(error, WorkRefused)
+
+
+def _tells(error: ClientError) -> bool:
+    """Whether a refusal for it tells the coordinator something that nobody is to know."""
+    return isinstance(error, UnfitWork | BudgetSpent)

@@ -292,7 +292,7 @@ class Participant:
             self._closings += 1
             self._pause_for(CLOSED_BACKOFF.bound_s(self._closings))
         except OutOfTime as error:
-            log.info("%s: not sent yet, %s", name_of(offer), error)
+            log.info("%s: not finished, %s", name_of(offer), error)
             self._pause(_OUT_OF_TIME_PAUSE_S)  # a coordinator that offers no time would be asked again at once
             self._settle_pending()
         except AttemptRefused as error:
@@ -409,6 +409,7 @@ class Participant:
         except (TooLittleDone, UnfitWork) as error:
             unfit = error
         if not part.is_covered:
+            self._leave_unseen(exchange, unfit)
             raise unfit
         log.error(
             "%s: this client has no update for this private round, so it sends only noise: %s",
@@ -416,6 +417,16 @@ class Participant:
             unfit,
         )
         return None
+
+    def _leave_unseen(self, exchange: Exchange, unfit: ClientError) -> None:
+        """Where the round has ended, go as one goes whose training went well: without a word. It counts all the same,
+        for how soon this client asks for work again may tell.
+        """
+        try:
+            exchange.check()
+        except ClientError:
+            self._store.failures.count(self._run, unfit)
+            raise
 
     def _measure(self, offer: Assignment, window_end: float) -> None:
         """Say how the model does here. Nothing of it is kept on disk: after a kill it is measured again."""

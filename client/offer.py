@@ -39,6 +39,8 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
         raise CoordinatorMisbehaved(f"the assignment asks for a share of {offer.share} of the work")
     if not SHA256.fullmatch(offer.model.sha256):
         raise CoordinatorMisbehaved("the assignment's model has no SHA-256 of 64 lower-case hex digits")
+    if not SHA256.fullmatch(offer.model.layout_digest):
+        raise CoordinatorMisbehaved("the assignment's layout has no SHA-256 of 64 lower-case hex digits")
     size, size_max = offer.model.size_bytes, model_bytes_max(layout)
     if offer.model.layout_digest == layout.digest and not 1 <= size <= size_max:
         raise CoordinatorMisbehaved(f"the assignment's model has {size} bytes, this client's at most {size_max}")

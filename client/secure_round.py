@@ -169,7 +169,7 @@ class SecureRound:
         """
         if self._floor > ONE_STEP:
             check_steps(plan, done)
-            check_floor(done.result, self._floor)
+            check_floor(done, self._floor)
 
     def _local_work(self, done: Trained) -> LocalWork:
         result, evaluation, words = done.result, done.evaluation, self._asked.composition.words

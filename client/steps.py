@@ -6,7 +6,7 @@ is held against what it says; the rest is that code's to get right.
 """
 
 from umbel.aggregation.secagg.work_floor import steps_needed
-from umbel.client.app import LocalPlan, TrainResult
+from umbel.client.app import LocalPlan
 from umbel.client.errors import TooLittleDone, UnfitWork
 from umbel.client.work import Trained
 
@@ -33,13 +33,23 @@ def check_steps(plan: LocalPlan, done: Trained) -> None:
         )
 
 
-def check_floor(result: TrainResult, floor: float) -> None:
-    """Raise `TooLittleDone` if less than this share of the planned steps was done."""
+def check_floor(done: Trained, floor: float) -> None:
+    """Raise `TooLittleDone` if less than this share of the planned steps was done for want of time; `UnfitWork` if
+    there was time, for then the data may have decided when training ended, and that the coordinator sees.
+    """
+    result = done.result
     needed = steps_needed(floor, result.steps_planned)
-    if result.steps_done < needed:
-        raise TooLittleDone(
-            f"only {result.steps_done} of {result.steps_planned} planned steps were done in time, and a masked update "
-            f"needs {needed} (minimum_work = {floor:g}); with fewer it could stand out in the sum. Ask the operator "
-            "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's "
-            "policy, has the price stated in docs/security.md"
+    if result.steps_done >= needed:
+        return
+    of = f"{result.steps_done} of {result.steps_planned} planned steps"
+    if done.could_go_on:
+        raise UnfitWork(
+            f"train ended after {of}, though it was not told to stop and had time for more, and a masked update needs "
+            f"{needed} (minimum_work = {floor:g}): do all steps of the plan, or until plan.should_stop() gives a reason"
         )
+    raise TooLittleDone(
+        f"only {of} were done in time, and a masked update "
+        f"needs {needed} (minimum_work = {floor:g}); with fewer it could stand out in the sum. Ask the operator "
+        "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's "
+        "policy, has the price stated in docs/security.md"
+    )

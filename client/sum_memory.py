@@ -75,6 +75,7 @@ from umbel.client.secure_store import RememberedSum, SecureStore
 from umbel.client.sum_terms import terms_sha256
 
 _KEY_BYTES = 16
+_WARNED_MAX = 10_000
 _KEEP_OUT = ' cohort_change = "refuse" in this site\'s policy declines such rounds.'
 _KEEP_TERMS = ' terms_change = "refuse" in this site\'s policy declines such rounds'
 _AVOID = (
@@ -105,7 +106,7 @@ class SumMemory:
         self._policy = policy
         self._kept = kept
         self._own: RememberedSum | None = None  # of the attempt under way, and made by this process
-        self._warned_of = set[frozenset[frozenset[str]]]()  # the clients of two sums, pair by pair
+        self._warned_of = set[int]()  # of the clients of two sums a hash, for a cohort may have many long names
         self._warned_of_terms = set[str]()
 
     @property
@@ -209,6 +210,8 @@ class SumMemory:
             found = check(before, now, n_invited, f"round {one.round}")
             if found is not None and terms not in self._warned_of_terms:
                 log.warning("round %d: %s.%s", asked.assignment.round, found, _KEEP_TERMS)
+                if len(self._warned_of_terms) > _WARNED_MAX:
+                    self._warned_of_terms.clear()
                 self._warned_of_terms.add(terms)
 
     def _check_change(
@@ -222,7 +225,7 @@ class SumMemory:
         between, check = self._policy.cohort_change_between, self._policy.check_cohort_change
         near = [one for one in binding if check(one.clients, now, one.name) is not None]
         near += [one for one in others if between(one.clients, now, one.name) is not None]
-        if new := [one for one in near if frozenset((one.clients, now)) not in self._warned_of]:
+        if new := [one for one in near if _pair(one.clients, now) not in self._warned_of]:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
                 "round %d: %s. A round without this site would reveal its update in the same way.%s%s",
@@ -231,12 +234,18 @@ class SumMemory:
                 "" if self._policy.refuses_cohort_change else _KEEP_OUT,
                 _AVOID,
             )
-        self._warned_of.update(frozenset((one.clients, now)) for one in near)
+        if len(self._warned_of) > _WARNED_MAX:  # a warning that is said again is better than a full memory
+            self._warned_of.clear()
+        self._warned_of.update(_pair(one.clients, now) for one in near)
 
     def _bound_by(self, asked: Asked) -> list[tuple[RunId, RevealedSum]]:
         """Those over the same model, of any run and however old, of which this client has revealed shares."""
         model, every = asked.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
+
+
+def _pair(before: frozenset[str], now: frozenset[str]) -> int:
+    return hash(frozenset((before, now)))
 
 
 def _n_invited(asked: Asked, one: RevealedSum) -> int:

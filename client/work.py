@@ -22,6 +22,7 @@ from umbel.client.link import Link
 from umbel.client.probe import probe_of
 from umbel.client.store import PendingReport, Store
 
+_STEPS_TO_SPARE = 2  # the next step may take longer than any before it
 log = logging.getLogger("umbel.client")
 
 
@@ -29,7 +30,8 @@ log = logging.getLogger("umbel.client")
 class Trained:
     """What the site's own code answered, and how long it took; `step_s`: one step, the first left out if possible.
 
-    `was_stopped`: whether that code has asked if it should stop, and was told that it should.
+    `was_stopped`: whether that code has asked if it should stop, and was told that it should. `could_go_on`: whether it
+    was not, and still had time for more steps when it ended.
     """
 
     result: TrainResult
@@ -37,6 +39,7 @@ class Trained:
     train_s: float
     step_s: float
     was_stopped: bool = False
+    could_go_on: bool = False
 
 
 def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> LocalPlan:
@@ -61,7 +64,7 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
     set_weights(app, load_model(start, layout))
     try:
         return _call(app, plan)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
         raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
 
@@ -81,7 +84,8 @@ def _call(app: Client, plan: LocalPlan) -> Trained:
     ended = time.perf_counter()
     _require_kind(result, TrainResult, "train")
     step_s = _step_s(result.steps_done, started, asks.first_at, ended)
-    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped)
+    could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
+    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
 
 
 def evaluated(app: Client) -> Evaluation | None:
@@ -98,18 +102,24 @@ def _require_kind(answer: object, kind: type, method: str) -> None:
 
 
 class _Asks:
-    """Whether to stop, as it was; when that was asked first, which is after the first step; and whether it was ever so,
-    be it for the deadline.
+    """Whether to stop, as it was; when that was asked first, which is after the first step; the longest time between
+    two questions, a step's; and whether it was ever so, be it for the deadline.
     """
 
     def __init__(self, plan: LocalPlan) -> None:
         self.first_at: float | None = None
+        self.longest_s = 0.0
         self.was_stopped = False
         self._plan = plan
+        self._last_at = 0.0
 
     def __call__(self) -> str | None:
+        now = time.perf_counter()
         if self.first_at is None:
-            self.first_at = time.perf_counter()
+            self.first_at = now
+        else:
+            self.longest_s = max(self.longest_s, now - self._last_at)
+        self._last_at = now
         reason = self._plan.told_to_stop()
         self.was_stopped |= reason is not None or self._plan.seconds_left <= 0
         return reason

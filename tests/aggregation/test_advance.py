@@ -224,7 +224,7 @@ def test_a_short_cohort_that_has_all_reported_closes_at_once() -> None:
 def test_a_round_that_everyone_declined_is_abandoned_at_once() -> None:
     state, commands = after(training(), *(Declined(101, c, "busy") for c in (A, B, C)))
     assert isinstance(state, Abandoned)
-    assert state.reason == "everyone who is left has declined, with 0 of at least 1 report"
+    assert state.reason == "everyone who is left has declined, with 0 of at least 1 report; declined by a, b, c"
     assert commands == [Discard(state.reason)]
 
 

@@ -404,7 +404,7 @@ def test_too_few_masked_updates_are_the_fault_of_those_who_sent_none() -> None:
 def test_who_still_had_time_is_not_to_blame_where_the_others_have_declined() -> None:
     declined = [Declined(2.0, name, "on battery") for name in NAMES[:3]]
     ended = failed(*said(Phase.ADVERTISE_KEYS, 1.0, NAMES[3:4]), *declined)
-    assert ended.reason == "1 of at least 3 clients has advertised keys, and the others declined or were too late"
+    assert ended.reason == "1 of at least 3 clients has advertised keys, and a, b, c declined or were too late"
     assert ended.blamed == dict.fromkeys(NAMES[:3], "on battery")
 
 

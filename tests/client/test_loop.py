@@ -782,8 +782,10 @@ def test_an_answer_without_an_end_is_refused(tmp_path: Path, kind: str, status: 
         {"round": 10**300, "id": f"demo.{10**300}.1.ward-7"},
         {"seed": -1},
         {"model": {"version": 0, "sha256": "../../x", "size_bytes": 1, "layout_digest": "0" * 64}},
+        {"model": {"version": 0, "sha256": "0" * 64, "size_bytes": 1, "layout_digest": "\n\x1b[2Jok"}},
         {"grid": {"step": 0.3, "max_abs": 1.0, "total_weight_max": 1}},
         {"training": {"local_epochs": 1, "surprise": 1}},
+        {"training": {"local_epochs": 1, "\n\x1b[2Jok": 1}},
     ],
 )
 def test_a_malformed_assignment_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -802,6 +804,7 @@ def test_a_malformed_assignment_is_refused(tmp_path: Path, change: dict[str, Any
     with pytest.raises(CoordinatorMisbehaved) as caught:
         take_part(tmp_path, double, wrap=wrap)
     assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
     assert "GET models" not in double.requests
 
 

@@ -25,6 +25,7 @@ from umbel.aggregation.runfile_sections import RoundsSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TorchClient, TrainResult
 from umbel.client.errors import UnfitWork
+from umbel.client.failures import UNFIT_MAX
 from umbel.client.shutdown import Shutdown
 
 STRICTEST = {
@@ -226,6 +227,13 @@ def test_a_site_without_a_policy_gives_all_of_its_work_or_nothing(tmp_path: Path
     nothing_was_sent(tmp_path, double, end)
 
 
+@pytest.fixture
+def no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever its training ends, that was for want of time."""
+    monkeypatch.setattr(LocalPlan, "seconds_left", property(lambda plan: 0.0))
+
+
+@pytest.mark.usefixtures("no_time_left")
 def test_a_site_that_is_always_too_slow_stays_and_asks_ever_more_seldom(tmp_path: Path) -> None:
     class Leaving(Hasty):
         def wait(self, seconds: float) -> None:
@@ -239,6 +247,18 @@ def test_a_site_that_is_always_too_slow_stays_and_asks_ever_more_seldom(tmp_path
     assert shutdown.waits == [1, 2, 4, 8, 16]
 
 
+def test_training_that_ends_early_of_itself_is_a_failure_for_its_data_may_have_ended_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loss that no longer falls, say. The coordinator sees each refusal, so there are three and no more."""
+    double = asked_for(None)
+    with pytest.raises(UnfitWork, match="train ended after 1 of 1000 planned steps, though"):
+        take_part(tmp_path, double, Partial(1, 1000), shutdown=Hasty())
+    assert list(double.declined.values()) == [TOLD] * UNFIT_MAX
+    assert "do all steps of the plan, or until plan.should_stop() gives a reason" in caplog.text
+
+
+@pytest.mark.usefixtures("no_time_left")
 def test_the_two_sums_of_which_one_lacks_the_work_of_all_but_one_are_not_opened(tmp_path: Path) -> None:
     """The same clients twice over one model, which sites allow: in the first sum all are starved. There is none."""
     double = asked_for(None)

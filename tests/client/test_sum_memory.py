@@ -15,6 +15,7 @@ from umbel.aggregation.grid import Grid
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
+from umbel.client import sum_memory
 from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved
 from umbel.client.policy import SitePolicy
 from umbel.client.secure_offer import Asked, read_offer
@@ -209,6 +210,23 @@ def test_of_the_same_clients_nothing_is_said_twice(tmp_path: Path, caplog: pytes
     assert caplog.messages[1:] == [
         message.replace("round 2", "round 6").replace("round 1", "round 2").replace("-0", "-1")
     ]
+
+
+def test_warnings_that_were_given_are_not_remembered_without_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator invents another name each time. One that was forgotten is warned of again."""
+    monkeypatch.setattr(sum_memory, "_WARNED_MAX", 2)
+    site = Site(tmp_path)
+    site.is_in(asked(1), ALL)
+    for names in (*[(*ALL, f"peer-{n}x") for n in range(4)], (*ALL, "peer-0x")):
+        site.memory.check_invitation(asked(2, names, ANOTHER))
+    said = [message.partition(" differ only by ")[2][:7] for message in caplog.messages]
+    assert said == ["peer-0x", "peer-1x", "peer-2x", "peer-3x", "peer-0x"]
+    caplog.clear()
+    for rate in (0.1, 0.2, 0.3, 0.4, 0.1):
+        site.memory.check_invitation(under(asked(2, model=ANOTHER), training={"learning_rate": rate}))
+    assert len(caplog.messages) == 5
 
 
 def test_who_stays_away_when_it_is_invited_is_told_of_when_the_sum_is(

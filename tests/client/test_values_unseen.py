@@ -22,6 +22,7 @@ from torch import nn
 from tests.client.double import URL, Handler
 from tests.client.secure_double import SecureDouble
 from tests.client.test_secure_rounds import LOST_KEYS, SAMPLES, Crash, Mortal, Ward, listed, take_part
+from tests.waits import wait_until
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.secagg.server import after_s
 from umbel.aggregation.types import AssignmentId, RunId
@@ -332,10 +333,18 @@ class Waits(Shutdown):
 
 
 class TooLittle(Site):
+    """It ended when its time was up, if the test says that none is left."""
+
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
         return replace(super().train(model, plan), steps_done=1, steps_planned=10)
 
 
+@pytest.fixture
+def no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalPlan, "seconds_left", property(lambda plan: 0.0))
+
+
+@pytest.mark.usefixtures("no_time_left")
 def test_when_a_site_asks_again_does_not_tell_why_it_declined(tmp_path: Path) -> None:
     """That it had too little time is not of its data; that training failed may be."""
     waits = dict[str, list[float]]()
@@ -348,6 +357,7 @@ def test_when_a_site_asks_again_does_not_tell_why_it_declined(tmp_path: Path) ->
     assert waits == {"Throwing": [1.0, 2.0], "Site": [1.0, 2.0], "TooLittle": [1.0, 2.0]}
 
 
+@pytest.mark.usefixtures("no_time_left")
 def test_how_long_a_refusal_is_tried_does_not_tell_why_it_declined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +437,53 @@ def test_rounds_that_go_well_in_between_do_not_make_room_for_more_of_what_hangs_
         take_part(tmp_path, double, app, listed(tmp_path, double))
     assert len(double.declined) == UNFIT_MAX
     assert len(app.seeds) == 2 * UNFIT_MAX - 1
+
+
+def test_good_rounds_in_between_make_no_room_for_more_comparisons_with_a_budget(tmp_path: Path) -> None:
+    """Two rounds that are too dear, a cheap one, two more: each compares a cost with what is left."""
+    failures = Store(tmp_path, URL).failures
+    for _ in range(2):
+        failures.count(RunId("demo"), BudgetSpent("no room", told="no room"))
+        failures.succeeded(RunId("demo"))
+        failures.check(RunId("demo"))
+    failures.count(RunId("demo"), BudgetSpent("no room", told="no room"))
+    failures.succeeded(RunId("demo"))
+    with pytest.raises(TooManyFailures, match="its budget of privacy had no room"):
+        failures.check(RunId("demo"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the loss is nan"), SystemExit(1)], ids=["raises", "exits"])
+def test_code_that_ends_its_process_fails_like_any_other(tmp_path: Path, error: BaseException) -> None:
+    """Else a service manager would start it again and again, and nobody would count."""
+
+    class Ending(Site):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            raise error
+
+    double = SecureDouble(Ward().model)
+    with pytest.raises(UnfitWork, match=f"failed with {type(error).__name__}"):
+        take_part(tmp_path, double, Ending(), listed(tmp_path, double))
+    assert len(double.declined) == UNFIT_MAX
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["goes well", "fails"])
+def test_of_a_round_that_has_ended_nobody_hears_how_training_went(tmp_path: Path, fails: bool) -> None:
+    double = SecureDouble(Ward().model, rounds=2)
+
+    class Closed(Site):
+        def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+            if self.seeds:
+                return super().train(model, plan)
+            double.close_round("the window is over")
+            wait_until("the client hears that the round has ended", plan.told_to_stop)
+            result = super().train(model, plan)
+            if fails:
+                raise RuntimeError("the loss is nan")
+            return result
+
+    end = take_part(tmp_path, double, Closed(), listed(tmp_path, double))
+    assert (end.status, end.opened, double.declined) == ("finished", 1, {})
+    assert Store(tmp_path / "state", URL).failures.of(RunId("demo")).unfit == fails, "and it counts"
 
 
 @pytest.mark.slow
