@@ -424,7 +424,7 @@ class Participant:
         """
         try:
             exchange.check()
-        except ClientError:
+        except AssignmentClosed:
             self._store.failures.count(self._run, unfit)
             raise
 
