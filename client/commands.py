@@ -79,8 +79,8 @@ def create_run(
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a run from a run file and its first model. The same again changes nothing, but gives a run its member list
-    that was created without."""
+    """Create a run from a run file and its first model. The same command again changes nothing, with one exception: it
+    can add --members to a run that was created without it."""
     from umbel.client import console, model_console
 
     with console.operator_at(server, admin_key_file) as operator:

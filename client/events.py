@@ -7,7 +7,7 @@ from umbel.aggregation.phrases import counted, part_of
 from umbel.aggregation.records import RoundRecord, RunProgress
 from umbel.client.figures import figures
 from umbel.client.printable import printable
-from umbel.client.view_rounds import absent_words, name_of, notes_on
+from umbel.client.view_rounds import Notes, absent_words, name_of
 
 
 class Events:
@@ -15,6 +15,7 @@ class Events:
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
+        self._notes = Notes()
 
     def new_in(self, progress: RunProgress) -> Iterator[str]:
         """The lines, each with date and time, as of when they are told."""
@@ -24,7 +25,9 @@ class Events:
 
     def _lines(self, progress: RunProgress) -> Iterator[str]:
         for record in progress.ended:
-            yield from _ended(record)
+            yield _ended(record)
+            if notes := self._notes.on(record):
+                yield from notes.plain.splitlines()
         for away in progress.turned_away:
             yield from self._if_new(f"away {away.client}", f"{away.client} turned away: {away.reason}")
         run, live = progress.run, progress.live
@@ -48,7 +51,7 @@ class Events:
         return is_new
 
 
-def _ended(record: RoundRecord) -> Iterator[str]:
+def _ended(record: RoundRecord) -> str:
     outcome = "done" if record.committed else "failed" if record.task.tries_clients else "abandoned"
     counts = f"{record.reported} of {counted(record.selected, 'client')} reported"
     if record.samples_selected:  # a secure round is not told who has how much
@@ -59,6 +62,4 @@ def _ended(record: RoundRecord) -> Iterator[str]:
         if found
     ]
     cost = [] if record.epsilon is None else [f"epsilon {record.epsilon:.3g} so far"]
-    yield f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means, *cost])}"
-    if notes := notes_on(record):
-        yield from notes.plain.splitlines()
+    return f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means, *cost])}"

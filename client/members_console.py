@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import hexdigits
 
 import typer
 
 from umbel.aggregation.fingerprint import fingerprint, grouped, sha256_of_groups
 from umbel.aggregation.members import MemberList, SignedMembers, check_first, check_successor
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.public_keys import public_key_text
 from umbel.client.members_editing import (
     Change,
@@ -24,6 +26,8 @@ from umbel.client.officer_key import make_officer_key
 from umbel.client.output import one_sentence_errors, print_json, screen
 from umbel.client.own_keys import make_own_key, own_keys
 from umbel.client.state_dir import locked
+
+_STRAY_SHOWN = 10  # of the characters that are no hex digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ def verify_list(file: Path, previous: Path | None, as_json: bool) -> None:
 def trust_lists(files: Sequence[Path], state: Path, sha256: str, yes: bool, as_json: bool) -> None:
     """Take lists one after another; the first of its name needs its hash, or a person's word."""
     with one_sentence_errors():
-        trusted = sha256_of_groups(sha256) if sha256 else ""
+        trusted = _whole_hash(sha256) if sha256 else ""
         with locked(state.expanduser(), "stop that client, trust the list, and start it again"):
             store = MembersStore(state.expanduser())
             taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
@@ -147,6 +151,20 @@ def _edit(file: Path, out: Path | None, change: Change, quorum: int | None, as_j
         return change(members) if quorum is None else replace(change(members), quorum=quorum)
 
     _tell(edit_file(file, out, both), out or file, as_json)
+
+
+def _whole_hash(text: str) -> str:
+    """What `--sha256` says. Raises `ValueError` with how many characters came, for people read them out in groups."""
+    try:
+        return sha256_of_groups(text)
+    except ValueError as error:
+        digits = "".join(text.split())
+        others = "".join(sorted({char for char in digits if char not in hexdigits}))
+        stray = f", among them what is no hex digit: {others[:_STRAY_SHOWN]!r}" if others else ""
+        raise ValueError(
+            "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and "
+            f"{counted(len(digits), 'character')} came{stray}: copy all groups that `umbel members show` prints"
+        ) from error
 
 
 def _taken(store: MembersStore, shown: SignedMembers, trusted: str, yes: bool) -> SignedMembers:

@@ -32,6 +32,8 @@ from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
 from umbel.client.policy import SitePolicy
 
+_SIGNATURES = b'"signatures"'  # the last key of a list's file: without it, it is another file, or the end is missing
+
 
 class NotConfirmed(MembersRefused):
     """The first list of its name, and nobody has said that it is the right one."""
@@ -44,18 +46,19 @@ def read_members_file(path: Path) -> SignedMembers:
     try:
         return read_members(data)
     except MembersRefused as error:
-        raise MembersRefused(f"{path}: {error}") from error
+        what_to_do = "" if _SIGNATURES in data else "; this needs the whole file that `umbel members new` made"
+        raise MembersRefused(f"{path}: {error}{what_to_do}") from error
 
 
 def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = False) -> MemberList | None:
     """The list that this site's policy names, taken by the rules above; None if it names none.
 
-    Only for the holder of the state directory's lock. Raises `MembersRefused`, `WorkRefused` for a list older than the
-    policy takes, `StateError`, `OSError`.
+    Only for the holder of the state directory's lock. Raises `MembersRefused`, also if the list's file cannot be read,
+    `WorkRefused` for a list older than the policy takes, `StateError`, `OSError`.
     """
     if policy.members is None:
         return None
-    shown, store = read_members_file(policy.members), MembersStore(state_dir)
+    shown, store = _shown(policy.members), MembersStore(state_dir)
     pin = store.pinned(shown.list.name)
     if pin is not None and shown.list.epoch < pin.list.epoch:
         raise NotTheSuccessor(
@@ -65,6 +68,17 @@ def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = F
         )
     policy.check_members(shown.list)
     return store.take(shown, policy.members_sha256, is_confirmed).list
+
+
+def _shown(path: Path) -> SignedMembers:
+    """The list in the file that a policy names."""
+    try:
+        return read_members_file(path)
+    except OSError as error:
+        raise MembersRefused(
+            f"the policy's key members names the file {path}, which cannot be read: {error.strerror or error}. Name "
+            'the file that holds the member list, members = "FILE"'
+        ) from error
 
 
 class MembersStore:

@@ -10,7 +10,7 @@ import typer
 
 from umbel.aggregation.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.member_files import members_bytes
-from umbel.aggregation.members import MembersRefused
+from umbel.aggregation.members import MembersRefused, SignedMembers, TooFewSignatures, check_first
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.types import TrainingPlan
@@ -63,19 +63,34 @@ def _blaming(policy: Path | None) -> Generator[None]:
 def create_run(operator: Operator, file: Path, model: Path, members: Path | None, as_json: bool) -> None:
     """All files are checked here first, so that mistakes are named before anything is sent."""
     text, run_file = read_run_file(file)
-    list_text = None if members is None else _list_for(run_file, members)
+    signed = None if members is None else _list_for(run_file, members)
+    list_text = None if signed is None else members_bytes(signed).decode()
+    unsigned = "" if signed is None or members is None else careful_of_signatures(signed, members)
     layout_in(model)
     tell_run(operator.create_run(run_file.name, text, operator.upload_model(model), list_text), as_json)
-    if list_text is None and named_list(run_file):
+    if signed is None and named_list(run_file):
         typer.echo(
             "careful: without --members FILE the coordinator does not know who is on the member list that the run file "
             "names; should it draw a client that is not, every site declines that round. The same command with "
             "--members tells it",
             err=True,
         )
-    for careful in (careful_of_absence(run_file), careful_of_overrides(run_file)):
+    for careful in (unsigned, careful_of_absence(run_file), careful_of_overrides(run_file)):
         if careful:
             typer.echo(careful, err=True)
+
+
+def careful_of_signatures(signed: SignedMembers, path: Path) -> str:
+    """What to say of a member list that sites refuse, because too few of its officers have signed it; empty if enough
+    have. Raises `MembersRefused` for a signature that does not fit.
+    """
+    try:
+        check_first(signed)
+    except TooFewSignatures as error:
+        return f"careful: {path}: {error} (umbel members sign). Sites refuse this list until enough have signed it"
+    except MembersRefused as error:
+        raise MembersRefused(f"{path}: {error}") from error
+    return ""
 
 
 def careful_of_absence(run_file: RunFile) -> str:
@@ -109,14 +124,14 @@ def careful_of_overrides(run_file: RunFile) -> str:
     )
 
 
-def _list_for(run_file: RunFile, path: Path) -> str:
-    """The text of a member list's file, to be given with this run file, which must name it."""
+def _list_for(run_file: RunFile, path: Path) -> SignedMembers:
+    """A member list's file, to be given with this run file, which must name it."""
     signed = read_members_file(path)
     try:
         require_named(run_file, signed.list)
     except AnotherList as error:
         raise AnotherList(f"{path}: {error}") from error
-    return members_bytes(signed).decode()
+    return signed
 
 
 def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:

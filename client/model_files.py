@@ -19,11 +19,16 @@ def write_model(path: Path, state: State) -> Layout:
 
 
 def layout_in(path: Path) -> Layout:
-    """The layout of a model file. Raises `LayoutError` for a file that is no model, `OSError` for none."""
+    """The layout of a model file. Raises `LayoutError`, which names the file, if it is no model; `OSError` for none."""
     with path.open("rb"):
         pass  # so that a missing file is told as one
     try:
         with safe_open(path, framework="pt") as file:
             return layout_of(file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
-        raise LayoutError(f"{path} is not a safetensors model: {error}") from error
+        raise LayoutError(
+            f"{path} is not a safetensors model, or is incomplete ({error}): make a model with "
+            "`umbel model init --app APP --out FILE`, or copy the file again"
+        ) from error
+    except LayoutError as error:
+        raise LayoutError(f"{path}: {error}") from error

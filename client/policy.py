@@ -348,7 +348,8 @@ class SitePolicy:
         if self.max_parameters is not None and n_parameters > self.max_parameters:
             raise WorkRefused(
                 f"this site's policy (max_parameters = {self.max_parameters}) allows at most {self.max_parameters} "
-                f"parameters, and this model has {n_parameters}"
+                f"parameters, and this model has {n_parameters}: raise max_parameters in the policy if the site is to "
+                "take part"
             )
 
     def _check_budgets(self, asked: SecureRound | None) -> None:

@@ -15,7 +15,7 @@ from umbel.aggregation.phrases import counted
 from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.client.columns import Column, table_lines
 from umbel.client.printable import printable
-from umbel.client.view_rounds import LEGEND, absent_words, name_of, notes_on, table_of
+from umbel.client.view_rounds import LEGEND, Notes, absent_words, name_of, table_of
 
 ENDED_SHOWN = 50
 CLIENTS_SHOWN = 20
@@ -49,14 +49,17 @@ class RunPicture:
         yield Text("\n", no_wrap=True).join(lines)
 
     def _page(self, pen: "_Pen") -> list[Text]:
-        newest = self.ended[-ENDED_SHOWN:]
+        newest, notes = self.ended[-ENDED_SHOWN:], Notes()
         lines = pen.prose(_headline(self.run), *_terms(self.run))
         if self.live is not None:
-            lines += pen.prose(*_live_words(self.live)) + _client_lines(self.live.clients, pen.width, CLIENTS_SHOWN)
+            table = _client_lines(self.live.clients, pen.width, CLIENTS_SHOWN)
+            lines += pen.prose(*_live_words(self.live)) + table
+            if (declined := notes.on_declined(self.live, table)) is not None:
+                lines += pen.prose(declined)
         lines += pen.prose(*map(_away, self.turned_away))
         if newest:
             lines += table_of(newest, pen.width)
-            lines += pen.prose(*(notes for record in self._told_of(newest) if (notes := notes_on(record))))
+            lines += pen.prose(*_notes_on(self._told_of(newest), notes))
         if any(record.evaluation for record in newest):
             lines += pen.prose(Text(LEGEND, "dim"))
         if n_older := len(self.ended) - len(newest):
@@ -84,15 +87,17 @@ class RunPicture:
         return lines[:height]
 
     def _newest_notes(self, pen: "_Pen", room: int) -> list[Text]:
-        """Those of the newest rounds for which there is room, in the order of the rounds."""
+        """Those of the newest rounds for which there is room, in the order of the rounds; cut if there is no room for
+        those of one round.
+        """
+        noted = [record for record in self.ended if Notes().on(record) is not None]
         told = list[Text]()
-        for record in reversed(self.ended):
-            notes = notes_on(record)
-            lines = pen.prose(notes) if notes is not None else []
-            if len(told) + len(lines) > room:
+        for n_rounds in range(1, len(noted) + 1):
+            lines = pen.prose(*_notes_on(noted[-n_rounds:], Notes()))  # the oldest of them have the whole reasons
+            if len(lines) > room:
                 break
-            told = lines + told
-        return told
+            told = lines
+        return told if told or not noted or room < 1 else pen.prose(*_notes_on(noted[-1:], Notes()), lines_max=room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,10 @@ def _headline(run: RunView) -> Text:
         run.status.value,
     )
     return line.append(f"  {printable(run.reason)}", "dim") if run.reason else line
+
+
+def _notes_on(records: Sequence[RoundRecord], notes: Notes) -> list[Text]:
+    return [text for record in records if (text := notes.on(record)) is not None]
 
 
 def _terms(run: RunView) -> Iterator[Text]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from umbel.aggregation.coverage import Gap
-from umbel.aggregation.phrases import counted
+from umbel.aggregation.phrases import counted, some
 from umbel.aggregation.records import Absent, AbsentClient, ClientRecord, Fate, Judged, LiveRound, RoundRecord
 from umbel.client.columns import Column, table_lines
 from umbel.client.figures import figure, time_of_day
@@ -19,7 +19,8 @@ LEGEND = (
     " that did not train it."
 )
 _NAME_CHARS = 40
-_REASON_CHARS = 120
+_REASON_CHARS = 120  # of what the coordinator says of a client; a reason for declining is never cut
+_NAMES_SHOWN = 12  # of the clients that declined for one reason
 _WORST_FIRST = (Fate.UNFIT, Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
 _VERDICTS = {Fate.ACCEPTED: "passes", Fate.PARTIAL: "passes"}
 
@@ -76,20 +77,53 @@ def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> li
     return [Column(f"{where} {printable(name)[:_NAME_CHARS]}", cells[name], worth) for name in names]
 
 
-def notes_on(record: RoundRecord) -> Text | None:
-    """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
-    if record.task.tries_clients:
-        return _canary(record)
-    parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
-    parts += [_counts(record.judged)] if record.judged else []
-    told = "" if record.committed else record.reason  # already, and not again of each client
-    parts += [_uncovered(gap, record.absent, told) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
-    parts += _exceptions(record, told)
-    if record.absent is not None and record.absent.clients:
-        parts.append(absent_words(record.absent))
-        if record.samples_selected:  # a secure round is not told who has how much
-            parts.append(f"{record.share_of_known:.0%} of all known data is in")
-    return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
+class Notes:
+    """Writes notes on rounds, in the order of the calls. Each reason for declining is written whole, and once: a later
+    round refers to the round whose notes have it.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, str] = {}  # reasons for declining that are written already: the name of the round
+
+    def on(self, record: RoundRecord) -> Text | None:
+        """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
+        if record.task.tries_clients:
+            return _canary(record)
+        parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
+        parts += [_counts(record.judged)] if record.judged else []
+        told = "" if record.committed else record.reason  # already, and not again of each client
+        parts += [_uncovered(gap, record.absent, told) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
+        parts += self._exceptions(record, told)
+        if record.absent is not None and record.absent.clients:
+            parts.append(absent_words(record.absent))
+            if record.samples_selected:  # a secure round is not told who has how much
+                parts.append(f"{record.share_of_known:.0%} of all known data is in")
+        return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
+
+    def on_declined(self, live: LiveRound, table: Sequence[Text]) -> Text | None:
+        """The reasons for declining in the round under way that its `table` of clients cuts; None if it cuts none."""
+        rows = [line.plain for line in table]
+        cut = [
+            one
+            for one in live.clients
+            if one.fate is Fate.DECLINED and not any(printable(one.reason) in row for row in rows)
+        ]
+        parts = [self._exception(group, live, "") for group in _groups(cut)[:EXCEPTIONS_SHOWN]]
+        return Text("; ".join(parts)) if parts else None
+
+    def _exceptions(self, record: RoundRecord, told: str) -> list[str]:
+        groups = _groups(record.clients)
+        rest = Counter(client.fate.value for group in groups[EXCEPTIONS_SHOWN:] for client in group)
+        more = ["and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items()))] if rest else []
+        return [self._exception(group, record, told) for group in groups[:EXCEPTIONS_SHOWN]] + more
+
+    def _exception(self, group: Sequence[ClientRecord], attempt: LiveRound | RoundRecord, told: str) -> str:
+        fate, reason = group[0].fate, group[0].reason
+        who = f"{some([printable(client.client) for client in group], _NAMES_SHOWN)} {fate.value}"
+        if fate is not Fate.DECLINED:
+            return f"{who}: {_short(reason, told)}"
+        before = self._rounds.setdefault(reason, name_of(attempt))
+        return f"{who}: {_whole(reason, told)}" if before == name_of(attempt) else f"{who}, as in {before}"
 
 
 def absent_words(absent: Absent) -> str:
@@ -127,14 +161,17 @@ def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
     return [Column("of all known", [Text(cell) for cell in shares], worth=75)]
 
 
-def _exceptions(record: RoundRecord, told: str) -> list[str]:
+def _groups(clients: Sequence[ClientRecord]) -> list[list[ClientRecord]]:
+    """Clients whose work is missing or partial, the worst first. Those that declined for one reason are one group."""
     found = sorted(
-        (client for client in record.clients if client.fate in _WORST_FIRST),
+        (client for client in clients if client.fate in _WORST_FIRST),
         key=lambda client: (_WORST_FIRST.index(client.fate), client.client),
     )
-    rest = Counter(client.fate.value for client in found[EXCEPTIONS_SHOWN:])
-    more = ["and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items()))] if rest else []
-    return [_exception(client, told) for client in found[:EXCEPTIONS_SHOWN]] + more
+    groups = dict[str, list[ClientRecord]]()
+    for client in found:
+        alike = f"declined: {client.reason}" if client.fate is Fate.DECLINED else f"client: {client.client}"
+        groups.setdefault(alike, []).append(client)
+    return [*groups.values()]
 
 
 def _counts(judged: Judged) -> str:
@@ -160,11 +197,14 @@ def _uncovered(gap: Gap, absent: Absent | None, told: str) -> str:
     return f"{printable(gap.what)} not covered{how_much}: {_short(gap.reason, told)}"
 
 
-def _exception(client: ClientRecord, told: str) -> str:
-    return f"{printable(client.client)} {client.fate.value}: {_short(client.reason, told)}"
-
-
 def _short(reason: str, told: str) -> str:
-    """A reason that may be a peer's words, without what was told before, and cut."""
-    words = printable(reason.replace(told, "").rstrip(": ") if told and reason != told else reason)
+    """Cuts what `_whole` gives at `_REASON_CHARS`."""
+    words = _whole(reason, told)
     return words if len(words) <= _REASON_CHARS else words[: _REASON_CHARS - 1] + "…"
+
+
+def _whole(reason: str, told: str) -> str:
+    """A reason, which may be a peer's words, without what was told before. `printable` cuts it where the coordinator
+    refuses a longer one (`messages.REASON_CHARS_MAX`).
+    """
+    return printable(reason.replace(told, "").rstrip(": ") if told and reason != told else reason)

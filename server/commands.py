@@ -43,10 +43,10 @@ def serve(
 ) -> None:
     """Run the coordinator. Settings come from flags, then UMBEL_* in the environment, then the TOML file.
 
-    Without a flag: database_url (PostgreSQL instead of SQLite), admin_key_file, audit_key_file, json_bytes_max,
-    chunk_bytes_max, incoming_bytes_max, model_bytes_max, check_ins_per_s_max, download_links, model_cache_bytes_max,
-    s3_endpoint, s3_public_endpoint, s3_region, s3_access_key_id, s3_secret_access_key, s3_allow_http. What they are,
-    and their defaults: docs/operating.md, Settings.
+    Settings that have no flag: database_url (PostgreSQL instead of SQLite), admin_key_file, audit_key_file,
+    json_bytes_max, chunk_bytes_max, incoming_bytes_max, model_bytes_max, check_ins_per_s_max, download_links,
+    model_cache_bytes_max, s3_endpoint, s3_public_endpoint, s3_region, s3_access_key_id, s3_secret_access_key,
+    s3_allow_http. What they are, and their defaults: docs/operating.md, Settings.
     """
     import tomllib
 

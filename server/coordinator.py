@@ -107,7 +107,11 @@ class Coordinator:
             driver = await self._open(RunId(file.name))
         assert driver is not None, "it was just stored, and runs are never deleted"
         if driver.run.file != file or driver.run.first_model_sha256 != model_sha256:
-            raise Refused("run-exists", f"a run named {file.name!r} exists with another file or model")
+            detail = (
+                f"a run named {file.name!r} exists with another file or model. A run cannot be changed: give this one "
+                "another name"
+            )
+            raise Refused("run-exists", detail)
         if members is not None and await driver.members.give(members):
             await self._show_out(driver, members.list)
         return driver, is_new

@@ -173,7 +173,11 @@ def _key_is_of(other: str) -> str:
 def _mismatch(enrolment: Enrolment, token: Row[Any]) -> str | None:
     """What an enrolment says against its token. Labels that the token binds may be left out."""
     if token.client not in (None, enrolment.client):
-        return f"this token enrols the client {token.client!r}, not {enrolment.client!r}; enrol under that name"
+        return (
+            f"this token is for {token.client!r}, and this client enrols as {enrolment.client!r}. If you are "
+            f"{token.client!r}, use that name; if you are {enrolment.client!r}, ask the operator for a token for "
+            f"{enrolment.client!r}"
+        )
     for name, value in _binding(token).labels.items():
         if (said := enrolment.labels.get(name, value)) != value:
             return f"this token says {name}={value}, the client {name}={said}; leave that label out, or correct it"

@@ -156,7 +156,7 @@ def test_a_label_that_cannot_be_stored_is_named(site: Path, label: str, sentence
     [
         ("minimum_cohort = 2", "policy.toml: minimum_cohort must lie between 3"),
         ('allowed_runs = ["other"]', "this site's policy does not allow run 'demo'"),
-        ('members = "none.json"', "none.json: No such file"),
+        ('members = "none.json"', "none.json, which cannot be read: No such file"),
     ],
     ids=["unusable", "another run", "no list"],
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.client.test_view import EAST, FINE, ROUND, RUN
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import LiveRound, RunProgress, TurnedAway
+from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RunProgress, TurnedAway
 from umbel.client.events import Events
 
 LIVE = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, (FINE,))
@@ -53,6 +53,14 @@ def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reache
         "ward: paused, night shift, 1 of 5 rounds is done",
     ]
     assert told(events, paused) == []
+
+
+def test_a_reason_for_declining_is_told_once_in_the_life_of_a_log() -> None:
+    events, why = Events(), "this site's policy does not allow this round, " * 9 + "so set minimum to 4"
+    first = replace(ROUND, clients=(ClientRecord("h2", Fate.DECLINED, why, 30),))
+    assert told(events, replace(NEWS, ended=(first,)))[1] == f"round 2: h2 declined: {why}"
+    again = replace(first, attempt=2)
+    assert told(events, replace(NEWS, ended=(again,)))[1] == "round 2 (attempt 2): h2 declined, as in round 2"
 
 
 def test_every_line_bears_its_date_and_zone() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from tests.client.double import TOKEN, URL, Double
 from tests.client.double_server import served
-from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.artifact import encode_model, metadata_of
 from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.layout import Layout
 from umbel.client import Client, LocalPlan, TrainResult, run_client
 from umbel.client.model_files import layout_in, write_model
 
@@ -86,7 +88,19 @@ def test_a_model_file_is_written_as_it_is_encoded(tmp_path: Path) -> None:
 def test_what_is_no_model_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"PK not a model")
-    with pytest.raises(LayoutError, match="not a safetensors model"):
+    with pytest.raises(
+        LayoutError, match=r"model\.safetensors is not a safetensors model, or is incomplete \("
+    ) as refused:
+        layout_in(path)
+    assert str(refused.value).endswith(
+        ": make a model with `umbel model init --app APP --out FILE`, or copy the file again"
+    )
+    write_model(path, nn.Linear(2, 1).state_dict())
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(LayoutError, match="or copy the file again"):
+        layout_in(path)
+    save_file({"weight": torch.zeros(3)}, path, metadata_of(Layout.of_state(nn.Linear(2, 1).state_dict())))
+    with pytest.raises(LayoutError, match=r"model\.safetensors: the model file's layout does not describe"):
         layout_in(path)
     with pytest.raises(FileNotFoundError):
         layout_in(tmp_path / "missing")

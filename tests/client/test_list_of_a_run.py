@@ -1,6 +1,7 @@
 """`umbel run create --members` and `umbel join --policy`: what is wrong with a list is said before anything is sent."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ def test_a_list_that_the_run_file_does_not_name_is_refused_with_the_line_for_it(
 
 
 def test_what_is_no_list_is_named(site: Path) -> None:
-    require_refused(create(SECTIONS["none"], "--members", "run.toml"), "run.toml: this is no member list")
+    needed = "; this needs the whole file that `umbel members new` made"
+    require_refused(create(SECTIONS["none"], "--members", "run.toml"), "run.toml: this is no member list", needed)
     require_refused(create(SECTIONS["none"], "--members", "absent.json"), "absent.json: No such file")
 
 
@@ -91,6 +93,18 @@ def test_a_client_whose_policy_names_the_old_list_says_which_file_of_which_polic
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("umbel: site.toml: pilot-1.json is epoch 1 of 'pilot', and this site trusts epoch 2 (")
     assert said.endswith('name the file of that epoch in the policy, members = "FILE"')
+
+
+def test_a_policy_whose_list_is_not_there_is_named_with_the_key_and_the_file(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("site.toml").write_text('members = "pilot-9.json"\n')
+    with pytest.raises(Exit):
+        join(NOBODY, "listed_app:Ward", "ward", "token", None, (), site / "state", Path("site.toml"), as_json=False)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "umbel: site.toml: the policy's key members names the file pilot-9.json, which cannot be read: No such file or "
+        'directory. Name the file that holds the member list, members = "FILE"'
+    )
 
 
 NAMED = SECTIONS["another list"]
@@ -185,6 +199,35 @@ def test_what_is_to_be_careful_of_is_said_apart_from_the_result_once_the_run_is_
         assert words in line
 
 
+@pytest.mark.parametrize(
+    ("officers", "words"),
+    [
+        ((), "is signed by 0 of its own officers, and 2 must"),
+        (("anna",), "is signed by 1 of its own officers (anna), and 2 must"),
+        (("anna", "bert"), None),
+    ],
+)
+def test_a_list_that_too_few_officers_have_signed_is_taken_with_a_word(
+    site: Path, officers: tuple[str, ...], words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("pilot-1.json").write_bytes(members_bytes(signed(first_list(), *officers)))
+    Path("run.toml").write_text(RUN + NAMED + NOISE)
+    create_run(Taking(), Path("run.toml"), Path("init.safetensors"), Path("pilot-1.json"), as_json=False)
+    said = capsys.readouterr().err
+    if words is None:
+        assert said == ""
+    else:
+        assert said.startswith(f"careful: pilot-1.json: epoch 1 of 'pilot' {words}: ")
+        assert said.endswith("Sites refuse this list until enough have signed it\n")
+        assert said.count("\n") == 1
+
+
+def test_a_list_with_a_signature_that_does_not_fit_is_refused_before_anything_is_sent(site: Path) -> None:
+    forged = replace(FIRST, signatures=SECOND.signatures)
+    Path("pilot-1.json").write_bytes(members_bytes(forged))
+    require_refused(create(NAMED, "--members", "pilot-1.json"), "pilot-1.json: the signature of officer 'anna'")
+
+
 def test_what_is_no_model_is_named_before_anything_is_sent(site: Path) -> None:
     Path("init.safetensors").write_bytes(b"weights")
-    require_refused(create(""), "init.safetensors")
+    require_refused(create(""), "init.safetensors is not a safetensors model, or is incomplete (")

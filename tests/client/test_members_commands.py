@@ -238,7 +238,14 @@ REFUSED = {
     "an officer that is none": (("remove-officer", "1.json", "north"), "'north' is not among the officers"),
     "a signed list in place": (("remove", "1.json", "north"), "name a file for the next epoch with --out"),
     "a next epoch over a file": (("remove", "1.json", "north", "--out", "anna.pem"), "anna.pem is there already"),
-    "a hash that is none": (("trust", "1.json", "--state", "s", "--sha256", "7F3A"), "64 lower-case hex digits"),
+    "four groups of a hash": (
+        ("trust", "1.json", "--state", "s", "--sha256", "7F3A 91C2 07F5 BE6F"),
+        "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and 16 characters came: copy",
+    ),
+    "a hash with a letter that is none": (
+        ("trust", "1.json", "--state", "s", "--sha256", "O" + "7" * 63),
+        "and 64 characters came, among them what is no hex digit: 'O'",
+    ),
     "a list that follows another": (("show", "1.json", "--previous", "1.json"), "after epoch 1 of 'pilot' comes 2"),
 }
 
@@ -277,6 +284,20 @@ def test_a_list_that_was_edited_by_hand_is_refused_by_every_verb(signed_desk: Pa
     ):
         require_refused(members(*arguments), "it was changed after it was signed")
     assert not Path("2.json").exists()
+
+
+def test_another_file_than_a_list_is_refused_with_what_is_needed(desk: Path) -> None:
+    Path("run.toml").write_text('name = "ward"\n')
+    require_refused(members("show", "run.toml"), "; this needs the whole file that `umbel members new` made")
+    Path("cut.json").write_bytes(Path("1.json").read_bytes()[:200])
+    require_refused(members("show", "cut.json"), "; this needs the whole file that `umbel members new` made")
+
+
+def test_a_list_of_another_format_is_not_taken_for_another_file(desk: Path) -> None:
+    Path("2.json").write_text(Path("1.json").read_text().replace('"format": 1', '"format": 2'))
+    refused = members("show", "2.json")
+    require_refused(refused, "install the umbel that it was made with")
+    assert "umbel members new" not in refused.stderr
 
 
 def test_a_huge_file_is_refused(desk: Path) -> None:

@@ -62,7 +62,11 @@ REFUSED: Mapping[str, tuple[SitePolicy, SecureRound, str]] = {
     "threshold 2 of 3": (LISTED, replace(ROUND, threshold=2), "this round's is 2"),
     "threshold 6 of 10": (LISTED, replace(ROUND, threshold=6, n_holders=10), "at least 7 of 10"),
     "threshold 4 of 3": (LISTED, replace(ROUND, threshold=4), "this round's is 4"),
-    "a larger model": (replace(LISTED, max_parameters=999), ROUND, "at most 999 parameters, and this model has 1000"),
+    "a larger model": (
+        replace(LISTED, max_parameters=999),
+        ROUND,
+        "at most 999 parameters, and this model has 1000: raise max_parameters in the policy if",
+    ),
     "no noise": (replace(LISTED, epsilon=2.0), ROUND, "adds no noise"),
     "beyond the budget": (
         replace(LISTED, epsilon=2.0),

@@ -12,14 +12,20 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import umbel.__main__ as command_line
-from umbel.aggregation.fingerprint import fingerprint
+from umbel.aggregation.bound_list import named_list
+from umbel.aggregation.fingerprint import fingerprint, grouped
 from umbel.aggregation.member_files import read_members
 from umbel.aggregation.public_keys import public_key_bytes
 from umbel.client.members_store import MembersStore
+from umbel.client.model_console import careful_of_absence
 from umbel.client.policy import SitePolicy
 from umbel.client.policy_file import read_policy
+from umbel.client.run_files import read_run_file
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trust.md").read_text()
+
+
+TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def commands() -> Iterator[list[str]]:
@@ -68,8 +74,20 @@ def test_the_fingerprints_of_the_page_are_those_of_its_keys() -> None:
         assert fingerprint(public_key_bytes(named[name])) == groups
 
 
+def test_a_run_file_with_the_lines_of_the_page_asks_all_sites_each_time_and_names_the_first_list(
+    tmp_path: Path,
+) -> None:
+    lines, _ = TOML
+    (tmp_path / "ward.toml").write_text('name = "ward"\n' + lines.replace("[rounds]", "[rounds]\ncount = 9"))
+    _, run_file = read_run_file(tmp_path / "ward.toml")
+    assert named_list(run_file)
+    assert grouped(named_list(run_file)) in PAGE.partition("## A change")[0].partition("umbel members verify")[2]
+    assert run_file.round_plan(1, 1).n_wanted == run_file.round_plan(1, 1).minimum == 3
+    assert careful_of_absence(run_file) == ""
+
+
 def test_the_policy_of_the_page_is_accepted(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    _, example = TOML
     (tmp_path / "policy.toml").write_text(example)
     policy = read_policy(tmp_path / "policy.toml")
     assert policy.members == tmp_path / "pilot-2.json"

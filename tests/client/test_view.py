@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from umbel.aggregation.coverage import Gap
-from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.messages import REASON_CHARS_MAX, RunStatus
 from umbel.aggregation.records import (
     Absent,
     AbsentClient,
@@ -50,8 +50,10 @@ ROUND = RoundRecord(
 )
 
 
-def told(records: Sequence[RoundRecord], run: RunView = RUN, live: LiveRound | None = None) -> list[str]:
-    console = Console(file=io.StringIO(), width=1000)
+def told(
+    records: Sequence[RoundRecord], run: RunView = RUN, live: LiveRound | None = None, width: int = 1000
+) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
     with console.capture() as capture:
         console.print(RunPicture(run, records, live))
     return [line.strip() for line in capture.get().splitlines()]
@@ -133,6 +135,77 @@ def test_a_long_list_of_the_missing_ends_in_counts_and_a_long_reason_is_cut() ->
     line = told([replace(ROUND, clients=tuple(lost))])[-1]
     assert line.endswith("…; and 3 lost")
     assert len(line) < 150 * EXCEPTIONS_SHOWN
+
+
+REMEDY = ", so set minimum to 4"
+REFUSAL = ("this site's policy does not allow" + " this round" * 100)[: REASON_CHARS_MAX - len(REMEDY)] + REMEDY
+
+
+def test_a_reason_for_declining_is_whole_and_written_once_for_all_who_give_it() -> None:
+    clients = (
+        ClientRecord("h2", Fate.DECLINED, REFUSAL, 30),
+        ClientRecord("h3", Fate.DECLINED, "no data", 30),
+        ClientRecord("h4", Fate.DECLINED, REFUSAL, 30),
+    )
+    assert told([replace(ROUND, clients=clients)], width=4000)[-1] == (
+        f"round 2: h2, h4 declined: {REFUSAL}; h3 declined: no data"
+    )
+
+
+def test_a_later_attempt_refers_to_the_one_that_has_the_reason_for_declining() -> None:
+    attempts = [
+        replace(ROUND, attempt=number, clients=(ClientRecord(name, Fate.DECLINED, REFUSAL, 30),))
+        for number, name in enumerate(("h2", "h3", "h2"), 1)
+    ]
+    assert told(attempts, width=4000)[-3:] == [
+        f"round 2: h2 declined: {REFUSAL}",
+        "round 2 (attempt 2): h3 declined, as in round 2",
+        "round 2 (attempt 3): h2 declined, as in round 2",
+    ]
+
+
+def test_a_reason_for_declining_the_round_under_way_is_whole_where_the_table_cuts_it() -> None:
+    clients = (ClientRecord("h2", Fate.DECLINED, REFUSAL, 0), ClientRecord("h3", Fate.DECLINED, "no data", 0))
+    live = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, clients)
+    ended = [replace(ROUND, clients=clients[:1])]
+    whole = " ".join(told(ended, live=live, width=100))
+    assert whole.count(f"h2 declined: {REFUSAL}") == 1
+    assert "h3 declined:" not in whole, "its row in the table has it"
+    assert whole.endswith("round 2: h2 declined, as in round 3")
+    assert "h2 declined:" not in " ".join(told([], live=live, width=4000)), "so has this row, if it is wide enough"
+
+
+def test_of_many_clients_that_decline_for_one_reason_the_first_are_named() -> None:
+    clients = tuple(ClientRecord(f"h{number:02}", Fate.DECLINED, "no data", 30) for number in range(15))
+    line = told([replace(ROUND, clients=clients)])[-1]
+    assert line.startswith("round 2: h00, h01, ")
+    assert line.endswith("h11 and 3 more declined: no data")
+
+
+def test_on_a_screen_the_oldest_notes_that_are_shown_have_the_reason_for_declining() -> None:
+    ended = [
+        replace(ROUND, attempt=number, clients=(ClientRecord("h2", Fate.DECLINED, REFUSAL, 30),))
+        for number in range(1, 40)
+    ]
+    console = Console(file=io.StringIO(), width=120, height=24)
+    with console.capture() as capture:
+        console.print(RunPicture(RUN, ended, None, fits_screen=True))
+    lines = capture.get().splitlines()
+    assert len(lines) < 24
+    whole = " ".join(line.strip() for line in lines)
+    first = next(number for number in range(1, 40) if f"(attempt {number}): h2 declined: {REFUSAL}" in whole)
+    assert whole.endswith(f"round 2 (attempt 39): h2 declined, as in round 2 (attempt {first})")
+
+
+def test_on_a_screen_without_room_for_a_reason_as_much_of_it_is_shown_as_fits() -> None:
+    ended = [replace(ROUND, clients=(ClientRecord("h2", Fate.DECLINED, REFUSAL, 30),))]
+    console = Console(file=io.StringIO(), width=60, height=8)
+    with console.capture() as capture:
+        console.print(RunPicture(RUN, ended, None, fits_screen=True))
+    lines = capture.get().splitlines()
+    assert len(lines) == 7
+    assert lines[3].startswith("round 2: h2 declined: this site's policy")
+    assert lines[-1].endswith("…")
 
 
 def test_training_and_the_evaluation_of_the_model_before_are_told_apart() -> None:

@@ -129,7 +129,7 @@ def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinato
     refused = start("umbel.client.commands.token_app", *again, UMBEL_ADMIN_KEY=coordinator.admin_key)
     assert "order one for each client" in fails(refused)
     where = ["--server", coordinator.url, "--app", "examples.my_hospital:client", "--run", "absent"]
-    for name, sentence in (("other", "this token enrols the client 'ward'"), ("ward", "unknown-run")):
+    for name, sentence in (("other", "this token is for 'ward'"), ("ward", "unknown-run")):
         who = ["--name", name, "--state", str(tmp_path / "state"), "--label", "side=north"]
         assert sentence in fails(start("umbel.client.commands.join", *where, *who, UMBEL_TOKEN=token))
     [ward] = umbel(coordinator, "client_app", "list")

@@ -310,7 +310,9 @@ async def no_admin_key(scene: Scene) -> httpx.Response:
 
 @refused("run-exists")
 async def a_second_run_of_the_same_name(scene: Scene) -> httpx.Response:
-    return await scene.it.put_run(run_file(count=9), await scene.it.put_model(small_state()))
+    answer = await scene.it.put_run(run_file(count=9), await scene.it.put_model(small_state()))
+    assert "A run cannot be changed: give this one another name" in answer.json()["detail"]
+    return answer
 
 
 @refused("unknown-model")
