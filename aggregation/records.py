@@ -275,9 +275,10 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """GET /v1/admin/runs/{run}/progress?after=N&wait_s=S: ended attempts from the N-th on, and the round under way.
+    """GET /v1/admin/runs/{run}/progress?after=N&wait_s=S&mark=M: ended attempts from the N-th on, and the round under
+    way.
 
-    `next_after`: what to pass as `after` next time. `turned_away`: the newest.
+    `next_after`, `mark`: what to pass as `after` and `mark` next time. `turned_away`: the newest.
     """
 
     run: RunView
@@ -285,3 +286,4 @@ class RunProgress:
     next_after: int
     live: LiveRound | None
     turned_away: tuple[TurnedAway, ...] = ()
+    mark: str = ""

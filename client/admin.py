@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter
@@ -143,10 +144,14 @@ class Operator:
         require_slug(name, "name")
         return self._ask("GET", f"/v1/admin/runs/{name}").parse(_RUN)
 
-    def progress(self, name: str, after: int = 0, wait_s: float = 0.0) -> RunProgress:
-        """What has ended since `after` and what is under way; held open for up to `wait_s` seconds for news."""
+    def progress(self, name: str, after: int = 0, wait_s: float = 0.0, mark: str = "") -> RunProgress:
+        """What has ended since `after` and what is under way; held open for up to `wait_s` seconds for news.
+
+        `mark`: that of the last answer, so that what has changed since then counts as news.
+        """
         require_slug(name, "name")
         path, query = f"/v1/admin/runs/{name}/progress", f"after={after}&wait_s={wait_s:g}"
+        query += f"&mark={quote(mark, safe='')}" if mark else ""
         answer = self._ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
         return answer.parse(_PROGRESS)
 
@@ -159,7 +164,8 @@ class Operator:
         progress = self.progress(name)
         yield progress
         while progress.ended or not progress.run.status.is_over:
-            progress = _asking_again(partial(self.progress, name, progress.next_after, wait_s), patience_s)
+            ask = partial(self.progress, name, progress.next_after, wait_s, progress.mark)
+            progress = _asking_again(ask, patience_s)
             yield progress
 
     def stop_run(self, name: str, reason: str) -> RunView:

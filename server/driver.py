@@ -62,7 +62,6 @@ from umbel.server.traffic import Traffic
 from umbel.server.waiting import Bells, WaitingRoom
 
 _log = logging.getLogger(__name__)
-PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 _RETRY_S_MAX = 60.0
 _DATABASE_RETRY_S = 1.0
 _GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
@@ -87,7 +86,7 @@ class RunDriver:
         self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
         self.members = RunMembers(services.member_lists, live.run.file, services.clock)
         self.chronicle = Chronicle(services, live, self.bells)
-        self.now = RunNow(services, self.chronicle, self.waiting, lambda: self.live)
+        self.now = RunNow(services, self.chronicle, self.waiting, self.bells, lambda: self.live)
         self._round_codec = RoundCodec(layout)
         self.assignments = Assignments(services)
         self.secure = SecureRounds(services, self.assignments)
@@ -186,7 +185,7 @@ class RunDriver:
     def wake(self) -> None:
         """Something has happened that no event tells: look again."""
         self._woken.set()
-        self.bells.ring((PROGRESS_BELL,))
+        self.now.changed()
 
     async def submit(self, letter: Letter) -> ReportAnswer | None:
         """Let one event happen; what to tell the client, if it was a report.
@@ -260,7 +259,7 @@ class RunDriver:
 
     def _show_trouble(self, words: str) -> None:
         self.now.trouble = words
-        self.bells.ring((PROGRESS_BELL,))
+        self.now.changed()
 
     async def _act(self) -> None:
         """Do what is due, then sleep until something may be."""
@@ -399,7 +398,7 @@ class RunDriver:
         if ended is not None:
             await self._ended(transition.found, ended)
         if transition.commands:
-            self.bells.ring((PROGRESS_BELL,))
+            self.now.changed()
         transition.settle()
 
     async def carry_out(self, command: Command, transition: Batch) -> None:

@@ -20,7 +20,7 @@ from umbel.aggregation.secagg.server import Phase
 from umbel.aggregation.types import AssignmentId, ClientId, MaskedInput, RunId, Work
 from umbel.aggregation.weighting import Candidate
 from umbel.server.coordinator import Coordinator
-from umbel.server.driver import PROGRESS_BELL, RunDriver
+from umbel.server.driver import RunDriver
 from umbel.server.fitness import Unfit, stranger, unfit
 from umbel.server.letters import Letter, PastAttempt
 from umbel.server.problems import Refused
@@ -107,7 +107,7 @@ class Reception:
         """Note for the operator who is refused, and why."""
         now, reason = self._services.clock.now(), str(found.refusal)
         if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
-            driver.bells.ring((PROGRESS_BELL,))
+            driver.now.changed()
 
     async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
         """Whether the round still wants this client's report; held open while it does."""

@@ -14,7 +14,7 @@ from umbel.aggregation.messages import WAIT_S_MAX, require_labels
 from umbel.aggregation.records import RunProgress, RunView
 from umbel.aggregation.types import ClientId, ModelRef, RunId, require_slug
 from umbel.server.blobs import model_key
-from umbel.server.driver import PROGRESS_BELL, RunDriver
+from umbel.server.driver import RunDriver
 from umbel.server.enrolments import Binding
 from umbel.server.http import ADMIN, Operator, State, StateDep, binary_body, body_of, either_body, parse_json, problems
 from umbel.server.model_files import inspect_model
@@ -23,7 +23,7 @@ from umbel.server.new_run import RUN_ORDER, read_new_run
 from umbel.server.problems import Refused
 from umbel.server.registry import ClientView
 from umbel.server.routes_models import MODEL_RESPONSES, model_response
-from umbel.server.run_now import view_of
+from umbel.server.run_now import PROGRESS_BELL, view_of
 from umbel.server.waiting import Line
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
@@ -156,15 +156,20 @@ async def get_progress(
     name: str,
     after: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
     wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+    mark: Annotated[str, Query(max_length=64)] = "",
 ) -> RunProgress:
-    """Ended attempts from the `after`-th on, and the round under way; held open until something changes."""
+    """Ended attempts from the `after`-th on, and the round under way; held open until something changes.
+
+    `mark`: that of the last answer. What has changed since then is told at once.
+    """
     driver = await state.coordinator.driver(RunId(name))
     with driver.bells.listen(PROGRESS_BELL) as bell:
         if wait_s == 0 or await _has_ended(state, driver, after):
             return await _progress(state, driver, after)
         state.coordinator.refuse_if_closing()
         await request.body()
-        await Line(request.receive).hold(state.services.clock, bell, wait_s)
+        if not driver.now.has_changed_since(mark):
+            await Line(request.receive).hold(state.services.clock, bell, wait_s)
     if not await _has_ended(state, driver, after):
         await driver.now.let_changes_gather()
     return await _progress(state, driver, after)
@@ -176,7 +181,8 @@ async def _has_ended(state: State, driver: RunDriver, after: int) -> bool:
 
 
 async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
+    mark = driver.now.mark  # before all that may change while it is read
     view = view_of(driver.live)  # before the records: whoever is told that the run is over can have its last round
     ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
     away = await state.services.turned_away.newest(driver.name)
-    return RunProgress(view, ended, after + len(ended), await driver.now.look(), away)
+    return RunProgress(view, ended, after + len(ended), await driver.now.look(), away, mark)

@@ -1,6 +1,7 @@
 """A run as operators see it: at a glance, and the round under way with each of its clients. Read only."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,8 +13,9 @@ from umbel.aggregation.round import Recruiting
 from umbel.server.chronicle import Chronicle
 from umbel.server.services import Services
 from umbel.server.stored import LiveRun
-from umbel.server.waiting import WaitingRoom
+from umbel.server.waiting import Bells, WaitingRoom
 
+PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
 LOOK_S = 0.5
 """A round that changes all the time is shown so often to those who wait for a change: what is read grows with it."""
 
@@ -42,9 +44,12 @@ class RunNow:
     """
 
     def __init__(
-        self, services: Services, chronicle: Chronicle, waiting: WaitingRoom, seen: Callable[[], LiveRun]
+        self, services: Services, chronicle: Chronicle, waiting: WaitingRoom, bells: Bells, seen: Callable[[], LiveRun]
     ) -> None:
         self.trouble = ""
+        self._bells = bells
+        self._made_as = secrets.token_hex(4)
+        self._n_changes = 0
         self._services = services
         self._chronicle = chronicle
         self._waiting = waiting
@@ -53,6 +58,20 @@ class RunNow:
         self._n_begun = self._newest = 0  # readings, and the number of the newest that succeeded
         self._read_at = float("-inf")
         self._found: LiveRound | None = None
+
+    @property
+    def mark(self) -> str:
+        """Where the changes stand that this replica has told."""
+        return f"{self._made_as}.{self._n_changes}"
+
+    def has_changed_since(self, mark: str) -> bool:
+        """False of another replica's mark, too: what that one has told is not known here."""
+        return mark != self.mark and mark.partition(".")[0] == self._made_as
+
+    def changed(self) -> None:
+        """Tell who watches."""
+        self._n_changes += 1
+        self._bells.ring((PROGRESS_BELL,))
 
     async def look(self) -> LiveRound | None:
         """The round under way, as it is now or a moment later; None once it has ended."""

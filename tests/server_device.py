@@ -260,8 +260,8 @@ class House:
         assert answer.status_code == 201, answer.text
         return Layout.of_state(state)
 
-    async def progress(self, after: int = 0, wait_s: float = 0.0) -> Json:
-        url = f"/v1/admin/runs/demo/progress?after={after}&wait_s={wait_s}"
+    async def progress(self, after: int = 0, wait_s: float = 0.0, mark: str = "") -> Json:
+        url = f"/v1/admin/runs/demo/progress?after={after}&wait_s={wait_s}&mark={mark}"
         answer = await self.http.get(url, headers=self.admin)
         assert answer.status_code == 200, answer.text
         return dict(answer.json())

@@ -44,6 +44,20 @@ def test_an_address_where_nobody_answers_is_told_at_once() -> None:
         next(operator_that_hears({PROGRESS: [GONE]}).follow("ward", 0.0, patience_s=60.0))
 
 
+def test_who_follows_gives_back_the_mark_of_the_last_answer() -> None:
+    asked = list[httpx.URL]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url)
+        told = END if len(asked) == 3 else replace(NEWS, mark="ab.1&after=9" if len(asked) == 1 else "")
+        return httpx.Response(200, content=iter([TypeAdapter(RunProgress).dump_json(told)]))
+
+    with Operator("https://coordinator.test", "secret", httpx.MockTransport(handle)) as operator:
+        assert len(list(operator.follow("ward", 1.0))) == 3
+    assert [url.params.get("mark") for url in asked] == [None, "ab.1&after=9", None]
+    assert [url.params["after"] for url in asked] == ["0"] * 3
+
+
 def test_without_patience_following_is_one_try() -> None:
     news = operator_that_hears({PROGRESS: [NEWS, GONE]}).follow("ward", 0.0)
     next(news)

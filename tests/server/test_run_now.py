@@ -9,7 +9,6 @@ import torch
 from tests.server_device import Device, House, Json, UntimedClock, house, run_file, small_state, update_of
 from tests.waits import LIMIT_S
 from umbel.aggregation.layout import Layout
-from umbel.server.driver import PROGRESS_BELL
 from umbel.server.run_now import LOOK_S
 
 LAYOUT = Layout.of_state(small_state())
@@ -64,7 +63,7 @@ def test_of_a_round_that_changes_all_the_time_each_sees_two_states_a_second_and_
 
             async def changes() -> None:
                 for step in range(100):
-                    driver.bells.ring((PROGRESS_BELL,))
+                    driver.now.changed()
                     if step in (50, 99):
                         device, assignment = cohort[step // 99]
                         await device.upload(assignment["id"], update)
@@ -72,14 +71,36 @@ def test_of_a_round_that_changes_all_the_time_each_sees_two_states_a_second_and_
                     await asyncio.sleep(0.02)
 
             async def watch() -> None:
-                while n_reported(await it.progress(wait_s=20.0)) < 2:
-                    pass
+                progress = await it.progress()
+                while n_reported(progress) < 2:
+                    progress = await it.progress(wait_s=20.0, mark=progress["mark"])
 
             began = time.monotonic()
             async with asyncio.timeout(LIMIT_S):
                 await asyncio.gather(watch(), watch(), watch(), changes())
             looks = (time.monotonic() - began) / LOOK_S + 2  # of each of the three
             assert len(readings) <= 3 * looks, "not one for each change"
+
+    asyncio.run(scenario())
+
+
+def test_a_change_between_two_requests_is_told_at_once(tmp_path: Path) -> None:
+    """With the mark of the last answer. Of another replica's it is not known what has changed since."""
+
+    async def scenario() -> None:
+        async with house(tmp_path, UntimedClock()) as it, asyncio.timeout(LIMIT_S):
+            cohort = await open_round(it)
+            before = await it.progress()
+            device, assignment = cohort[0]
+            update = update_of(LAYOUT, torch.ones(LAYOUT.n_values))
+            await device.upload(assignment["id"], update)
+            await device.report(assignment["id"], update)
+            assert n_reported(await it.progress(wait_s=20.0, mark=before["mark"])) == 1
+            now = (await it.driver()).now
+            assert now.has_changed_since(before["mark"])
+            assert not now.has_changed_since(now.mark)
+            assert not now.has_changed_since("")
+            assert not now.has_changed_since("0123abcd.0")
 
     asyncio.run(scenario())
 
