@@ -16,11 +16,11 @@ ADDRESS = "/v1/models/" + "0" * 64
 
 @contextmanager
 def lookups() -> Generator[list[str]]:
-    """The queries on clients that are made meanwhile."""
+    """The queries of clients' keys that are made meanwhile; not those of who was revoked, twice a second."""
     found = list[str]()
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if statement.startswith("SELECT") and "FROM clients" in statement:
+        if statement.startswith("SELECT") and "clients.public_key" in statement:
             found.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)
