@@ -65,6 +65,7 @@ import logging
 import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused
@@ -74,6 +75,7 @@ from umbel.client.secure_offer import Asked
 from umbel.client.secure_store import RememberedSum, SecureStore
 from umbel.client.sum_terms import terms_sha256
 
+T = TypeVar("T")
 _KEY_BYTES = 16
 _WARNED_MAX = 10_000
 _KEEP_OUT = ' cohort_change = "refuse" in this site\'s policy declines such rounds.'
@@ -210,9 +212,7 @@ class SumMemory:
             found = check(before, now, n_invited, f"round {one.round}")
             if found is not None and terms not in self._warned_of_terms:
                 log.warning("round %d: %s.%s", asked.assignment.round, found, _KEEP_TERMS)
-                if len(self._warned_of_terms) > _WARNED_MAX:
-                    self._warned_of_terms.clear()
-                self._warned_of_terms.add(terms)
+                _note(self._warned_of_terms, [terms])
 
     def _check_change(
         self, asked: Asked, now: frozenset[str], binding: Iterable[_Earlier], others: Iterable[_Earlier]
@@ -234,14 +234,19 @@ class SumMemory:
                 "" if self._policy.refuses_cohort_change else _KEEP_OUT,
                 _AVOID,
             )
-        if len(self._warned_of) > _WARNED_MAX:  # a warning that is said again is better than a full memory
-            self._warned_of.clear()
-        self._warned_of.update(_pair(one.clients, now) for one in near)
+        _note(self._warned_of, [_pair(one.clients, now) for one in near])
 
     def _bound_by(self, asked: Asked) -> list[tuple[RunId, RevealedSum]]:
         """Those over the same model, of any run and however old, of which this client has revealed shares."""
         model, every = asked.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
+
+
+def _note(warned_of: set[T], more: Collection[T]) -> None:
+    """A warning that is said again is better than a full memory."""
+    if len(warned_of) > _WARNED_MAX:
+        warned_of.clear()
+    warned_of.update(more)
 
 
 def _pair(before: frozenset[str], now: frozenset[str]) -> int:

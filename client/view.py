@@ -90,10 +90,12 @@ class RunPicture:
         """Those of the newest rounds for which there is room, in the order of the rounds; cut if there is no room for
         those of one round.
         """
-        noted = [record for record in self.ended if Notes().on(record) is not None]
-        told = list[Text]()
-        for n_rounds in range(1, len(noted) + 1):
-            lines = pen.prose(*_notes_on(noted[-n_rounds:], Notes()))  # the oldest of them have the whole reasons
+        noted, told = list[RoundRecord](), list[Text]()
+        for record in reversed(self.ended):
+            if Notes().on(record) is None:
+                continue
+            noted.insert(0, record)
+            lines = pen.prose(*_notes_on(noted, Notes()))  # the oldest of them have the whole reasons
             if len(lines) > room:
                 break
             told = lines

@@ -102,8 +102,9 @@ def _require_kind(answer: object, kind: type, method: str) -> None:
 
 
 class _Asks:
-    """Whether to stop, as it was; when that was asked first, which is after the first step; the longest time between
-    two questions, a step's; and whether it was ever so, be it for the deadline.
+    """Passes the question on whether to stop. It notes when that was asked first, which is after the first step; the
+    longest time between two questions, which is that of a step; and whether the answer was ever yes, or the deadline
+    had passed.
     """
 
     def __init__(self, plan: LocalPlan) -> None:

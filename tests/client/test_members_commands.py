@@ -242,7 +242,7 @@ REFUSED = {
         ("trust", "1.json", "--state", "s", "--sha256", "7F3A 91C2 07F5 BE6F"),
         "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and 16 characters came: copy",
     ),
-    "a hash with a letter that is none": (
+    "a hash with a letter that is no hex digit": (
         ("trust", "1.json", "--state", "s", "--sha256", "O" + "7" * 63),
         "and 64 characters came, among them what is no hex digit: 'O'",
     ),

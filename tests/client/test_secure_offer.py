@@ -84,7 +84,7 @@ def test_a_name_that_cannot_stand_in_a_log_is_refused() -> None:
 
 
 def test_a_key_has_one_spelling() -> None:
-    """Two spellings of one key would be two members to whoever compares them as text."""
+    """Whoever compares keys as text would take two spellings of one key for two members."""
     assert OFFERED.secure is not None
     key = OFFERED.secure.cohort[0][1]
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"

@@ -227,12 +227,6 @@ def test_a_site_without_a_policy_gives_all_of_its_work_or_nothing(tmp_path: Path
     nothing_was_sent(tmp_path, double, end)
 
 
-@pytest.fixture
-def no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever its training ends, that was for want of time."""
-    monkeypatch.setattr(LocalPlan, "seconds_left", property(lambda plan: 0.0))
-
-
 @pytest.mark.usefixtures("no_time_left")
 def test_a_site_that_is_always_too_slow_stays_and_asks_ever_more_seldom(tmp_path: Path) -> None:
     class Leaving(Hasty):

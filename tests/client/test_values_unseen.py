@@ -339,11 +339,6 @@ class TooLittle(Site):
         return replace(super().train(model, plan), steps_done=1, steps_planned=10)
 
 
-@pytest.fixture
-def no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalPlan, "seconds_left", property(lambda plan: 0.0))
-
-
 @pytest.mark.usefixtures("no_time_left")
 def test_when_a_site_asks_again_does_not_tell_why_it_declined(tmp_path: Path) -> None:
     """That it had too little time is not of its data; that training failed may be."""
