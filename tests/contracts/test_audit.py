@@ -23,6 +23,7 @@ from umbel.client.admin import Operator
 from umbel.client.audit_console import audit_run, replay_run, verify_file
 
 N_CLIENTS = 3
+NUMBER_MAX = (1 << 31) - 1  # PostgreSQL's integer column holds no more
 
 
 def values_of(layout: Layout, seed: int) -> torch.Tensor:
@@ -341,7 +342,16 @@ def test_bundles_and_updates_are_the_operators_alone_and_the_key_is_anyones(tmp_
         assert (await it.http.get("/v1/audit-key")).json()["algorithm"] == "ed25519"
         update = await it.http.get("/v1/admin/runs/demo/audit/1/updates/d0", headers=it.admin)
         assert update.content[:4] == b"UMBL"
-        unknown = await it.http.get("/v1/admin/runs/demo/audit/9/model", headers=it.admin)
-        assert problem(unknown) == "not-found"
+        for path in ("/9/model", f"/{NUMBER_MAX}/model", f"/{NUMBER_MAX}/updates/d0"):
+            unknown = await it.http.get(f"/v1/admin/runs/demo/audit{path}", headers=it.admin)
+            assert problem(unknown) == "not-found"
+        for path in (
+            "/-1/model",
+            f"/{NUMBER_MAX + 1}/model",
+            f"/{NUMBER_MAX + 1}/updates/d0",
+            f"?after={NUMBER_MAX + 1}",
+        ):
+            unfit = await it.http.get(f"/v1/admin/runs/demo/audit{path}", headers=it.admin)
+            assert problem(unfit) == "malformed-request", path
 
     in_house(tmp_path, act)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,16 @@ def test_a_scratch_file_that_is_not_put_is_dropped(blobs: BlobStore, settings: S
         path.write_bytes(b"x")
     assert not path.exists()
     assert list(settings.data.rglob("making/*")) == []
+    assert open_below(settings.data) == [], "each upload would use up one of the files that a process may open"
+
+
+def open_below(directory: Path) -> list[str]:
+    """Paths in this directory that this process has open, even if they were deleted."""
+    found = list[str]()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(descriptor))
+    return [name for name in found if Path(name).is_relative_to(directory)]
 
 
 def _die_in_the_making(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, delete, event, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
+from tests.postgres import Cluster
 from tests.server_device import house, run_file, small_state
 from tests.waits import LIMIT_S, until
 from umbel.aggregation.types import RunId
@@ -129,6 +130,26 @@ def test_sqlite_syncs_every_commit_to_disk_on_whichever_connection(tmp_path: Pat
     asyncio.run(scenario())
     with closing(opened(str(tmp_path / "umbel.db"))) as connection:
         assert {name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _SYNCED} == _SYNCED
+
+
+def test_a_coordinator_takes_ten_connections_to_postgresql_at_once_and_no_more(postgresql: Cluster) -> None:
+    """docs/operating.md promises it, and operators set `max_connections` by it."""
+    n_connections, url = 10, postgresql.new_database()
+    connected = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+
+    async def scenario() -> set[int]:
+        database, at_once = Database(url), asyncio.Barrier(n_connections)
+
+        async def look() -> int:
+            async with database.reading() as tx:
+                await at_once.wait()
+                return int((await tx.execute(connected)).scalar_one())
+
+        found = await asyncio.gather(*(look() for _ in range(2 * n_connections)))
+        await database.close()
+        return set(found)
+
+    assert asyncio.run(scenario()) == {n_connections}
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ from typing import TypeAlias
 import httpx
 import pytest
 
-from tests.server_device import Device, House, Json, LateClock, house, problem, run_file, small_state
+from tests.server_device import Device, House, Json, LateClock, house, problem, rows, run_file, small_state
 from tests.waits import until_told
 from umbel.aggregation.layout import Layout
+from umbel.server.routes_admin import TOKENS_MAX
 
 pytestmark = pytest.mark.usefixtures("any_database")
 
@@ -76,6 +77,20 @@ def test_tokens_in_numbers_may_bind_labels_but_no_name(tmp_path: Path) -> None:
             for order in ({"count": 2, "client": "one"}, {"client": "No Slug"}, {"labels": {"tier": "No Slug"}}):
                 answer = await it.http.post("/v1/admin/tokens", json=order, headers=it.admin)
                 assert problem(answer) == "malformed-request"
+
+    asyncio.run(scenario())
+
+
+def test_one_order_makes_tokens_up_to_the_limit_and_none_beyond_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            for count in (0, TOKENS_MAX + 1):
+                answer = await it.http.post("/v1/admin/tokens", json={"count": count}, headers=it.admin)
+                assert problem(answer) == "malformed-request"
+                assert f"count must lie between 1 and {TOKENS_MAX}, not {count}" in answer.json()["detail"]
+            assert rows(it.settings)["tokens"] == []
+            assert len(set(await it.tokens(TOKENS_MAX))) == TOKENS_MAX
+            assert len(rows(it.settings)["tokens"]) == TOKENS_MAX
 
     asyncio.run(scenario())
 

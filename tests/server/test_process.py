@@ -1,6 +1,8 @@
 """`umbel serve` as a process: it says where it listens, keeps its directory to itself, and goes in good order."""
 
 import asyncio
+import fcntl
+import os
 import resource
 import signal
 import socket
@@ -18,7 +20,7 @@ from tests.server_device import House, problem, run_file, small_state
 from tests.waits import LIMIT_S, until_told, wait_for_file, wait_until
 from umbel.server.auth import AdminKey
 from umbel.server.door import FILES_WANTED
-from umbel.server.process import usable_url
+from umbel.server.process import CannotStart, run, usable_url
 from umbel.server.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -79,6 +81,20 @@ def test_a_terminated_coordinator_answers_those_who_wait_and_exits_cleanly(tmp_p
     assert f"umbel coordinator at {url}, admin key in {data / 'admin.key'}" in printed
     assert key not in printed
     assert not (data / "endpoint").exists()
+
+
+def test_a_directory_that_another_process_holds_by_its_lock_file_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions of umbel exclude one another by this file, so its name stays."""
+    monkeypatch.setattr(os, "umask", lambda mask: mask)  # it would hold for all tests of this process
+    (tmp_path / "admin.key").write_text("an unfit key: it stops a coordinator that ignores the lock")
+    (tmp_path / "admin.key").chmod(0o644)
+    with (tmp_path / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CannotStart, match="another coordinator works on"):
+            run(Settings(data=tmp_path, port=0), "info")
+    assert {path.name for path in tmp_path.iterdir()} == {"admin.key", "lock"}
 
 
 def refused_start(data: Path) -> str:

@@ -264,6 +264,24 @@ def test_messages_of_other_phases_are_not_taken(phase: Phase, tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+def test_shares_that_come_while_the_roster_is_open_are_refused_and_the_round_goes_on_with_all_clients(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as it:
+            scene = await brought_to(it, Phase.ADVERTISE_KEYS)
+            await scene.attempt.speak(Phase.ADVERTISE_KEYS, range(N - 1))
+            check = await unchanged(it)
+            answer = await scene.put(os.urandom(64), Phase.SHARE_KEYS)
+            assert problem(answer) == "assignment-closed"
+            assert "the roster of this round is not closed yet" in answer.json()["detail"]
+            await check()
+            await scene.attempt.speak(Phase.ADVERTISE_KEYS, [N - 1])
+            await finish(scene, since=Phase.SHARE_KEYS)
+
+    asyncio.run(scenario())
+
+
 def test_a_reveal_before_its_turn_is_refused_and_not_said_to_be_needed_no_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as it:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.secure_cohort import STATE, Attempt, secure_run
 from tests.secure_device import SecureDevice
-from tests.server_device import House, LateClock, house, stored_updates
+from tests.server_device import House, LateClock, house, rows, stored_updates
 from tests.waits import until
 from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.secagg.agreement import composition_of
@@ -169,8 +169,10 @@ def test_a_masked_update_is_deleted_as_soon_as_the_sum_with_it_is_in_store(tmp_p
                 [path] = partial_sums(it)
                 assert path.stat().st_size == 8 * (composition.n_levels + composition.n_words), "of the model's size"
             await attempt.speak(Phase.CONSISTENCY_CHECK, range(N))
+            assert rows(it.settings)["partial_sums"]
             await attempt.speak(Phase.UNMASKING, range(N))
             await require_the_model(attempt)
+            assert not rows(it.settings)["partial_sums"], "the end of an attempt removes the rows of its sums"
             await until("a store without sums", lambda: not partial_sums(it))
 
     asyncio.run(scenario())
