@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,13 +77,17 @@ def play() -> Played:
         for name, values in (("a", [0.5, -0.25, 1.0, 0.125]), ("b", [-0.5, 0.75, -0.0625, 2.0]))
     }
     ended = (_abandoned(layout, first), _committed(layout, first, master, updates))
-    facts: list[RunCreated | RoundEnded] = [created, *ended]
+    return Played(chained((created, *ended)), updates, save(master, master_metadata_of(layout)), layout)
+
+
+def chained(facts: Iterable[RunCreated | RoundEnded]) -> tuple[Sealed, ...]:
+    """A bundle of each, signed by the coordinator."""
     bundles: list[Sealed] = []
     for number, fact in enumerate(facts):
         previous = bundles[-1].sha256 if bundles else ""
         bundle = bundle_of("vector", number, previous, public(AUDIT_KEY), MAKER, fact)
         bundles.append(seal(bundle, AUDIT_KEY))
-    return Played(tuple(bundles), updates, save(master, master_metadata_of(layout)), layout)
+    return tuple(bundles)
 
 
 def _abandoned(layout: Layout, first: ModelId) -> RoundEnded:

@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.audit_chain_of import AUDIT_KEY, CLIENT_KEYS, play
-from umbel.aggregation.audit import AuditFailed, Sealed, key_bytes, seal
+from tests.audit_chain_of import AUDIT_KEY, CLIENT_KEYS, FILE, chained, play
+from umbel.aggregation.audit import AuditFailed, RoundEnded, RunCreated, Sealed, json_sha256, key_bytes, seal
 from umbel.aggregation.canonical import Json, canonical, parsed
 from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.replay import Replay
+from umbel.aggregation.runfile_sections import CanarySection
 from umbel.client.audit import Line, parse_bundle, read_lines, verify
 
 PLAYED = play()
@@ -119,6 +120,86 @@ def test_a_coordinator_that_lies_and_signs_is_caught(
 ) -> None:
     with pytest.raises(AuditFailed, match=said):
         verify(forged(number, change), KEYS)
+
+
+# --- chains that go on in another way ---------------------------------------------------------------------------------
+
+
+def lines_of(*facts: RunCreated | RoundEnded) -> list[Line]:
+    return [line_of(one) for one in chained(facts)]
+
+
+def played() -> tuple[RunCreated, RoundEnded, RoundEnded]:
+    """The facts of `LINES`: the creation, the abandoned attempt, the committed one."""
+    created, abandoned, committed = (parse_bundle(line.bundle).facts for line in LINES)
+    assert isinstance(created, RunCreated)
+    assert isinstance(abandoned, RoundEnded)
+    assert isinstance(committed, RoundEnded)
+    return created, abandoned, committed
+
+
+def rolled_back(to: int, copy_of: int) -> list[Line]:
+    """The chain, and an attempt at round 2 that ended in a rollback. `to`: the version that it names."""
+    created, abandoned, committed = played()
+    assert committed.model_out is not None
+    copied = (created.model, committed.model_out)[copy_of]
+    last = replace(
+        abandoned,
+        round=2,
+        attempt=1,
+        plan=FILE.round_plan(2, 1),
+        model_in=committed.model_out,
+        model_out=replace(copied, version=2),
+        rolled_back_to=to,
+    )
+    return lines_of(created, abandoned, committed, last)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_run_may_go_back_to_any_of_its_versions(version: int) -> None:
+    auditor, taken = verify(rolled_back(version, version), KEYS)
+    assert len(taken) == 4
+    assert list(auditor.rounds) == [1], "a rollback makes no round"
+
+
+@pytest.mark.parametrize(("version", "copied"), [(0, 1), (1, 0), (-1, 1), (2, 1)])
+def test_a_rollback_to_another_model_than_it_names_is_found(version: int, copied: int) -> None:
+    with pytest.raises(AuditFailed, match=f"it went back to version {version}, but to another model"):
+        verify(rolled_back(version, copied), KEYS)
+
+
+def with_canaries(*attempts: int, n_rounds_before: int = 0) -> list[Line]:
+    """A run that begins with these attempts at its canary, of which the last passes."""
+    created, abandoned, _ = played()
+    file = replace(FILE, canary=CanarySection(2))
+    whole: Any = parsed(canonical(file))
+    created = replace(created, run_file=whole, run_file_sha256=json_sha256(file))
+    tried = replace(abandoned, run_file_sha256=created.run_file_sha256)
+    plans = [file.canary_plan(attempt) for attempt in attempts]
+    canaries = [
+        replace(tried, attempt=plan.attempt, committed=plan is plans[-1], plan=plan, grid=plan.grid) for plan in plans
+    ]
+    return lines_of(created, *[tried] * n_rounds_before, *canaries, *[tried] * (1 - n_rounds_before))
+
+
+def test_a_run_may_begin_with_a_canary_that_takes_several_attempts() -> None:
+    assert len(verify(with_canaries(1, 2), KEYS)[1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("attempts", "n_rounds_before", "said"),
+    [
+        ([2], 0, r"should be \(1, 1\), not \(1, 2\)"),
+        ([1, 1], 0, r"should be \(1, 2\), not \(1, 1\)"),
+        ([1], 1, "a canary comes before the first round"),
+    ],
+)
+def test_a_canary_out_of_its_place_is_found(attempts: list[int], n_rounds_before: int, said: str) -> None:
+    with pytest.raises(AuditFailed, match=said):
+        verify(with_canaries(*attempts, n_rounds_before=n_rounds_before), KEYS)
+
+
+# --- keys, heads and replays ------------------------------------------------------------------------------------------
 
 
 def test_another_clients_key_does_not_pass() -> None:

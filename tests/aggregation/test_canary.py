@@ -110,6 +110,12 @@ def test_each_cause_says_what_to_do(probe: Probe, largest: float, cause: str) ->
     assert not found.passes
 
 
+@pytest.mark.parametrize(("first", "last"), [(2.0, 19.9), (0.1, 9.0), (-2.0, 15.9)])
+def test_a_loss_that_grows_less_than_tenfold_passes(first: float, last: float) -> None:
+    """A loss nearer to zero than 1 may grow as much as a loss of 1."""
+    assert verdict(Probe(1, 0.1, first_loss=first, last_loss=last)).passes
+
+
 def test_a_client_may_fail_for_several_reasons_and_hears_them_all() -> None:
     assert len(verdict(Probe(10**9, 1.0, is_loss_finite=False), largest=64.0).causes) == 3
 

@@ -201,6 +201,14 @@ def test_a_round_that_is_made_is_the_next_version_and_the_next_round_follows() -
     assert end.next_state.since == KNOWN.now
 
 
+def test_a_window_that_tunes_itself_goes_by_the_round_that_has_just_ended() -> None:
+    file = replace(PLAIN, rounds=replace(PLAIN.rounds, self_tuning=True))
+    clients = tuple(ClientRecord(site, Fate.ACCEPTED, "counts", 10, report_s=12.0) for site in SITES)
+    end = committed(file, 2, known=replace(KNOWN, clients=clients))
+    assert end.next_state is not None
+    assert end.next_state.plan.tuned == "as the run file says: only 3 clients' times in 1 round are known"
+
+
 def test_the_automatic_step_is_as_fine_as_the_updates_that_counted_left_time_for() -> None:
     """At 100 bytes a second, a twentieth of the window takes 3,000 bytes. A lost client's bytes do not count."""
     file = replace(PLAIN, rounds=replace(PLAIN.rounds, window_s=600.0), codec=CodecSection("auto"))

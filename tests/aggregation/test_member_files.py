@@ -64,6 +64,7 @@ MALFORMED = {
     "quorum 0": (changed(lambda found: found["list"].update(quorum=0)), "whole number"),
     "a name that is none": (changed(lambda found: found["list"].update(name=None)), "must be texts"),
     "members in an array": (changed(lambda found: found["list"].update(members=[])), "members must be an object"),
+    "officers in an array": (changed(lambda found: found["list"].update(officers=[])), "officers must be an object"),
     "a key that is none": (changed(lambda found: found["list"]["members"].update(north=1)), "must be a text"),
     "half a surrogate pair": (
         changed(lambda found: found["list"]["members"].update({"\ud800": public_key("east")})),

@@ -216,8 +216,11 @@ def test_tiers_count_as_they_wait_now() -> None:
 def test_times_of_a_model_of_another_size_count_little() -> None:
     small = history(quick)
     large = [replace(one, model_bytes=100_000) for one in history(slow)]
-    assert tuned([*small, *large], model_bytes=1000).window_s < 200
-    assert tuned([*small, *large], model_bytes=100_000).window_s > 300
+    like_small, like_large = (tuned([*small, *large], model_bytes=n_bytes) for n_bytes in (1000, 100_000))
+    assert like_small.window_s < 200
+    assert like_large.window_s > 300
+    for one in (like_small, like_large):
+        assert one.why.startswith("from 598 clients at all hours: "), "only the 600 clients with a model of that size"
 
 
 def test_no_more_are_asked_than_there_are() -> None:

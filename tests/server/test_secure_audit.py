@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.audit_house import operating
 from tests.secure_cohort import STATE, Attempt, secure_run
 from tests.server_device import Json, LateClock, house
-from umbel.aggregation.audit import AuditFailed, key_bytes, seal
+from umbel.aggregation.audit import AuditFailed, RoundEnded, key_bytes, seal
 from umbel.aggregation.public_keys import public_key_text
 from umbel.client.admin import Operator
 from umbel.client.audit import Line, download, parse_bundle, verify
@@ -209,6 +209,33 @@ def test_numbers_that_do_not_follow_are_found(
     forged = signed_anew(chain[0], lambda at, raw: change(raw) if at == number else None)
     with pytest.raises(AuditFailed, match="masked numbers do not follow"):
         verify(forged, [PUBLIC])
+
+
+def tried_again(lines: list[Line], *, is_unwrapping: bool) -> list[Line]:
+    """The chain as if two attempts at round 2 had failed. `is_unwrapping`: the second took more bits than the first."""
+    planned = parse_bundle(lines[2].bundle).facts
+    assert isinstance(planned, RoundEnded)
+    assert planned.plan.secure is not None
+    fewer, more = planned.plan.secure.bits, planned.plan.secure.unwrapping().bits
+    assert fewer < more
+
+    def change(number: int, raw: Json) -> None:
+        facts = raw["facts"]
+        if number >= 2:
+            facts.update(committed=False, sum=None, model_out=None, clients=[])
+        if number == 3:
+            raw["number"], facts["attempt"], facts["plan"]["attempt"] = 3, 2, 2
+            facts["plan"]["secure"]["bits"] = more if is_unwrapping else fewer
+
+    return signed_anew([*lines, lines[2]], change)
+
+
+def test_an_attempt_after_one_that_has_failed_takes_the_bits_that_no_sum_exceeds(
+    chain: tuple[list[Line], bytes],
+) -> None:
+    verify(tried_again(chain[0], is_unwrapping=True), [PUBLIC])
+    with pytest.raises(AuditFailed, match=r"bundle 3 \(round 2, attempt 2\): its masked numbers do not follow"):
+        verify(tried_again(chain[0], is_unwrapping=False), [PUBLIC])
 
 
 def test_bundles_and_records_hold_sums_and_nothing_of_one_client(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The frozen audit vector: a run's bundles, and what is needed to make its round again."""
 
 import base64
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from umbel.aggregation.audit import key_bytes
+from umbel.aggregation.artifact import master_metadata_of, metadata_of
+from umbel.aggregation.audit import ModelId, key_bytes
 from umbel.aggregation.canonical import canonical, number_text, parsed
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.layout import Layout, State
 from umbel.aggregation.replay import Replay
 from umbel.client.audit import Line, verify
 
@@ -27,11 +29,17 @@ def test_the_bundles_are_verified_and_their_texts_are_canonical() -> None:
     assert (auditor.n_reports_signed, auditor.n_reports_unsigned, list(auditor.rounds)) == (2, 0, [1])
 
 
-def test_the_round_comes_to_the_same_sum_again() -> None:
+def sha256_of(state: State, metadata: dict[str, str]) -> str:
+    """Of the model file."""
+    return hashlib.sha256(safetensors.torch.save(dict(state), metadata)).hexdigest()
+
+
+def test_the_round_comes_to_the_same_sum_and_the_same_model_files_again() -> None:
     auditor, _ = verify(lines(), [key_bytes(FROZEN["public_key"])])
     assert auditor.created is not None
     _, ended = auditor.rounds[1]
-    again = Replay(ended, Layout.from_json(auditor.created.layout))
+    layout = Layout.from_json(auditor.created.layout)
+    again = Replay(ended, layout)
     for one in reversed(ended.accepted):
         update = bytes.fromhex(FROZEN["updates"][one.client])
         again.fold(one, update[:64], [update[64:]])
@@ -39,6 +47,8 @@ def test_the_round_comes_to_the_same_sum_again() -> None:
     assert again.require_sum() == ended.sum.sha256
     stepped = again.next_master(safetensors.torch.load(base64.b64decode(FROZEN["start_model"])))
     assert stepped["bias"].tolist() == [-0.02380952425301075, 1.273809552192688]
+    published = sha256_of(layout.published(stepped), metadata_of(layout))
+    assert ended.model_out == ModelId(1, published, sha256_of(stepped, master_metadata_of(layout)))
 
 
 @pytest.mark.parametrize(("text", "value"), FROZEN["numbers"].items())

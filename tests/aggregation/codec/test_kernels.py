@@ -271,6 +271,8 @@ def test_buffers_of_a_wrong_length_or_type_are_refused() -> None:
         kernels.rotate_into(out, values, Blocks(1000, 1, 4), 1)
     with pytest.raises(TypeError, match=r"torch\.float32 is needed, not torch\.float64"):
         kernels.rotate_into(out, values.double(), blocks, 1)
+    with pytest.raises(TypeError, match=r"torch\.int32 or torch\.int16 is needed, not torch\.int64"):
+        kernels.quantize_into(torch.zeros(1000, dtype=torch.int64), values, quantizer)
     with pytest.raises(ValueError, match="vector of 512"):
         kernels.pack_into(torch.zeros(511, dtype=torch.uint8), values, quantizer, 4)
     with pytest.raises(ValueError, match="1 to 32 bits"):

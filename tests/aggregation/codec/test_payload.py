@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.payload import Payload, Precision, scales_written
+from umbel.aggregation.codec.payload import Buffer, Payload, Precision, exactly, scales_written
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, NonFiniteUpdate
 
 PIECES = st.lists(st.binary(max_size=9), max_size=9)
@@ -49,6 +49,14 @@ def test_no_more_pieces_are_asked_for_than_are_needed() -> None:
         payload.take_rest(1000)
     with pytest.raises(LyingLength):
         Payload(endless()).end()
+
+
+def test_a_payload_that_goes_on_is_not_read_further_than_the_piece_that_is_too_many() -> None:
+    pieces, read = iter([b"abc"] * 9), list[Buffer]()
+    with pytest.raises(LyingLength, match="more than the 4 bytes"):
+        read.extend(exactly(pieces, 4))
+    assert read == [b"abc"]
+    assert len(list(pieces)) == 7
 
 
 def test_scales_are_finite_and_not_negative() -> None:
