@@ -7,7 +7,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
 from umbel.aggregation.round import Recruiting
-from umbel.aggregation.run_end import KeptVersion, RoundEnd
+from umbel.aggregation.run_end import KeptVersion, Measurement, RoundEnd
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.tuning import OBSERVATIONS_MAX
 from umbel.aggregation.types import ModelRef
@@ -72,9 +72,7 @@ def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersio
     """The versions after this ending, as a coordinator would have stored them."""
     measured, new = end.measured, end.model
     kept = [
-        replace(one, record=replace(one.record, evaluation=measured.means, judged=measured.judged or one.record.judged))
-        if measured is not None and one.record.version == measured.version
-        else one
+        _measured(one, measured) if measured is not None and one.record.version == measured.version else one
         for one in before
     ]
     if new is not None:
@@ -83,3 +81,8 @@ def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersio
         )
         kept.append(KeptVersion(record, new.master_sha256))
     return tuple(kept)
+
+
+def _measured(version: KeptVersion, by: Measurement) -> KeptVersion:
+    judged = version.record.judged if by.judged is None else by.judged
+    return replace(version, record=replace(version.record, evaluation=by.means, judged=judged))

@@ -1,21 +1,27 @@
 """A simulated run goes the way of the coordinator's: its machine, its sums, its endings, in virtual time."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.sim.experiments.worlds import attempts_of, hashes, table
+from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate
 from umbel.aggregation.task import Task
+from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
+from umbel.aggregation.update_codec import codec_for
 from umbel.sim import simulate
 from umbel.sim.experiments.federation import Federation
 from umbel.sim.experiments.file import experiment_of
+from umbel.sim.experiments.memory import Memory
 from umbel.sim.experiments.possible import SimulationError
 from umbel.sim.experiments.standing import beginning
+from umbel.sim.experiments.uplink import Uplink
 from umbel.sim.experiments.world import make_world
 
 
@@ -90,27 +96,38 @@ def test_what_error_feedback_leaves_is_kept_for_the_next_round_alone() -> None:
         assert {left.version for left in federation.memory.left.values()} == {ended.record.round - 1}
 
 
+PLAN = RoundPlan(RunId("r"), 1, 1, 3, 1, 1.0, 10.0, Weighting.SAMPLES, 100, 64.0, seed=1)
+LAYOUT = Layout.of_state({"w": torch.zeros(5, 7)})
+VALUES = torch.randn(3, 35, generator=torch.Generator().manual_seed(0)) * 10
+
+
+def added(values: Tensor) -> Uplink:
+    """A float32 round of the clients a, b and c."""
+    names = [ClientId(name) for name in "abc"]
+    uplink = Uplink(PLAN, LAYOUT, {name: i for i, name in enumerate(names)}, 0, Memory())
+    uplink.add(names, values, [3, 1, 50])
+    return uplink
+
+
 def test_a_float32_round_is_the_sum_that_clients_one_by_one_would_make() -> None:
     """The integers of a whole group at once, against each client's update written and read."""
-    from umbel.aggregation.layout import Layout
-    from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
-    from umbel.aggregation.update_codec import codec_for
-    from umbel.sim.experiments.memory import Memory
-    from umbel.sim.experiments.uplink import Uplink
-
-    plan = RoundPlan(RunId("r"), 1, 1, 3, 1, 1.0, 10.0, Weighting.SAMPLES, 100, 64.0, seed=1)
-    layout = Layout.of_state({"w": torch.zeros(5, 7)})
-    values = torch.randn(3, 35, generator=torch.Generator().manual_seed(0)) * 10
-    names = [ClientId(name) for name in "abc"]
-    uplink = Uplink(plan, layout, {name: i for i, name in enumerate(names)}, 0, Memory())
-    uplink.add(names, values, [3, 1, 50])
-    codec = codec_for(plan.codec, plan.grid, layout)
+    uplink, codec = added(VALUES), codec_for(PLAN.codec, PLAN.grid, LAYOUT)
     total = codec.new_sum()
     for i, weight in enumerate([3, 1, 50]):
-        update = b"".join(codec.encode(lambda i=i: iter([values[i]]), i))  # type: ignore[misc]
+        update = b"".join(codec.encode(lambda i=i: iter([VALUES[i]]), i))  # type: ignore[misc]
         total.add(codec.integers(update[: codec.header_bytes], [update[codec.header_bytes :]], i), weight)
     assert torch.equal(uplink.total.sums, total.sums)
     assert uplink.total.total_weight == total.total_weight == 54
+
+
+@pytest.mark.parametrize("value", [64.5, -64.5, math.inf, -math.inf, math.nan])
+def test_a_float32_update_with_one_value_off_the_grid_does_not_count(value: float) -> None:
+    values = VALUES.clone()
+    values[1, 30] = value
+    uplink = added(values)
+    assert uplink.refused.keys() == {"b"}
+    assert uplink.sizes.keys() == {"a", "c"}
+    assert uplink.total.total_weight == 53
 
 
 def test_an_update_that_diverges_is_declined_and_another_takes_its_place() -> None:
@@ -185,6 +202,47 @@ def test_a_run_stops_early_by_its_own_rule() -> None:
     ended = attempts_of(described)
     assert len(ended) < 40
     assert "stopped early" in ended[-1].standing.reason
+
+
+def test_a_run_that_improves_no_more_ends_with_the_name_of_its_best_model() -> None:
+    described = table(
+        partition={"holdout": 0.3},
+        training={"evaluate": True},
+        fleet={"dropouts": {"per_round": 0.5}},
+        rounds={"count": 40, "minimum": 4, "over_selection": 1.0, "window_s": 60.0},
+        stop={"metric": "evaluation.accuracy", "mode": "max", "patience": 2},
+    )
+    ended = attempts_of(described)
+    assert not all(one.record.committed for one in ended), "in some attempts nothing is measured"
+    values = {one.record.round - 1: one.record.judged.value for one in ended if one.record.judged is not None}
+    best = max(values, key=lambda version: (values[version] or 0.0, -version))
+    assert best == max(values) - 2
+    assert f"in 2 measurements; the best is {values[best]:.6g}, of version {best}" in ended[-1].standing.reason
+
+
+class NeverRight(nn.Module):
+    """Says a class that no digit is of, whatever it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Linear(64, 11)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.top(inputs.flatten(1)) + 1000.0 * torch.eye(11)[10]
+        return outputs
+
+
+def test_a_measurement_of_zero_counts_like_any_other() -> None:
+    described = table(
+        partition={"holdout": 0.3},
+        training={"evaluate": True},
+        engine={"name": "sequential"},
+        rounds={"count": 6},
+        stop={"metric": "evaluation.accuracy", "mode": "max", "patience": 2},
+    )
+    ended = attempts_of(described | {"model": {"name": f"{__name__}:NeverRight"}})
+    assert len(ended) == 3
+    assert "has not improved in 2 measurements; the best is 0, of version 0" in ended[-1].standing.reason
 
 
 def test_changes_go_down_the_line_where_the_run_says_so() -> None:
