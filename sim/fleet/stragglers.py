@@ -19,9 +19,9 @@ class Stragglers:
     """
 
     seed: int
-    share: float = 0.0
-    least: float = 0.05
-    most: float = 0.95
+    share: float
+    least: float
+    most: float
 
     def step_s(
         self, devices: Indices, number: int, attempt: int, ask: CohortAsk, lines: Lines, usual: Floats

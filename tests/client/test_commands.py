@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -203,6 +204,20 @@ def test_the_same_seed_gives_the_same_first_model_and_a_bare_module_will_do(site
 
     assert init(1) == init(1)
     assert init(1) != init(2)
+
+
+def test_no_switch_of_a_command_is_on_unless_it_is_typed() -> None:
+    """As `--json` and `--yes` are."""
+    if not command_line.app.registered_commands:
+        command_line.mount()
+    waiting: list[tuple[str, Any]] = [("umbel", typer.main.get_command(command_line.app))]
+    switches = dict[str, object]()
+    while waiting:
+        name, command = waiting.pop()
+        waiting += [(f"{name} {verb}", one) for verb, one in getattr(command, "commands", {}).items()]
+        switches |= {f"{name} {one.opts[0]}": one.default for one in command.params if getattr(one, "is_flag", False)}
+    assert {"umbel run list --json", "umbel run stop --yes", "umbel bench codec --json"} <= switches.keys()
+    assert [switch for switch, is_on in switches.items() if is_on] == []
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,14 @@ def test_a_version_that_is_gone_is_not_exported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("answer", ["n\n", ""])
-def test_no_run_is_stopped_for_good_without_a_yes(answer: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "rounds_done", "done"),
+    [("n\n", 3, "3 of 5 rounds are done"), ("", 3, "3 of 5 rounds are done"), ("n\n", 1, "1 of 5 rounds is done")],
+)
+def test_no_run_is_stopped_for_good_without_a_yes(answer: str, rounds_done: int, done: str) -> None:
     verb, asked = typer.Typer(), list[str]()
-    operator = operator_that_hears({"GET /runs/ward": [RUN]}, asked)
+    operator = operator_that_hears({"GET /runs/ward": [replace(RUN, rounds_done=rounds_done)]}, asked)
     verb.command()(lambda: stop_run(operator, "ward", "enough", yes=False, as_json=False))
     outcome = CliRunner().invoke(verb, [], input=answer)
     assert (outcome.exit_code, asked) == (1, ["GET /runs/ward"])
-    assert "Stop ward for good, where 3 of 5 rounds are done?" in outcome.stderr
+    assert f"Stop ward for good, where {done}?" in outcome.stderr

@@ -247,6 +247,10 @@ REFUSED = {
         "and 64 characters came, among them what is no hex digit: 'O'",
     ),
     "a list that follows another": (("show", "1.json", "--previous", "1.json"), "after epoch 1 of 'pilot' comes 2"),
+    "a signature under a list that follows another": (
+        ("sign", "1.json", "--key", "anna.pem", "--previous", "1.json"),
+        "after epoch 1 of 'pilot' comes 2",
+    ),
 }
 
 

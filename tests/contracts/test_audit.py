@@ -156,6 +156,7 @@ def test_updates_are_kept_for_as_many_rounds_as_the_policy_says(
     told = capsys.readouterr()
     assert told.out.count("the same hash") == 2
     assert "round 1 cannot be made again: its updates were deleted at 20" in told.err
+    assert "by the run's policy, retention.updates = '2 rounds'\n" in told.err
 
     async def again(it: House) -> None:
         await operating(it, lambda operator: replay_run(operator, "demo", 3, (), ()))

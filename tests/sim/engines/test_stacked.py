@@ -171,6 +171,27 @@ def test_cohorts_of_other_sizes_follow_each_other(name: str) -> None:
         torch.testing.assert_close(values, textbook(model, work)[0], rtol=0, atol=2e-6)
 
 
+@torch.library.custom_op("umbel_tests::half", mutates_args=())
+def half() -> Tensor:
+    return torch.tensor(0.5)
+
+
+@half.register_fake
+def _() -> Tensor:
+    return torch.empty(())
+
+
+def test_an_operation_of_the_users_own_needs_no_arguments() -> None:
+    class Halved(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            outputs: Tensor = super().forward(input) * half()
+            return outputs
+
+    model, work = Halved(N_IN, N_CLASSES), work_of([3, 8])
+    values, _ = trained(StackedEngine(model), flat(model), work)
+    torch.testing.assert_close(values, textbook(model, work)[0], rtol=0, atol=2e-6)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 14), st.integers(1, 9)), min_size=1, max_size=6),
     st.integers(1, 6),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
+from rich.text import Text
 from typer.testing import CliRunner
 
 from tests.sim.experiments.worlds import attempts_of, table
@@ -16,6 +17,7 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.trace import Trace, trace_of
 from umbel.sim import simulate
 from umbel.sim.experiments.against_plot import beside_the_record
+from umbel.sim.experiments.against_tables import tables
 from umbel.sim.experiments.against_trace import AGAIN, POINTS_MAX, RECORDED, AgainstTrace
 
 FLEET = {"speed": {"step_s": 2.0, "spread": 0.4}, "network": {"up_bytes_per_s": 1e4, "down_bytes_per_s": 1e5}}
@@ -182,6 +184,23 @@ def test_one_command_tells_the_error_and_what_each_point_asks(sweep: Path) -> No
     ):
         assert words in told
     assert min(imread(out / "recorded.png").shape[:2]) > 300
+
+
+@pytest.mark.parametrize(
+    ("window_s", "sentences"),
+    [
+        (15.0, ["all ask otherwise than was recorded: window_s 15, not 600"]),
+        (600.0, []),
+    ],
+)
+def test_what_all_points_ask_otherwise_is_said_once(
+    trace: Trace, tmp_path: Path, window_s: float, sentences: list[str]
+) -> None:
+    rounds = {"count": 1, "window_s": window_s}
+    found = against(trace, tmp_path, rounds=rounds, sweep={"rounds.target": [3, 4]})
+    told = "\n".join(one.plain for one in tables(found) if isinstance(one, Text)).splitlines()
+    own = [f"target={target} asks otherwise than was recorded: target {target}, not 6" for target in (3, 4)]
+    assert [line for line in told if "otherwise" in line] == [*sentences, *own]
 
 
 def test_the_picture_says_which_points_ask_for_other_work(trace: Trace, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from umbel.sim.data.data_set import DataSet, Natural
 from umbel.sim.data.samples import Samples
 from umbel.sim.experiments.estimate import Estimate
 from umbel.sim.experiments.panels import panels
+from umbel.sim.experiments.shown import as_table
 
 ROW_KEYS = {
     *("round", "model_version", "model_sha256", "accuracy", "loss", "selected", "reported", "partial", "dropped"),
@@ -74,7 +76,8 @@ def test_from_python_nothing_is_written_and_all_is_there(tmp_path: Path, monkeyp
     assert point.accuracy is not None
     assert point.accuracy.low is not None
     shown = results._repr_html_()  # pyright: ignore[reportPrivateUsage] - what a notebook calls
-    assert f"<td>{point.accuracy.mean:.1%} ± " in shown
+    header, (cells,) = as_table(results)
+    assert list(ElementTree.fromstring(shown.partition("<img")[0]).itertext()) == ["small", *header, *cells]
     (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', shown)
     assert b64decode(picture)[:8] == b"\x89PNG\r\n\x1a\n"
     assert repr(results).splitlines()[0] == "small"
@@ -112,13 +115,14 @@ def test_the_wasted_share_is_that_of_the_whole_run() -> None:
     assert 0 < point.wasted_share.mean < 1
 
 
-def test_what_is_late_is_the_second_half_of_the_measurements() -> None:
-    results = simulate(table(rounds={"count": 5}))
-    (point,), rows = results.points, results.trials[0].rows
+@pytest.mark.parametrize(("score_every", "late"), [(1, [2, 3, 4]), (2, [3, 4])])
+def test_what_is_late_is_the_second_half_of_the_measurements(score_every: int, late: list[int]) -> None:
+    results = simulate(table(rounds={"count": 5}, engine={"score_every": score_every}))
+    (point,), rows = results.points, [results.trials[0].rows[place] for place in late]
     assert point.late_accuracy is not None
     assert point.late_loss is not None
-    assert point.late_accuracy.mean == pytest.approx(sum(row.accuracy or 0 for row in rows[2:]) / 3)
-    assert point.late_loss.mean == pytest.approx(sum(row.loss or 0 for row in rows[2:]) / 3)
+    assert point.late_accuracy.mean == pytest.approx(sum(row.accuracy or 0 for row in rows) / len(rows))
+    assert point.late_loss.mean == pytest.approx(sum(row.loss or 0 for row in rows) / len(rows))
 
 
 def wards() -> DataSet:

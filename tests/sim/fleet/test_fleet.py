@@ -14,6 +14,7 @@ from umbel.sim.data.partition import Indices
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.fleet import ALL_WAIT_MAX, Fleet
+from umbel.sim.fleet.presence import HOUR_S
 from umbel.sim.fleet.section import (
     ChargingSection,
     CorruptSection,
@@ -115,6 +116,22 @@ def test_a_round_of_a_million_devices_costs_memory_for_its_cohort_alone() -> Non
 def test_nobody_there_is_nobody_waiting() -> None:
     nobody = HoursSection(by_hour=(0.0,) * 24)
     assert not len(made(replace(FULL, hours=nobody)).waiting(0.0, 1, 1, 30_000, 10))
+
+
+@pytest.mark.parametrize(
+    ("section", "hours_there"),
+    [
+        (FleetSection(), [0, 6, 12, 18]),
+        (FleetSection(charging=ChargingSection(plugged_at=11.0, hours=3.0, spread_h=0.0)), [12]),
+        (FleetSection(hours=HoursSection(by_hour=(0.0,) * 18 + (1.0,) + (0.0,) * 5)), [18]),
+    ],
+    ids=["always", "charging", "hours"],
+)
+def test_devices_are_there_when_the_section_says(section: FleetSection, hours_there: list[int]) -> None:
+    presence, devices = made(section).presence, np.arange(50)
+    there = {hour: presence.is_there(devices, (24 * 9 + hour) * HOUR_S) for hour in (0, 6, 12, 18)}
+    assert [hour for hour, are_there in there.items() if are_there.all()] == hours_there
+    assert [hour for hour, are_there in there.items() if are_there.any()] == hours_there
 
 
 def test_samples_per_second_make_larger_batches_take_longer() -> None:
