@@ -194,7 +194,7 @@ def test_a_change_of_a_large_model_is_made_and_applied_in_a_few_megabytes(tmp_pa
     applying = Anonymous()
     with applying.watched():
         apply_changes(layout, paths[0], [paths[1]], tmp_path / "model")
-    assert applying.growth_mib() < 16
+    assert applying.growth_mib() < 32, "an eighth of the model: about 20, less what this process has free already"
     assert file_sha256(tmp_path / "model") == made.published.sha256
 
 
