@@ -63,7 +63,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class CodecRun:
     """A run, from its first round to its last. `n_bytes`: of its `n_updates`, headers included; `sha256`: of its last
     model, of `n_values` weights."""
 
@@ -104,12 +104,12 @@ class Federation:
         self._start = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._layout = Layout.of_state(self._start)
 
-    def train(self, section: CodecSection) -> Trained:
+    def train(self, section: CodecSection) -> CodecRun:
         """A whole run with this codec. Raises `UpdateRefused` if training diverges."""
         with one_thread():
             return self._train(section)
 
-    def _train(self, section: CodecSection) -> Trained:
+    def _train(self, section: CodecSection) -> CodecRun:
         grid = Grid.finest(max_abs=_MAX_ABS, total_weight_max=sum(map(len, self._clients.values())))
         uplink = Uplink(section, grid, self._layout, self._seed)
         master, sizes, curve = self._layout.master_of(self._start), list[int](), list[Scored]()
@@ -126,7 +126,7 @@ class Federation:
             if self._setting.is_scored(number):
                 curve.append(Scored(number, sum(sizes) / self._setting.n_clients, self._accuracy(master)))
         sha256 = hashlib.sha256(encode_model(master)).hexdigest()
-        return Trained(tuple(curve), self._layout.n_values, len(sizes), sum(sizes), sha256)
+        return CodecRun(tuple(curve), self._layout.n_values, len(sizes), sum(sizes), sha256)
 
     def _cohort(self, number: int) -> Mapping[ClientId, int]:
         candidates = [Candidate(client, len(samples)) for client, samples in self._clients.items()]

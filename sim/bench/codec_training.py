@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from umbel.sim.bench.codec_contenders import CONTENDERS, DEVICES, FLOAT32, PROMISED, Contender
-from umbel.sim.bench.codec_federation import Federation, Setting, Trained
+from umbel.sim.bench.codec_federation import CodecRun, Federation, Setting
 from umbel.sim.bench.report import Hold, Row
 from umbel.sim.data.mnist import load_mnist
 from umbel.sim.data.samples import TrainAndTest
@@ -20,9 +20,9 @@ class Contest:
     """One federation, trained with one codec after another; the first is float32."""
 
     setting: Setting
-    runs: Sequence[tuple[Contender, Trained]]
+    runs: Sequence[tuple[Contender, CodecRun]]
 
-    def percent(self, trained: Trained) -> float:
+    def percent(self, trained: CodecRun) -> float:
         """The accuracy at the end: the mean of the last scores."""
         return 100 * trained.accuracy(self.setting.n_last)
 

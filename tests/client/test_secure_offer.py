@@ -84,7 +84,7 @@ def test_a_name_that_cannot_stand_in_a_log_is_refused() -> None:
 
 
 def test_a_key_has_one_spelling() -> None:
-    """Whoever compares keys as text would take two spellings of one key for two members."""
+    """With two spellings, one member would pass for two where keys are compared as text."""
     assert OFFERED.secure is not None
     key = OFFERED.secure.cohort[0][1]
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"

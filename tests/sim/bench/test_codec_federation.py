@@ -14,7 +14,7 @@ from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.sign import Sign
 from umbel.aggregation.layout import Layout, TensorSpec
 from umbel.aggregation.wire import HEADER_BYTES
-from umbel.sim.bench.codec_federation import Federation, Setting, Trained
+from umbel.sim.bench.codec_federation import CodecRun, Federation, Setting
 from umbel.sim.bench.codec_uplink import Uplink
 from umbel.sim.data.mnist import N_CLASSES, N_PIXELS
 from umbel.sim.data.samples import Samples, TrainAndTest
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
 
 @pytest.mark.nightly
 def test_the_model_does_not_depend_on_which_kernels_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = list[Trained]()
+    trained = list[CodecRun]()
     for path in PATHS:
         monkeypatch.setenv(native.VARIABLE, path)
         native.chosen.cache_clear()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.sim.data.test_idx_files import idx_bytes
 from umbel.sim.bench.codec_contenders import CONTENDERS, DEVICES, FLOAT32, PROMISED
-from umbel.sim.bench.codec_federation import Scored, Trained
+from umbel.sim.bench.codec_federation import CodecRun, Scored
 from umbel.sim.bench.codec_training import Contest, measure_training, training_note, training_rows
 from umbel.sim.bench.codec_training_plot import draw
 from umbel.sim.bench.report import Row
@@ -19,14 +19,14 @@ from umbel.sim.commands import bench_app
 N_UPDATES = 1000
 
 
-def made_run(accuracy: float, update_bytes: int) -> Trained:
+def made_run(accuracy: float, update_bytes: int) -> CodecRun:
     n_bytes = N_UPDATES * update_bytes
     curve = tuple(
         Scored(number, number / 100 * n_bytes / DEVICES.n_clients, accuracy * min(1.0, 0.5 + number / 80))
         for number in range(1, 101)
         if DEVICES.is_scored(number)
     )
-    return Trained(curve, 199_210, N_UPDATES, n_bytes, "0" * 64)
+    return CodecRun(curve, 199_210, N_UPDATES, n_bytes, "0" * 64)
 
 
 def rows_of(accuracy: float, update_bytes: int, *, quick: bool = False) -> list[Row]:
