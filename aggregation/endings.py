@@ -17,7 +17,16 @@ from umbel.aggregation.report_times import observed
 from umbel.aggregation.retention import expired
 from umbel.aggregation.retry import gives_up, next_attempt, opened_by
 from umbel.aggregation.round import Abandoned, Closing, Recruiting
-from umbel.aggregation.run_end import KeptVersion, Made, Measurement, ModelMade, NewModel, RoundEnd, Run
+from umbel.aggregation.run_end import (
+    KeptVersion,
+    Made,
+    Measurement,
+    ModelMade,
+    NewModel,
+    RoundEnd,
+    Run,
+    versions_after,
+)
 from umbel.aggregation.secagg.totals import Totals
 from umbel.aggregation.stopping import judge
 from umbel.aggregation.tuning import NOTHING_KNOWN, Evidence, next_plan
@@ -162,7 +171,7 @@ def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -
     end = RoundEnd(record, new, None, run.status, run.reason)
     if state.plan.task.may_be_left_out:
         return _go_on(run, end, known, _numbered_as(state.plan))
-    end = replace(end, deleted=_deleted(run, _with(known.history, end, known.now)))
+    end = replace(end, deleted=_deleted(run, _versions(known, end)))
     if (spent := _spent(run, n_released)) is not None:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
     return replace(end, next_state=_again(run, state, record, known))
@@ -239,7 +248,7 @@ def _go_on(
 
     `numbered`: gives the plan of what comes next how its updates are written.
     """
-    versions, number = _with(known.history, end, known.now), end.record.round
+    versions, number = _versions(known, end), end.record.round
     end = replace(end, deleted=_deleted(run, versions))
     if run.status.is_over:
         return end
@@ -284,25 +293,9 @@ def _deleted(run: Run, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
     return expired(versions, run.file.retention.n_versions, run.file.stop) if versions else ()
 
 
-def _with(history: Sequence[KeptVersion], end: RoundEnd, now: float) -> list[VersionRecord]:
-    """The run's versions after this ending, with what stopping and retention go by; nothing if not looked up."""
-    versions = [one.record for one in history]
-    if (measured := end.measured) is not None and measured.judged is not None:
-        versions = [
-            replace(one, judged=measured.judged) if one.version == measured.version else one for one in versions
-        ]
-    if versions and (new := end.model) is not None:
-        versions.append(
-            VersionRecord(
-                new.ref.version,
-                new.ref.sha256,
-                new.ref.size_bytes,
-                now,
-                rolled_back_to=new.rolled_back_to,
-                judged=new.judged,
-            )
-        )
-    return versions
+def _versions(known: Known, end: RoundEnd) -> list[VersionRecord]:
+    """The run's versions after this ending; nothing if they were not looked up."""
+    return [one.record for one in versions_after(known.history, end, known.now)]
 
 
 def _again(run: Run, state: Abandoned, record: RoundRecord, known: Known) -> Recruiting:

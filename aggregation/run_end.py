@@ -3,8 +3,8 @@
 A coordinator stores it, all together; a simulation goes on with it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from umbel.aggregation.messages import RunStatus
@@ -93,6 +93,24 @@ class NewModel:
     update_rms: float | None = None
     judged: float | None = None
     change: ModelChange | None = None
+
+    def kept(self, now: float) -> KeptVersion:
+        """The version that it becomes. `now`: Unix seconds."""
+        record = VersionRecord(
+            version=self.ref.version,
+            sha256=self.ref.sha256,
+            size_bytes=self.ref.size_bytes,
+            created_at=now,
+            parent_sha256=self.parent_sha256,
+            round=self.round,
+            rolled_back_to=self.rolled_back_to,
+            reason=self.reason,
+            sample_count=self.sample_count,
+            metrics=self.metrics,
+            judged=self.judged,
+        )
+        return KeptVersion(record, self.master_sha256)
+
     shown: SumShown | None = None
 
 
@@ -106,6 +124,13 @@ class Measurement:
     version: int
     means: Mapping[str, float]
     judged: float | None = None
+
+    def on(self, kept: KeptVersion) -> KeptVersion:
+        """A version as it is known after this measurement, be it of that version or of another."""
+        if kept.record.version != self.version:
+            return kept
+        judged = kept.record.judged if self.judged is None else self.judged
+        return replace(kept, record=replace(kept.record, evaluation=self.means, judged=judged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +149,13 @@ class RoundEnd:
     measured: Measurement | None = None
     deleted: tuple[int, ...] = ()
     n_released: int = 0
+
+
+def versions_after(history: Sequence[KeptVersion], end: RoundEnd, now: float) -> tuple[KeptVersion, ...]:
+    """A run's versions after this ending, as a coordinator stores them. None if there are none before: then they were
+    not looked up. `now`: Unix seconds.
+    """
+    if not history:
+        return ()
+    known = history if end.measured is None else map(end.measured.on, history)
+    return tuple(known) if end.model is None else (*known, end.model.kept(now))

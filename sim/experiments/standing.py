@@ -7,7 +7,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.records import Fate, VersionRecord
 from umbel.aggregation.report_times import Observation, observed
 from umbel.aggregation.round import Recruiting
-from umbel.aggregation.run_end import KeptVersion, Measurement, RoundEnd
+from umbel.aggregation.run_end import KeptVersion, RoundEnd, versions_after
 from umbel.aggregation.runfile import RunFile
 from umbel.aggregation.tuning import OBSERVATIONS_MAX
 from umbel.aggregation.types import ModelRef
@@ -45,7 +45,7 @@ class Standing:
             reason=f"{end.reason}{_said(end)}" if end.status is RunStatus.FAILED else end.reason,
             now=end.record.opened_at + end.record.wall_s,
             observations=tuple(seen),
-            history=_history(self.history, end) if self.history else (),
+            history=versions_after(self.history, end, 0.0),
             update_bytes=update_bytes or self.update_bytes,
         )
 
@@ -66,23 +66,3 @@ def _said(end: RoundEnd) -> str:
     return (
         f"; {len(declined)} of {len(end.record.clients)} have declined the last time, such as for this: {declined[0]}"
     )
-
-
-def _history(before: tuple[KeptVersion, ...], end: RoundEnd) -> tuple[KeptVersion, ...]:
-    """The versions after this ending, as a coordinator would have stored them."""
-    measured, new = end.measured, end.model
-    kept = [
-        _measured(one, measured) if measured is not None and one.record.version == measured.version else one
-        for one in before
-    ]
-    if new is not None:
-        record = VersionRecord(
-            new.ref.version, new.ref.sha256, new.ref.size_bytes, 0.0, metrics=new.metrics, judged=new.judged
-        )
-        kept.append(KeptVersion(record, new.master_sha256))
-    return tuple(kept)
-
-
-def _measured(version: KeptVersion, by: Measurement) -> KeptVersion:
-    judged = version.record.judged if by.judged is None else by.judged
-    return replace(version, record=replace(version.record, evaluation=by.means, judged=judged))
