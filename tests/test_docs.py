@@ -90,8 +90,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 @pytest.fixture(scope="module")
 def cli() -> TyperGroup:
-    if not command_line.app.registered_commands:
-        command_line.mount()
+    command_line.mount()
     group = typer.main.get_command(command_line.app)
     assert isinstance(group, TyperGroup)
     return group

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -51,8 +52,9 @@ def root(
     """Options that stand before a command."""
 
 
+@cache
 def mount() -> None:
-    """Each part's commands. They import their heavy libraries when they run, so that `--help` is quick."""
+    """Each part's commands, once. They import their heavy libraries when they run, so that `--help` is quick."""
     from umbel.client import commands as client
     from umbel.client import members_commands as members
     from umbel.server import commands as server

@@ -208,8 +208,7 @@ def test_the_same_seed_gives_the_same_first_model_and_a_bare_module_will_do(site
 
 def test_no_switch_of_a_command_is_on_unless_it_is_typed() -> None:
     """As `--json` and `--yes` are."""
-    if not command_line.app.registered_commands:
-        command_line.mount()
+    command_line.mount()
     waiting: list[tuple[str, Any]] = [("umbel", typer.main.get_command(command_line.app))]
     switches = dict[str, object]()
     while waiting:
@@ -231,8 +230,7 @@ def test_no_switch_of_a_command_is_on_unless_it_is_typed() -> None:
     ],
 )
 def test_a_command_that_lacks_something_says_what_to_type(words: tuple[str, ...], hint: str) -> None:
-    if not command_line.app.registered_commands:
-        command_line.mount()
+    command_line.mount()
     wide = {"UMBEL_SERVER": None, "COLUMNS": "400", "TERMINAL_WIDTH": "400"}
     outcome = CliRunner(env=wide).invoke(command_line.app, list(words))
     assert outcome.exit_code == 2

@@ -38,8 +38,7 @@ def commands() -> Iterator[list[str]]:
 
 
 def umbel(*words: str) -> Result:
-    if not command_line.app.registered_commands:
-        command_line.mount()
+    command_line.mount()
     result = CliRunner().invoke(command_line.app, list(words), input="y\n")
     assert result.exit_code == 0, f"umbel {' '.join(words)}: {result.output}"
     return result

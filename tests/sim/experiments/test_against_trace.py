@@ -163,8 +163,7 @@ learning_rate = 0.1
 
 
 def umbel(*words: str) -> Any:
-    if not app.registered_commands:
-        mount()
+    mount()
     done = CliRunner(env={"COLUMNS": "100"}).invoke(app, list(words))
     assert done.exit_code == 0, done.output
     return done
