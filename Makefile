@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest -q
 # A worker for each processor, and one more. A worker that has nothing left takes tests from the others.
 ALL_CORES = -n auto --dist worksteal
 PARTS = aggregation client server sim umbel tests examples
-BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels*.cpp aggregation/codec/kernels*.h)
+BUILD = pyproject.toml setup.py constraints.txt $(wildcard aggregation/codec/kernels/*.cpp aggregation/codec/kernels/*.h)
 
 UV = build/uv/bin/uv
 LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
@@ -31,7 +31,7 @@ test: $(VENV)/.dev ## every test but the nightly ones: first on all cores, then 
 	$(PYTEST) -m realtime && exit $$first
 
 test-fast: $(VENV)/.dev ## in a minute: arithmetic, protocols and rules; no coordinator, client, simulation or process
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -p tests.parties -m "not slow and not postgresql"
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fast} $(PYTEST) $(ALL_CORES) -p tests.suite.parties -m "not slow and not postgresql"
 
 test-nightly: $(VENV)/.dev ## what is too long for a change, then twenty times the examples: about an hour
 	$(PYTEST) $(ALL_CORES) -m "nightly and not realtime"; first=$$?; \
@@ -43,10 +43,10 @@ test-marks: $(VENV)/.dev ## on a quiet machine: every test that is not marked sl
 	{ test $$? -eq 1 && $(PYTEST) -m "not slow" --seconds-max 1 --last-failed --last-failed-no-failures none; }
 
 test-bits: $(VENV)/.dev ## all tests of the arithmetic as other processors, thread counts and kernels would compute: hours
-	$(BIN)/python -m tests.bits --all
+	$(BIN)/python -m tests.suite.bits --all
 
 test-bits-fast: $(VENV)/.dev ## the bits that docs/bits.md promises, under each of these settings: a minute
-	$(BIN)/python -m tests.bits
+	$(BIN)/python -m tests.suite.bits
 
 check: $(VENV)/.dev ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -77,7 +77,7 @@ bench: $(VENV)/.dev ## measured ratios against peers, baselines and limits
 	$(BIN)/umbel bench simulate
 
 docs: $(VENV)/.dev ## check that the documentation tells the truth
-	$(PYTEST) tests/test_docs.py
+	$(PYTEST) tests/packaging/test_docs.py
 
 locks: ## write deploy/locks anew: the versions of constraints.txt, with the package index's hashes of their files
 	$(PYTHON) -m venv build/uv

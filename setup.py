@@ -1,14 +1,15 @@
-"""Compiles the integer codec's kernels where there is a C++ compiler; pyproject.toml says all else.
+"""Lists the packages, and compiles the codec's kernels where there is a C++ compiler; pyproject.toml has all else.
 
 Without one, umbel installs all the same and computes with torch: slower, the same to the last bit.
 """
 
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-CODEC = Path("aggregation", "codec")
+PARTS = ("aggregation", "client", "server", "sim")
+KERNELS = Path("aggregation", "codec", "kernels")
 
 
 class BuildKernels(build_ext):
@@ -19,12 +20,13 @@ class BuildKernels(build_ext):
 
 
 setup(
+    packages=["umbel", *(f"umbel.{name}" for part in PARTS for name in (part, *find_packages(include=[f"{part}.*"])))],
     cmdclass={"build_ext": BuildKernels},
     ext_modules=[
         Extension(
-            "umbel.aggregation.codec.kernels",
-            sources=[str(CODEC / "kernels.cpp")],
-            depends=[str(header) for header in sorted(CODEC.glob("kernels_*.h"))],
+            "umbel.aggregation.codec.kernels.kernels",
+            sources=[str(KERNELS / "kernels.cpp")],
+            depends=[str(header) for header in sorted(KERNELS.glob("kernels_*.h"))],
             language="c++",
             # No contraction: a fused multiply-add rounds once where torch rounds twice.
             extra_compile_args=[

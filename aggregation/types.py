@@ -14,12 +14,12 @@ from enum import StrEnum
 from typing import NewType, TypeAlias
 
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.grid import Grid
 from umbel.aggregation.metric_names import METRICS_MAX, require_metric_name
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.secagg.offer import SecureOffer
-from umbel.aggregation.secagg.plan import SecurePlan
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.task import Task
+from umbel.aggregation.update.grid import Grid
 
 RunId = NewType("RunId", str)
 ClientId = NewType("ClientId", str)

@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from umbel.client.admin import Operator
     from umbel.client.app import Checkpoint, Client, Evaluation, LocalPlan, TrainResult
     from umbel.client.errors import ClientError, CoordinatorRefused
     from umbel.client.loop import RunEnd, run_client
-    from umbel.client.policy import SitePolicy
-    from umbel.client.policy_file import read_policy
-    from umbel.client.trainer import TorchClient
+    from umbel.client.operator.operator import Operator
+    from umbel.client.policy.policy import SitePolicy
+    from umbel.client.policy.policy_file import read_policy
+    from umbel.client.training.trainer import TorchClient
 
 __all__ = [
     "Checkpoint",

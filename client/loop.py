@@ -34,8 +34,8 @@ from pathlib import Path
 
 import httpx
 
-from umbel.aggregation.codec.native import NoKernels, chosen
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.codec.kernels.native import NoKernels, chosen
+from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import (
     LAYOUT_CHARS_MAX,
     CheckedIn,
@@ -43,16 +43,10 @@ from umbel.aggregation.messages import (
     Outcome,
     RunStatus,
 )
-from umbel.aggregation.secagg.server import ASKED_SHARE, after_s
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.secagg.turns import ASKED_SHARE, after_s
 from umbel.aggregation.types import Assignment, ClientId, RunId
-from umbel.aggregation.update_codec import codec_for
-from umbel.client.addresses import addresses_in, warn_if_readable
 from umbel.client.app import Checkpoint, Client, LocalPlan
-from umbel.client.backoff import CLOSED_BACKOFF, DECLINED_BACKOFF, RETRY_AFTER_MAX_S
-from umbel.client.coordinator import Coordinator
-from umbel.client.delivery import Delivery
-from umbel.client.elsewhere import Links
-from umbel.client.enrol import ensure_enrolled, identify
 from umbel.client.errors import (
     AccessRefused,
     Alarm,
@@ -69,25 +63,31 @@ from umbel.client.errors import (
     UnfitWork,
     WorkRefused,
 )
-from umbel.client.exchange import Exchange
-from umbel.client.failures import FAILURES_MAX
-from umbel.client.fetch import Wanted, fetch_model
-from umbel.client.identity import Identity
-from umbel.client.measure import measure
-from umbel.client.offer import check_able, check_layout, check_offer
-from umbel.client.policy import SitePolicy
-from umbel.client.refusals import decline
-from umbel.client.secure_offer import check_window, read_offer
-from umbel.client.secure_round import SecureRound
-from umbel.client.shutdown import Interrupted, Shutdown
-from umbel.client.site import SecureRandom, Site
-from umbel.client.state_dir import locked
-from umbel.client.store import PendingReport, Store
-from umbel.client.timing import Timing, within
-from umbel.client.told import name_of, warn_if_too_slow
-from umbel.client.transport import Patience, Transport, connect, patiently
-from umbel.client.watch import Watch
-from umbel.client.work import Trained, asked_of_site, save_work, train
+from umbel.client.policy.policy import SitePolicy
+from umbel.client.policy.site import SecureRandom, Site
+from umbel.client.rounds.delivery import Delivery
+from umbel.client.rounds.measure import measure
+from umbel.client.rounds.offers import check_able, check_layout, check_offer
+from umbel.client.rounds.refusals import decline
+from umbel.client.rounds.secure import SecureRound
+from umbel.client.rounds.secure_keys import Exchange
+from umbel.client.rounds.secure_offers import check_window, read_offer
+from umbel.client.rounds.shutdown import Interrupted, Shutdown
+from umbel.client.rounds.told import name_of, warn_if_too_slow
+from umbel.client.rounds.watch import Watch
+from umbel.client.rounds.work import Trained, asked_of_site, save_work, train
+from umbel.client.state.enrol import ensure_enrolled, identify
+from umbel.client.state.failures import FAILURES_MAX
+from umbel.client.state.identity import Identity
+from umbel.client.state.state_dir import locked
+from umbel.client.state.store import PendingReport, Store
+from umbel.client.wire.addresses import addresses_in, warn_if_readable
+from umbel.client.wire.backoff import CLOSED_BACKOFF, DECLINED_BACKOFF, RETRY_AFTER_MAX_S
+from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.fetch import Wanted, fetch_model
+from umbel.client.wire.redirect import Links
+from umbel.client.wire.timing import Timing, within
+from umbel.client.wire.transport import Patience, Transport, connect, patiently
 
 # The least time between two questions, whatever the coordinator says: a check-in that is held open costs nothing more,
 # one that is answered at once must not become a flood.

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from umbel.server import (
-    journal,
-    problems,
+from umbel.server import journal, problems
+from umbel.server.blobs.blobs import open_blobs
+from umbel.server.clock import Clock, SystemClock
+from umbel.server.devices.clients import Registry
+from umbel.server.devices.member_lists import MemberListStore
+from umbel.server.devices.turned_away import TurnedAwayStore
+from umbel.server.devices.waiting import Heard
+from umbel.server.housekeeping import keep_house
+from umbel.server.http import (
     routes_admin,
     routes_audit,
     routes_devices,
@@ -19,34 +25,27 @@ from umbel.server import (
     routes_secure,
     routes_uploads,
 )
-from umbel.server.audit_key import AuditKey
-from umbel.server.audit_store import AuditStore
-from umbel.server.audit_trail import AuditTrail
-from umbel.server.auth import AdminKey
-from umbel.server.blobs import open_blobs
-from umbel.server.clock import Clock, SystemClock
-from umbel.server.database import Database
-from umbel.server.database_outage import DatabaseAway
-from umbel.server.express import ExpressAPI
-from umbel.server.housekeeping import keep_house
-from umbel.server.http import ANY, State
-from umbel.server.http import problems as declared
-from umbel.server.limits import BodyLimits, caps_of
-from umbel.server.member_lists import MemberListStore
-from umbel.server.model_store import ModelStore
-from umbel.server.registry import Registry
-from umbel.server.relay_store import RelayStore
-from umbel.server.replicas import Replicas
-from umbel.server.round_store import RoundStore
+from umbel.server.http.auth import AdminKey
+from umbel.server.http.deps import ANY, State
+from umbel.server.http.deps import problems as declared
+from umbel.server.http.express import ExpressAPI
+from umbel.server.http.limits import BodyLimits, caps_of
 from umbel.server.scribe import Scribe
 from umbel.server.services import Services
 from umbel.server.settings import Settings
-from umbel.server.turned_away import TurnedAwayStore
-from umbel.server.upload_store import UploadStore
-from umbel.server.uptime import Uptime
-from umbel.server.version_store import VersionStore
-from umbel.server.waiter_store import WaiterStore
-from umbel.server.waiting import Heard
+from umbel.server.store.audit_bundles import AuditStore
+from umbel.server.store.audit_key import AuditKey
+from umbel.server.store.audit_trail import AuditTrail
+from umbel.server.store.database import Database
+from umbel.server.store.models import ModelStore
+from umbel.server.store.outage import DatabaseAway
+from umbel.server.store.relayed import RelayStore
+from umbel.server.store.replicas import Replicas
+from umbel.server.store.rounds import RoundStore
+from umbel.server.store.uploads import UploadStore
+from umbel.server.store.uptime import Uptime
+from umbel.server.store.versions import VersionStore
+from umbel.server.store.waiters import WaiterStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,13 +52,13 @@ def serve(
 
     from pydantic import ValidationError
 
-    from umbel.server.audit_key import UnfitAuditKey
-    from umbel.server.auth import UnfitAdminKey
-    from umbel.server.clock_check import ClockApart
-    from umbel.server.database import UnfitDatabase
-    from umbel.server.deployment import UnfitDeployment
+    from umbel.server.http.auth import UnfitAdminKey
     from umbel.server.process import CannotStart, run
     from umbel.server.settings import load_settings
+    from umbel.server.store.audit_key import UnfitAuditKey
+    from umbel.server.store.clock_check import ClockApart
+    from umbel.server.store.database import UnfitDatabase
+    from umbel.server.store.deployment import UnfitDeployment
 
     try:
         settings = load_settings(config, {"data": data, "host": host, "port": port, "blobs": blobs})

@@ -7,9 +7,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from umbel.server.database_outage import DatabaseAway
 from umbel.server.services import Services
-from umbel.server.shelf import sweep_models
+from umbel.server.store.outage import DatabaseAway
+from umbel.server.store.shelf import sweep_models
 
 _log = logging.getLogger(__name__)
 _NONCES_S = 60.0

@@ -21,8 +21,8 @@ from starlette.types import Scope
 from umbel.aggregation.errors import ProtocolViolation, StaleSignature
 from umbel.aggregation.messages import Problem
 from umbel.server import journal
-from umbel.server.blobs import BlobsUnavailable
-from umbel.server.database_outage import DatabaseAway
+from umbel.server.blobs.blobs import BlobsUnavailable
+from umbel.server.store.outage import DatabaseAway
 
 _log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"

@@ -22,22 +22,22 @@ from types import FrameType
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from umbel.aggregation.codec.native import NoKernels, chosen
+from umbel.aggregation.codec.kernels.native import NoKernels, chosen
 from umbel.server import journal
 from umbel.server.app import create_app
-from umbel.server.audit_key import AuditKey
-from umbel.server.auth import AdminKey
-from umbel.server.blobs import open_blobs
+from umbel.server.blobs.blobs import open_blobs
+from umbel.server.blobs.files import private_directory, write_private
 from umbel.server.clock import SystemClock
-from umbel.server.clock_check import require_agreement
-from umbel.server.connection import Connection
-from umbel.server.database import Database
-from umbel.server.database_outage import DatabaseAway
-from umbel.server.deployment import Deployment, Named
-from umbel.server.door import Door
-from umbel.server.files import private_directory, write_private
-from umbel.server.http import State
+from umbel.server.http.auth import AdminKey
+from umbel.server.http.connection import Connection
+from umbel.server.http.deps import State
+from umbel.server.http.door import Door
 from umbel.server.settings import Settings
+from umbel.server.store.audit_key import AuditKey
+from umbel.server.store.clock_check import require_agreement
+from umbel.server.store.database import Database
+from umbel.server.store.deployment import Deployment, Named
+from umbel.server.store.outage import DatabaseAway
 
 GRACE_S = 5
 _KEEP_ALIVE_S = 75

@@ -3,23 +3,23 @@
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from umbel.server.audit_key import AuditKey
-from umbel.server.audit_store import AuditStore
-from umbel.server.blobs import BlobStore
+from umbel.server.blobs.blobs import BlobStore
 from umbel.server.clock import Clock
-from umbel.server.member_lists import MemberListStore
-from umbel.server.model_store import ModelStore
-from umbel.server.registry import Registry
-from umbel.server.relay_store import RelayStore
-from umbel.server.replicas import Replicas
-from umbel.server.round_store import RoundStore
+from umbel.server.devices.clients import Registry
+from umbel.server.devices.member_lists import MemberListStore
+from umbel.server.devices.turned_away import TurnedAwayStore
+from umbel.server.devices.waiting import Heard
 from umbel.server.settings import Settings
-from umbel.server.turned_away import TurnedAwayStore
-from umbel.server.upload_store import UploadStore
-from umbel.server.uptime import Uptime
-from umbel.server.version_store import VersionStore
-from umbel.server.waiter_store import WaiterStore
-from umbel.server.waiting import Heard
+from umbel.server.store.audit_bundles import AuditStore
+from umbel.server.store.audit_key import AuditKey
+from umbel.server.store.models import ModelStore
+from umbel.server.store.relayed import RelayStore
+from umbel.server.store.replicas import Replicas
+from umbel.server.store.rounds import RoundStore
+from umbel.server.store.uploads import UploadStore
+from umbel.server.store.uptime import Uptime
+from umbel.server.store.versions import VersionStore
+from umbel.server.store.waiters import WaiterStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def demo(
 
     from rich.console import Console
 
-    from umbel.aggregation.audit import AuditFailed
+    from umbel.aggregation.audit.bundle import AuditFailed
     from umbel.client import ClientError
     from umbel.sim.demo.demo import DemoFailed, run_demo
     from umbel.sim.demo.kills import ReportLost
@@ -83,7 +83,7 @@ def simulate(
     from umbel.aggregation.messages import RunStatus
 
     with _ends_with_a_sentence(when_interrupted="interrupted before anything was begun"):
-        from umbel.sim.experiments.console import EXPECTED, run  # which brings torch: a second or two
+        from umbel.sim.console import EXPECTED, run  # which brings torch: a second or two
 
     goes_on = "interrupted; the same command goes on where it was"
     with (
@@ -103,10 +103,10 @@ def _bench(measure: "Callable[[], Report]", as_json: bool, *expected: type[Excep
 
     from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
-    from umbel.sim.bench.flower import FlowerFailed
-    from umbel.sim.bench.http_load import LoadFailed
-    from umbel.sim.bench.peer_run import PeerFailed
-    from umbel.sim.data.idx_files import NotIdx
+    from umbel.sim.bench.coordinator.flower import FlowerFailed
+    from umbel.sim.bench.coordinator.http_load import LoadFailed
+    from umbel.sim.bench.peers.run import PeerFailed
+    from umbel.sim.data.sets.idx_files import NotIdx
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(
@@ -180,7 +180,7 @@ def bench_coordinator(
     json: JsonOption = False,
 ) -> None:
     """Rounds of no work, ten clients over HTTP; check-ins of ten thousand devices; a round of 300 of these."""
-    from umbel.sim.bench.coordinator import measure
+    from umbel.sim.bench.coordinator.bench import measure
 
     _bench(lambda: measure(quick=quick, peer_python=peer_python, n_devices=devices, soak_s=soak), json)
 
@@ -200,7 +200,7 @@ def bench_window(
     json: JsonOption = False,
 ) -> None:
     """The self-tuned window against the static 130 % rule: useful client time on three simulated fleets."""
-    from umbel.sim.bench.window import measure
+    from umbel.sim.bench.window.bench import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)
 
@@ -217,7 +217,7 @@ def bench_codec(
     json: JsonOption = False,
 ) -> None:
     """What the integer codec loses, costs and takes: theory, EDEN, and a copy of memory beside it; and in training."""
-    from umbel.sim.bench.codec import measure
+    from umbel.sim.bench.codec.bench import measure
 
     if curves is not None and data is None:
         raise typer.BadParameter("--curves draws what --data is trained on; give both")
@@ -245,7 +245,7 @@ def bench_simulate(
     With --peer-python also against Flower on Ray and pfl, whichever that interpreter has. On a GPU, or where --device
     says, cohorts of one client to a thousand are trained stacked, and one client after another.
     """
-    from umbel.sim.bench.simulate import NoSuchWorkload, measure
+    from umbel.sim.bench.simulate.bench import NoSuchWorkload, measure
     from umbel.sim.engines.device import NoSuchDevice
     from umbel.sim.engines.work import EngineError
 
@@ -263,6 +263,6 @@ def bench_secagg(
     json: JsonOption = False,
 ) -> None:
     """Secure aggregation: masks against their keystream, a client's round and the coordinator's, bytes; Flower's."""
-    from umbel.sim.bench.secagg import measure
+    from umbel.sim.bench.secagg.bench import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)

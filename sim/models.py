@@ -160,8 +160,8 @@ def _known(section: ModelSection, data: Described) -> nn.Module:
 
 
 def _own(name: str) -> nn.Module:
+    from umbel.client.cli.named_code import Place, make_named
     from umbel.client.errors import AppError
-    from umbel.client.named_code import Place, make_named
 
     try:
         made = make_named(name, nn.Module, Place("name in [model]", "my_model:net", "an nn.Module"))

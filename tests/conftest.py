@@ -16,11 +16,11 @@ os.environ.setdefault("KMP_BLOCKTIME", "0")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.dealing import dealt
-from tests.pace import pytest_addoption as pytest_addoption
-from tests.pace import pytest_runtest_call as pytest_runtest_call
-from tests.postgres import Cluster, binaries, cluster
-from tests.server_device import houses_over
+from tests.federations.server_device import houses_over
+from tests.servers.postgres import Cluster, binaries, cluster
+from tests.suite.dealing import dealt
+from tests.suite.pace import pytest_addoption as pytest_addoption
+from tests.suite.pace import pytest_runtest_call as pytest_runtest_call
 
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # shared machines stall
 settings.register_profile("fast", calm, max_examples=5)

@@ -55,8 +55,8 @@ def root(
 @cache
 def mount() -> None:
     """Each part's commands, once. They import their heavy libraries when they run, so that `--help` is quick."""
-    from umbel.client import commands as client
-    from umbel.client import members_commands as members
+    from umbel.client.cli import commands as client
+    from umbel.client.cli import members_commands as members
     from umbel.server import commands as server
     from umbel.sim import commands as sim
 

@@ -12,8 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.codec.registry import CODECS, vector_codec
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
+from umbel.aggregation.update.wire import Codec
 
 
 class Adding(StrEnum):

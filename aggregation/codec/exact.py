@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.model.layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor

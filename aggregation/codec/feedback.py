@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.codec import Context, VectorCodec, require_encodable
+from umbel.aggregation.codec.vectors.codec import Context, VectorCodec, require_encodable
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
 

@@ -27,26 +27,26 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from umbel.aggregation.codec import entropy
-from umbel.aggregation.codec.classes import EnergyMeter
-from umbel.aggregation.codec.codec import Projections
-from umbel.aggregation.codec.coded_levels import LevelsCoder
-from umbel.aggregation.codec.entropy import Segment
+from umbel.aggregation.codec.entropy import entropy
+from umbel.aggregation.codec.entropy.classes import EnergyMeter
+from umbel.aggregation.codec.entropy.coded_levels import LevelsCoder
+from umbel.aggregation.codec.entropy.entropy import Segment
+from umbel.aggregation.codec.entropy.levels_head import LEVELS_HEAD_BYTES, LevelsHead
+from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
-from umbel.aggregation.codec.kernels import dither_into, quantize_into
-from umbel.aggregation.codec.levels_head import LEVELS_HEAD_BYTES, LevelsHead
-from umbel.aggregation.codec.native import Quantizer
-from umbel.aggregation.codec.payload import Buffer, Payload, exactly
-from umbel.aggregation.codec.philox import DITHER_GROUP
+from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
+from umbel.aggregation.codec.kernels.native import Quantizer
+from umbel.aggregation.codec.kernels.philox import DITHER_GROUP
+from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX, Dithers, Levels, phase
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.codec.quantize import LEVEL_MAX, Dithers, Levels, phase
+from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
-from umbel.aggregation.grid import Grid, check_values, to_integers
-from umbel.aggregation.integer_sum import IntegerSum
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for, read_header
+from umbel.aggregation.update.grid import Grid, check_values, to_integers
+from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

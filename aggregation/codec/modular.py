@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.packing import BITS_MAX, packed_bytes
-from umbel.aggregation.codec.quantize import LEVEL_MAX
-from umbel.aggregation.codec.residues import add_packed, pack_residues
+from umbel.aggregation.codec.kernels.packing import BITS_MAX, packed_bytes
+from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
+from umbel.aggregation.codec.kernels.residues import add_packed, pack_residues
 from umbel.aggregation.codec.rotated import COHORT_MAX, Dither, Rotated
 from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.torch_later import torch

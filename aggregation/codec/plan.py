@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from umbel.aggregation.codec.feedback import MomentumCorrection
-from umbel.aggregation.codec.registry import Parameter, vector_codec
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.codec.vectors.registry import Parameter, vector_codec
+from umbel.aggregation.update.wire import Codec
 
 STEP_MIN, STEP_MAX = 2.0**-8, 16.0
 GROWTH_MAX = 4.0

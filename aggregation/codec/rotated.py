@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from umbel.aggregation.codec.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
-from umbel.aggregation.codec.native import Quantizer
+from umbel.aggregation.codec.kernels.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
+from umbel.aggregation.codec.kernels.native import Quantizer
+from umbel.aggregation.codec.kernels.quantize import UNIT, Dithers, Levels, phase, quantize
+from umbel.aggregation.codec.kernels.rotation import Blocks
 from umbel.aggregation.codec.plan import NORM_MAX, CodecPlan, as_float32
-from umbel.aggregation.codec.quantize import UNIT, Dithers, Levels, phase, quantize
-from umbel.aggregation.codec.rotation import Blocks
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
 

@@ -15,10 +15,10 @@ from umbel.aggregation.codec.plan import (
     next_plan,
 )
 from umbel.aggregation.codec.rate import ERROR_MAX, ERROR_MIN, Shown, coarsest_step, step_for
-from umbel.aggregation.codec.registry import Parameter, parameters_of
-from umbel.aggregation.codec.topk import TopK
+from umbel.aggregation.codec.vectors.registry import Parameter, parameters_of
+from umbel.aggregation.codec.vectors.topk import TopK
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.update.wire import Codec
 
 Name = Literal[
     "float32", "integer", "auto", "eden", "sign", "ternary", "qsgd", "topk", "mask", "lowrank", "planes"

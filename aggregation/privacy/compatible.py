@@ -9,8 +9,8 @@ from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.types import Weighting
 
 if TYPE_CHECKING:
-    from umbel.aggregation.layout import Layout
-    from umbel.aggregation.runfile import RunFile
+    from umbel.aggregation.model.layout import Layout
+    from umbel.aggregation.run.file import RunFile
 
 
 def require_private(section: PrivacySection, file: RunFile) -> None:

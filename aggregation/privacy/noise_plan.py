@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from umbel.aggregation.codec.kernels.packing import BITS_MAX
 from umbel.aggregation.codec.modular import SIGMAS
-from umbel.aggregation.codec.packing import BITS_MAX
 from umbel.aggregation.codec.rotated import COHORT_MAX
 from umbel.aggregation.privacy.accounting import Release
 from umbel.aggregation.privacy.sensitivity import BOUND_MAX

@@ -5,13 +5,13 @@ from the first round on is that of an update of the greatest norm.
 import math
 from dataclasses import replace
 
+from umbel.aggregation.codec.kernels.rotation import Blocks
 from umbel.aggregation.codec.plan import CodecPlan, first_plan
-from umbel.aggregation.codec.rotation import Blocks
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.records import PrivacySpent
-from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.run.records import PrivacySpent
+from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.types import RoundPlan
 
 _LIBRARIES = 2.0**-32  # what the logarithms of two machines may change of a variance; a quarter of its slack

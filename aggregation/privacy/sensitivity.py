@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 
-from umbel.aggregation.codec.quantize import UNIT
+from umbel.aggregation.codec.kernels.quantize import UNIT
 from umbel.aggregation.stated_order import log2
 
 BETA = 2.0**-20

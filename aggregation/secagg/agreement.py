@@ -3,10 +3,10 @@
 import hashlib
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.secagg.composition import Composition
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.errors import Disagreement
+from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.types import Assignment, ClientId
 

@@ -18,10 +18,9 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.curve import KEY_BYTES, KeyPair
-from umbel.aggregation.secagg.derive import (
+from umbel.aggregation.secagg.crypto.curve import KEY_BYTES, KeyPair
+from umbel.aggregation.secagg.crypto.derive import (
     ShareKind,
     Vector,
     pair_mask_key,
@@ -30,8 +29,11 @@ from umbel.aggregation.secagg.derive import (
     self_mask_key,
     share_commitment,
 )
+from umbel.aggregation.secagg.crypto.masks import Masks
+from umbel.aggregation.secagg.crypto.sealed import open_sealed, seal
+from umbel.aggregation.secagg.crypto.shamir import split
+from umbel.aggregation.secagg.crypto.signing import Label, sign
 from umbel.aggregation.secagg.errors import BadShare, Disagreement, OutOfTurn, TooFew
-from umbel.aggregation.secagg.masks import Masks
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
     Dealt,
@@ -42,10 +44,8 @@ from umbel.aggregation.secagg.messages import (
     decode_agreements,
     decode_indices,
 )
-from umbel.aggregation.secagg.sealed import open_sealed, seal
 from umbel.aggregation.secagg.session import Session, check_signature, name_of
-from umbel.aggregation.secagg.shamir import split
-from umbel.aggregation.secagg.signing import Label, sign
+from umbel.aggregation.trust.public_keys import public_key_text
 
 Random = Callable[[int], bytes]
 ReadRoster = Callable[[Context, bytes], Session]

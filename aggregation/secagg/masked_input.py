@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.packing import packed_bytes
-from umbel.aggregation.codec.payload import Buffer
-from umbel.aggregation.codec.residues import add_packed
+from umbel.aggregation.codec.entropy.payload import Buffer
+from umbel.aggregation.codec.kernels.packing import packed_bytes
+from umbel.aggregation.codec.kernels.residues import add_packed
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.integer_sum import IntegerSum
 from umbel.aggregation.secagg.client import SecureClient
-from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.contribution import Contribution
-from umbel.aggregation.secagg.derive import Vector
-from umbel.aggregation.secagg.masks import lane_dtype
+from umbel.aggregation.secagg.crypto.derive import Vector
+from umbel.aggregation.secagg.crypto.masks import lane_dtype
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import Contribution
+from umbel.aggregation.secagg.numbers.words import WORD_BYTES
 from umbel.aggregation.secagg.unmasking import Opened
-from umbel.aggregation.secagg.words import WORD_BYTES
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for, read_header
+from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
-from umbel.aggregation.secagg.derive import DIGEST_BYTES, SHARE_COMMITMENT_BYTES, SIGNATURE_BYTES
+from umbel.aggregation.secagg.crypto.derive import DIGEST_BYTES, SHARE_COMMITMENT_BYTES, SIGNATURE_BYTES
+from umbel.aggregation.secagg.crypto.sealed import SEALED_BYTES
+from umbel.aggregation.secagg.crypto.shamir import SHARE_BYTES
 from umbel.aggregation.secagg.errors import MalformedMessage
-from umbel.aggregation.secagg.sealed import SEALED_BYTES
-from umbel.aggregation.secagg.shamir import SHARE_BYTES
 
 COHORT_MAX = 1 << 16
 

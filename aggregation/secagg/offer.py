@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.secagg.numbers.plan import SecurePlan
 
 
 @dataclass(frozen=True, slots=True)

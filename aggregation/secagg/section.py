@@ -12,11 +12,8 @@ from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.rotated import COHORT_MAX
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.fingerprint import members_sha256_of
-from umbel.aggregation.grid import TOTAL_WEIGHT_MAX
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, threshold_complete
-from umbel.aggregation.secagg.plan import (
+from umbel.aggregation.secagg.numbers.plan import (
     FIRST_RMS,
     MINIMUM_LEAST,
     SecurePlan,
@@ -24,12 +21,15 @@ from umbel.aggregation.secagg.plan import (
     first_plans,
     require_metric_names,
 )
-from umbel.aggregation.secagg.work_floor import require_floor, usual_floor
+from umbel.aggregation.secagg.numbers.work_floor import require_floor, usual_floor
+from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, threshold_complete
+from umbel.aggregation.trust.fingerprint import members_sha256_of
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, RoundPlan, Weighting, require_within
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.update.grid import TOTAL_WEIGHT_MAX
+from umbel.aggregation.update.wire import Codec
 
 if TYPE_CHECKING:
-    from umbel.aggregation.runfile import RunFile
+    from umbel.aggregation.run.file import RunFile
 
 _NAMES = ("loss", "accuracy")  # what the ready trainer measures
 

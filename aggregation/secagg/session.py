@@ -8,13 +8,13 @@ from functools import cached_property
 
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.curve import require_keys
-from umbel.aggregation.secagg.derive import PROTOCOL, session_digest, set_digest
+from umbel.aggregation.secagg.crypto.curve import require_keys
+from umbel.aggregation.secagg.crypto.derive import PROTOCOL, session_digest, set_digest
+from umbel.aggregation.secagg.crypto.signing import Label, verify
 from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
 from umbel.aggregation.secagg.graph import Graph, graph_of
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Indices, Roster, ShareKeys
 from umbel.aggregation.secagg.parameters import Parameters, parameters_for, roster_min, survivors_min
-from umbel.aggregation.secagg.signing import Label, verify
 
 
 class Session:

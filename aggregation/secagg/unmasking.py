@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.secagg.curve import KeyPair
-from umbel.aggregation.secagg.derive import (
+from umbel.aggregation.secagg.crypto.curve import KeyPair
+from umbel.aggregation.secagg.crypto.derive import (
     ShareKind,
     Vector,
     pair_mask_key,
@@ -15,11 +15,11 @@ from umbel.aggregation.secagg.derive import (
     require_share,
     self_mask_key,
 )
+from umbel.aggregation.secagg.crypto.masks import Masks
+from umbel.aggregation.secagg.crypto.shamir import Interpolation
 from umbel.aggregation.secagg.errors import BadKey, BadShare, ChangedMessage, CheatingDealer, SecAggError, TooFew
-from umbel.aggregation.secagg.masks import Masks
 from umbel.aggregation.secagg.messages import Indices, ShareKeys, Unmasking
 from umbel.aggregation.secagg.session import Session, name_of
-from umbel.aggregation.secagg.shamir import Interpolation
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,21 +22,21 @@ import psutil
 import torch
 from torch import Tensor
 
-from umbel.aggregation.artifact import encode_model
-from umbel.aggregation.grid import Grid, GridAccumulator
-from umbel.aggregation.layout import Layout
 from umbel.aggregation.messages import CheckIn, Outcome
-from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import RoundsSection
+from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.types import RunId, WorkDone
-from umbel.aggregation.wire import float32_header
+from umbel.aggregation.update.grid import Grid, GridAccumulator
+from umbel.aggregation.update.wire import float32_header
 from umbel.client import Operator
-from umbel.client.coordinator import Coordinator
-from umbel.client.enrol import ensure_enrolled, identify
-from umbel.client.link import Link
-from umbel.client.send import Upload
-from umbel.client.store import Store
-from umbel.client.transport import Patience, Transport, connect
+from umbel.client.state.enrol import ensure_enrolled, identify
+from umbel.client.state.store import Store
+from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.transport import Patience, Transport, connect
+from umbel.client.wire.upload import Upload
 from umbel.sim.bench.report import Hold, Report, Row
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Generic, TypeVar
 
-from umbel.client.probe import memory_peak_bytes
+from umbel.client.training.probe import memory_peak_bytes
 
 Found = TypeVar("Found")
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.samples import Samples, TrainAndTest
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from umbel.sim.data.data_set import DataError, DataSet
 from umbel.sim.data.samples import Samples, TrainAndTest
 from umbel.sim.data.section import DataSection
-from umbel.sim.data.sources import SOURCES, Source
-from umbel.sim.data.synthetic import SyntheticPopulation
+from umbel.sim.data.sets.sources import SOURCES, Source
+from umbel.sim.data.sets.synthetic import SyntheticPopulation
 
 _TEST_SHARE = 0.2
 
@@ -34,16 +34,16 @@ def _whole(section: DataSection, folder: Path | None, seed: int, sources: Mappin
         return _own(section.name)
     if section.name in sources:
         return _from_files(section.name, folder, sources[section.name])
-    from umbel.sim.data.carried import breast_cancer, digits
+    from umbel.sim.data.sets.carried import breast_cancer, digits
 
     make = digits if section.name == "digits" else breast_cancer
     return make(_TEST_SHARE if section.test_share is None else section.test_share, seed)
 
 
 def _from_files(name: str, folder: Path | None, source: Source) -> DataSet:
-    from umbel.sim.data.fetch import have
-    from umbel.sim.data.heart_disease import load_heart_disease
-    from umbel.sim.data.shakespeare import load_shakespeare
+    from umbel.sim.data.sets.fetch import have
+    from umbel.sim.data.sets.heart_disease import load_heart_disease
+    from umbel.sim.data.sets.shakespeare import load_shakespeare
 
     readers: Mapping[str, Callable[[Path], DataSet]] = {
         "mnist": lambda place: _images(name, place),
@@ -55,7 +55,7 @@ def _from_files(name: str, folder: Path | None, source: Source) -> DataSet:
 
 
 def _images(name: str, folder: Path) -> DataSet:
-    from umbel.sim.data.mnist import N_CLASSES, SIDE, load_images
+    from umbel.sim.data.sets.mnist import N_CLASSES, SIDE, load_images
 
     data = load_images(folder)
     train, test = (Samples(part.inputs.view(-1, 1, SIDE, SIDE), part.targets) for part in (data.train, data.test))
@@ -69,10 +69,10 @@ def _own(name: str) -> DataSet:
     """
     import torch
 
+    from umbel.client.cli.named_code import Place, make_named
     from umbel.client.errors import AppError
-    from umbel.client.named_code import Place, make_named
-    from umbel.client.randomness import seeded
-    from umbel.sim.data.arrays import from_samples
+    from umbel.client.training.randomness import seeded
+    from umbel.sim.data.sets.arrays import from_samples
 
     try:
         with seeded(0, torch.device("cpu")):
@@ -87,5 +87,5 @@ def _own(name: str) -> DataSet:
         case _:
             raise DataError(
                 f"{name} gave a {type(made).__name__}; it must give a DataSet, "
-                "as umbel.sim.data.arrays.dataset(inputs, targets) makes one"
+                "as umbel.sim.data.sets.arrays.dataset(inputs, targets) makes one"
             )

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from umbel.aggregation.types import ClientId
-from umbel.sim.data.partition import Indices, Partition
+from umbel.sim.data.partition.partition import Indices, Partition
 from umbel.sim.data.samples import Samples, TrainAndTest
 
 _DIGITS = 7

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 
 
 @dataclass(frozen=True, slots=True)

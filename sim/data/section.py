@@ -21,7 +21,7 @@ samples = 20            # that each trains on; by default, the paper's law of si
 from dataclasses import dataclass
 
 from umbel.aggregation.types import require_within
-from umbel.sim.data.synthetic import SyntheticLaw
+from umbel.sim.data.sets.synthetic import SyntheticLaw
 
 SYNTHETIC = "synthetic"
 CARRIED = ("digits", "breast-cancer")

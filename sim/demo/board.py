@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord
+from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.sim.data.samples import Score
 from umbel.sim.demo.baselines import Baselines
 from umbel.sim.demo.members import members_line

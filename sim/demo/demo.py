@@ -18,11 +18,11 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.live import Live
 
-from umbel.aggregation.artifact import decode_model, encode_model
-from umbel.aggregation.member_files import members_bytes
-from umbel.aggregation.members import SignedMembers
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import RoundRecord
+from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.trust.member_files import members_bytes
+from umbel.aggregation.trust.members import SignedMembers
 from umbel.client import Operator
 from umbel.sim.data.samples import Score, score
 from umbel.sim.demo.baselines import Baselines

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress
+from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress
 from umbel.sim.demo.board import Board
 from umbel.sim.demo.plan import DemoPlan
 from umbel.sim.demo.sites import SiteProcesses

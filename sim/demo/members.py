@@ -8,11 +8,11 @@ bound to it, and so draws nobody else.
 from collections.abc import Mapping
 from pathlib import Path
 
-from umbel.aggregation.fingerprint import grouped
-from umbel.aggregation.members import MemberList, SignedMembers
-from umbel.aggregation.public_keys import public_key_text
-from umbel.client.members_editing import new_file, sign_file, write_members_file
-from umbel.client.officer_key import make_officer_key
+from umbel.aggregation.trust.fingerprint import grouped
+from umbel.aggregation.trust.members import MemberList, SignedMembers
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.client.operator.members_editing import new_file, sign_file, write_members_file
+from umbel.client.operator.officer_key import make_officer_key
 from umbel.sim.demo.client import POLICY_FILE
 from umbel.sim.demo.plan import MINIMUM
 

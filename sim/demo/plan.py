@@ -15,11 +15,11 @@ from enum import StrEnum
 from statistics import median
 
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import DownlinkSection, Override, RetentionSection, RoundsSection
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import DownlinkSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection, survivors_needed
 from umbel.aggregation.types import TrainingPlan
-from umbel.sim.data.partition_labels import DirichletSplit
+from umbel.sim.data.partition.labels import DirichletSplit
 
 RUN = "demo"
 N_CLIENTS = 12

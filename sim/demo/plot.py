@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from umbel.aggregation.records import Fate, RoundRecord
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.run.records import Fate, RoundRecord
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.demo.baselines import Baselines
 from umbel.sim.demo.board import Board, DemoRound
 from umbel.sim.demo.plan import DemoPlan
-from umbel.sim.plot_style import INK, dress
+from umbel.sim.results.plot_style import INK, dress
 
 Floats = npt.NDArray[np.float64]
 _TOGETHER, _POOLED, _ALONE = "#0b7a75", "#22313f", "#e0a458"

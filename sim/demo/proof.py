@@ -6,9 +6,10 @@ The same code as `umbel run audit` and `umbel run replay`: any operator can do t
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from umbel.aggregation.audit import key_bytes
-from umbel.client import Operator, audit
-from umbel.client.replay import Source, replay
+from umbel.aggregation.audit.bundle import key_bytes
+from umbel.client import Operator
+from umbel.client.operator import audit
+from umbel.client.operator.replay import Source, replay
 
 
 @dataclass(frozen=True, slots=True)

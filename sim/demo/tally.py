@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from umbel.aggregation.records import Fate, RoundRecord
+from umbel.aggregation.run.records import Fate, RoundRecord
 
 
 @dataclass(frozen=True, slots=True)

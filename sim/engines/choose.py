@@ -16,7 +16,7 @@ from umbel.sim.engines.device import CPU, found_device
 from umbel.sim.engines.losses import LOSSES, Loss
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import devices_of
-from umbel.sim.engines.stacked import StackedEngine
+from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
 
 _STEP_OPERATIONS_MAX = 10_000_000  # of one client's step: forward, and twice that backward
@@ -33,21 +33,21 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, d
         case "auto":
             return AutoEngine(recipe, n_workers, device)
         case "sequential":
-            from umbel.sim.engines.sequential import SequentialEngine
+            from umbel.sim.engines.local.sequential import SequentialEngine
 
             return SequentialEngine(recipe, device)
         case "batched":
             return stacked_engine(recipe, device)
         case "threads":
-            from umbel.sim.engines.workers import ThreadsEngine
+            from umbel.sim.engines.workers.threads import ThreadsEngine
 
             return ThreadsEngine(recipe, n_workers, device)
         case "processes":
-            from umbel.sim.engines.processes import ProcessesEngine
+            from umbel.sim.engines.workers.processes import ProcessesEngine
 
             return ProcessesEngine(recipe, n_workers, device)
         case "ray":
-            from umbel.sim.engines.ray_engine import RayEngine
+            from umbel.sim.engines.workers.ray_engine import RayEngine
 
             return RayEngine(recipe, n_workers, device)
         case _:

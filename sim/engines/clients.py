@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from umbel.aggregation.artifact import encode_model
 from umbel.aggregation.codec.vector_update import projections
-from umbel.aggregation.layout import Layout, published
+from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.model.layout import Layout, published
 from umbel.client.app import Client, TrainResult
 from umbel.client.errors import TrainingFailed
-from umbel.client.work import asked_of_site, train, weight_changes
-from umbel.sim.engines.threads import one_thread
+from umbel.client.rounds.work import asked_of_site, train, weight_changes
+from umbel.sim.engines.local.threads import one_thread
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from umbel.aggregation.sample_order import Words, epoch_seeds, sample_keys
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 
 _AT_ONCE = 1 << 14  # samples: what is worked on stays in the second-level cache
 _PLACE_BITS = 32  # in a key: whose pass it is, and which sample; above them all, the upper half of the sample's own key

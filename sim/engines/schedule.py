@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import found_device
 from umbel.sim.engines.work import CohortWork, EngineError
 

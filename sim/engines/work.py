@@ -10,8 +10,8 @@ from torch import Tensor
 
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.types import TrainingPlan
-from umbel.aggregation.wire import Codec
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.update.wire import Codec
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 
 

@@ -8,10 +8,10 @@ million costs nothing until somebody is.
 import numpy as np
 import torch
 
-from umbel.aggregation.binomial import Floats
+from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.sample_order import Words, epoch_seeds, mixed, sample_keys
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 
 _UNIT = 2.0**-52
 _FEISTEL_ROUNDS = 6

@@ -7,9 +7,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.aggregation.binomial import Floats
-from umbel.aggregation.secagg.server import Phase
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.secagg.turns import Phase
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import normals, uniforms, words
 from umbel.sim.fleet.presence import HOUR_S, Zones
 from umbel.sim.fleet.traits import of_each

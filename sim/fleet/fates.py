@@ -1,17 +1,18 @@
 """What becomes of each device of a cohort in one attempt at a round: when it is done with what, or lost.
 
 A device hears of its work after a round trip, fetches the model, trains, uploads, reports. It trains as the SDK does
-(`client/trainer.py`): step after step until all are done, or the next would end later than the window's end less what
-`client/link.py` keeps for the upload; at least one. All of it is arithmetic on arrays, one entry a device.
+(`client/training/trainer.py`): step after step until all are done, or the next would end later than the window's end
+less what `client/wire/bandwidth.py` keeps for the upload; at least one. All of it is arithmetic on arrays, one entry a
+device.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from umbel.aggregation.binomial import Floats
-from umbel.client.link import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.run.binomial import Floats
+from umbel.client.wire.bandwidth import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.dropouts import NEVER, Course, Losses, Stage, Stages
 from umbel.sim.fleet.faults import Kinds
 from umbel.sim.fleet.presence import Flags

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from umbel.aggregation.sample_order import Words
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import uniforms, words
 from umbel.sim.fleet.section import CorruptSection, MaliciousSection
 

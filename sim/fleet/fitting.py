@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from umbel.aggregation.binomial import Floats
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.run.binomial import Floats
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.presence import Flags
 
 _TURNS, _SETTLING = 200, 100

@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from umbel.aggregation.binomial import Floats
-from umbel.aggregation.pace import MARGIN
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.round.pace import MARGIN
+from umbel.aggregation.run.binomial import Floats
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import shuffled
 from umbel.sim.fleet.dropouts import Dropouts, Losses
 from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, undisturbed, without_partial_work
@@ -22,7 +22,7 @@ from umbel.sim.fleet.presence import Presence
 from umbel.sim.fleet.stragglers import Stragglers
 from umbel.sim.fleet.traits import Trait
 
-ALL_WAIT_MAX = 1000  # of no more devices a coordinator lets all wait (`umbel.server.pacing.HELD_MAX`)
+ALL_WAIT_MAX = 1000  # of no more devices a coordinator lets all wait (`umbel.server.devices.pacing.HELD_MAX`)
 _BLOCK_MIN = 1024
 
 
@@ -99,8 +99,8 @@ class Fleet:
         """Who of the devices 0 .. n_devices - 1 waits for this attempt, which asks `n_wanted`: ascending.
 
         Of a small fleet, all that are there. Of a large one, as many as pace steering brings together
-        (`aggregation/pace.py`: some more than a round asks, evenly drawn from those that are there); the others are
-        not even looked at.
+        (`aggregation/round/pace.py`: some more than a round asks, evenly drawn from those that are there); the others
+        are not even looked at.
         """
         if n_devices <= ALL_WAIT_MAX:
             devices = np.arange(n_devices)

@@ -9,8 +9,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.aggregation.binomial import Floats
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.run.binomial import Floats
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import daily_words, normals, uniforms, words
 from umbel.sim.fleet.traits import of_each
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umbel.aggregation.binomial import Floats
-from umbel.aggregation.pace import MARGIN
-from umbel.aggregation.records import Fate
-from umbel.aggregation.trace import Trace, TracedAttempt, TracedClient
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.round.pace import MARGIN
+from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.run.records import Fate
+from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.dropouts import Dropouts
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.fitting import Fitted, fit

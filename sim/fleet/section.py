@@ -73,7 +73,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from umbel.aggregation.pace import MARGIN
+from umbel.aggregation.round.pace import MARGIN
 from umbel.aggregation.types import LINE_RATE_MAX, LINE_RATE_MIN, SECONDS_MAX, require_within
 
 SPREAD_MAX = 5.0

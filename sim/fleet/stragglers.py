@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umbel.aggregation.binomial import Floats
-from umbel.sim.data.partition import Indices
+from umbel.aggregation.run.binomial import Floats
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import uniforms, words
 from umbel.sim.fleet.fates import CohortAsk, Lines, training_room_s
 

@@ -1,10 +1,10 @@
-"""The trace of a production run (`aggregation/trace.py`), read from its file."""
+"""The trace of a production run (`aggregation/run/trace.py`), read from its file."""
 
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.trace import Trace
+from umbel.aggregation.run.trace import Trace
 from umbel.sim.fleet.reading import first_finding, named_by, read_bytes
 
 BYTES_MAX = 1 << 30

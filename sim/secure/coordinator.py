@@ -4,9 +4,9 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
-from umbel.aggregation.advance import advance, hears, next_deadline, takes
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.round import (
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.round.machine import advance, hears, next_deadline, takes
+from umbel.aggregation.round.states import (
     Abandoned,
     Announce,
     Closing,
@@ -21,10 +21,10 @@ from umbel.aggregation.round import (
     Training,
 )
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.derive import SIGNATURE_BYTES
+from umbel.aggregation.secagg.crypto.derive import SIGNATURE_BYTES
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Indices, encode_agreements, encode_indices
-from umbel.aggregation.secagg.server import Exchange, Phase
 from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.secagg.unmasking import Sum
 from umbel.aggregation.types import ClientId, MaskedInput
 from umbel.sim.secure.devices import Message

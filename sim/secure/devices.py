@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from umbel.aggregation.secagg.errors import SecAggError
-from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
 from umbel.sim.secure.stage import Stage

@@ -8,11 +8,11 @@ from itertools import count
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.public_keys import public_key_text
-from umbel.aggregation.round import Abandoned, Closing, Training
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.round.states import Abandoned, Closing, Training
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
 from umbel.sim.secure.coordinator import SecureCoordinator, context_of
 from umbel.sim.secure.devices import Device, Luck, Voice

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from umbel.aggregation.integer_sum import IntegerSum
-from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.derive import SHARE_COMMITMENT_BYTES
+from umbel.aggregation.secagg.crypto.derive import SHARE_COMMITMENT_BYTES
+from umbel.aggregation.secagg.crypto.sealed import SEALED_BYTES
+from umbel.aggregation.secagg.crypto.signing import Label
 from umbel.aggregation.secagg.masked_input import MaskedReader, unmasked
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
@@ -21,10 +21,10 @@ from umbel.aggregation.secagg.messages import (
     Unmasking,
     encode_indices,
 )
-from umbel.aggregation.secagg.sealed import SEALED_BYTES
+from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.session import Session, check_advert, check_signature
-from umbel.aggregation.secagg.signing import Label
 from umbel.aggregation.secagg.unmasking import Sum, Unmasker
+from umbel.aggregation.update.integer_sum import IntegerSum
 
 _COMMITMENT = bytes(SHARE_COMMITMENT_BYTES)
 _BLANK_DEALT = Dealt(_COMMITMENT, _COMMITMENT, bytes(SEALED_BYTES)).encode()

@@ -11,19 +11,33 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from umbel.aggregation.advance import advance
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.round import Abandoned, Applied, Closing, Committed, Gathered, Recruiting, RoundState, Training
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Applied,
+    Closing,
+    Committed,
+    Gathered,
+    Recruiting,
+    RoundState,
+    Training,
+)
+from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.client import SecureClient
-from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.contribution import CONTRIBUTION_SECRET_BYTES, Contribution, LocalWork, contribution
-from umbel.aggregation.secagg.plan import SecurePlan
-from umbel.aggregation.secagg.server import RANDOM_BYTES, Exchange
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import (
+    CONTRIBUTION_SECRET_BYTES,
+    Contribution,
+    LocalWork,
+    contribution,
+)
+from umbel.aggregation.secagg.numbers.plan import SecurePlan
+from umbel.aggregation.secagg.turns import RANDOM_BYTES, Exchange
 from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
-from umbel.aggregation.weighting import Candidate
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.update.wire import Codec
 from umbel.sim.secure.devices import Luck
 from umbel.sim.secure.exchange import Cast, exchange, seeded_bytes
 from umbel.sim.secure.masking import Masks

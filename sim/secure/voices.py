@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.contribution import Contribution
-from umbel.aggregation.secagg.derive import SIGNATURE_BYTES
+from umbel.aggregation.secagg.crypto.derive import SIGNATURE_BYTES
+from umbel.aggregation.secagg.crypto.shamir import SHARE_BYTES
 from umbel.aggregation.secagg.masked_input import masked_input
 from umbel.aggregation.secagg.messages import (
     Indices,
@@ -20,8 +20,8 @@ from umbel.aggregation.secagg.messages import (
     decode_indices,
     share_keys_bytes,
 )
+from umbel.aggregation.secagg.numbers.contribution import Contribution
 from umbel.aggregation.secagg.session import Session
-from umbel.aggregation.secagg.shamir import SHARE_BYTES
 
 _SIGNATURE, _SHARE = bytes(SIGNATURE_BYTES), bytes(SHARE_BYTES)
 

@@ -9,7 +9,6 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.grid import Grid
 from umbel.aggregation.messages import (
     AssignmentState,
     AssignmentStatus,
@@ -23,9 +22,10 @@ from umbel.aggregation.messages import (
     ReportAnswer,
     RunStatus,
 )
-from umbel.aggregation.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress, RunView
-from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress, RunView
 from umbel.aggregation.types import Assignment, AssignmentId, ModelRef, RunId, TrainingPlan, Weighting, WorkDone
+from umbel.aggregation.update.grid import Grid
 
 KEY = "JrQLj5P/89iXES9+vFgrIy29clF9CC/oPPsw3c5D0bs="  # test-key-ed25519 of RFC 9421, B.1.4
 MODEL = ModelRef(3, "a" * 64, 1000, "b" * 64)

@@ -10,9 +10,9 @@ import pytest
 
 from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
-from umbel.client.identity import load_or_make_key
-from umbel.client.state_dir import locked
-from umbel.client.store import Store
+from umbel.client.state.identity import load_or_make_key
+from umbel.client.state.state_dir import locked
+from umbel.client.state.store import Store
 
 SERVER = "http://127.0.0.1:8750"
 

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.client.double import TOKEN, URL, Double
-from tests.client.double_server import served
-from umbel.aggregation.artifact import encode_model, metadata_of
+from tests.client.doubles.double import TOKEN, URL, Double
+from tests.client.doubles.double_server import served
+from tests.repository import ROOT
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.model.artifact import encode_model, metadata_of
+from umbel.aggregation.model.layout import Layout
 from umbel.client import Client, LocalPlan, TrainResult, run_client
-from umbel.client.model_files import layout_in, write_model
+from umbel.client.operator.model_files import layout_in, write_model
 
-REPOSITORY = Path(__file__).parents[2]
 EXTRA_MB_MAX = 64
 
 # Anonymous memory is what a machine must have; pages mapped from a model's file are taken back when they are needed.
@@ -65,7 +65,7 @@ def test_a_large_model_is_in_memory_once(tmp_path: Path) -> None:
         child = subprocess.run(
             [sys.executable, "-c", CHILD, url, TOKEN, "demo", str(height)],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=120,

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
-from tests.waits import wait_until
-from umbel.aggregation.runfile_sections import AggregationSection
-from umbel.aggregation.task import Task
+from tests.client.doubles.double import TOKEN, URL, Double, Handler, answer, kind_of, problem, stream
+from tests.servers.waits import wait_until
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.run.sections import AggregationSection
 from umbel.aggregation.types import AssignmentId, ClientId, RunId, TrainingPlan, assignment_id
 from umbel.client import (
     Client,
@@ -33,7 +33,6 @@ from umbel.client import (
     loop,
     run_client,
 )
-from umbel.client.coordinator import Coordinator
 from umbel.client.errors import (
     AccessRefused,
     CoordinatorMisbehaved,
@@ -42,11 +41,12 @@ from umbel.client.errors import (
     WorkRefused,
     refusal_of,
 )
-from umbel.client.refusals import decline
-from umbel.client.shutdown import Shutdown
-from umbel.client.state_dir import locked
-from umbel.client.store import Store
-from umbel.client.transport import Patience
+from umbel.client.rounds.refusals import decline
+from umbel.client.rounds.shutdown import Shutdown
+from umbel.client.state.state_dir import locked
+from umbel.client.state.store import Store
+from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.transport import Patience
 
 
 class AddOne(Client):
@@ -140,7 +140,7 @@ def test_without_an_evaluation_none_is_reported(tmp_path: Path) -> None:
 
 def test_how_long_the_training_took_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((100.0, 142.0))
-    monkeypatch.setattr("umbel.client.work.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr("umbel.client.rounds.work.time", SimpleNamespace(perf_counter=lambda: next(times)))
     double = Double(AddOne().model)
     take_part(tmp_path, double)
     assert double.reports["demo.1.1.ward-7"]["train_s"] == 42.0

@@ -18,24 +18,24 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.double import TOKEN, URL, Double, Handler, problem
-from tests.client.secure_double import PEERS, WARD, SecureDouble, peer_key
-from tests.consortium import OFFICERS, public_key, signed
-from umbel.aggregation.fingerprint import grouped
-from umbel.aggregation.member_files import members_bytes
-from umbel.aggregation.members import MemberList
+from tests.client.doubles.double import TOKEN, URL, Double, Handler, problem
+from tests.client.doubles.secure_double import PEERS, WARD, SecureDouble, peer_key
+from tests.federations.consortium import OFFICERS, public_key, signed
 from umbel.aggregation.privacy.accounting import Ledger
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster, encode_agreements, encode_indices
 from umbel.aggregation.secagg.offer import SecureOffer
+from umbel.aggregation.trust.fingerprint import grouped
+from umbel.aggregation.trust.member_files import members_bytes
+from umbel.aggregation.trust.members import MemberList
 from umbel.aggregation.types import RunId
 from umbel.client import Client, Evaluation, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import Alarm, CoordinatorMisbehaved, UnfitWork, WorkRefused
-from umbel.client.failures import FAILURES_MAX
-from umbel.client.secure_store import RememberedSum
-from umbel.client.shutdown import Shutdown
-from umbel.client.store import Store
+from umbel.client.rounds.shutdown import Shutdown
+from umbel.client.state.failures import FAILURES_MAX
+from umbel.client.state.secure_store import RememberedSum
+from umbel.client.state.store import Store
 
 SAMPLES, LOSS = 613, 0.7853981633974483  # no other number of the test looks like these
 LOST_KEYS = (

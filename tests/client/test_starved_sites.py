@@ -16,17 +16,17 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.client.double import Handler
-from tests.client.secure_double import PEERS, SecureDouble, plans
+from tests.client.doubles.double import Handler
+from tests.client.doubles.secure_double import PEERS, SecureDouble, plans
 from tests.client.test_secure_rounds import SAMPLES, Hasty, Ward, listed, remembered, take_part
 from umbel.aggregation.privacy.noise_plan import NoisePlan
-from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import RoundsSection
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.types import TrainingPlan
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TorchClient, TrainResult
 from umbel.client.errors import UnfitWork
-from umbel.client.failures import UNFIT_MAX
-from umbel.client.shutdown import Shutdown
+from umbel.client.rounds.shutdown import Shutdown
+from umbel.client.state.failures import UNFIT_MAX
 
 STRICTEST = {
     "cohort_change": "refuse",

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import torch
 
-from tests.secure_device import SecureDevice
-from tests.server_device import Device, House, house, repr_digest, run_file, sha256, small_state, update_of
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.secagg.server import Phase
+from tests.federations.secure_device import SecureDevice
+from tests.federations.server_device import Device, House, house, repr_digest, run_file, sha256, small_state, update_of
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.secagg.turns import Phase
 
 _COHORT = 18
 _MASKED = 4

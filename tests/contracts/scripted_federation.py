@@ -24,30 +24,30 @@ from pydantic import TypeAdapter
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.consortium import OFFICERS, first_list, signed
-from umbel.aggregation.artifact import encode_model
-from umbel.aggregation.member_files import members_bytes
-from umbel.aggregation.records import Fate, RoundRecord
-from umbel.aggregation.runfile import RunFile
+from tests.federations.consortium import OFFICERS, first_list, signed
+from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import Fate, RoundRecord
+from umbel.aggregation.trust.member_files import members_bytes
 from umbel.aggregation.types import Assignment
 from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResult, run_client
 from umbel.client.loop import RunEnd
-from umbel.client.own_keys import make_own_key, own_keys
-from umbel.client.site import SecureRandom
-from umbel.sim.data.partition import Indices
+from umbel.client.policy.site import SecureRandom
+from umbel.client.state.own_keys import make_own_key, own_keys
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.clients import ClientsEngine, stop_after
+from umbel.sim.engines.local.sequential import SequentialEngine
+from umbel.sim.engines.local.threads import one_thread
 from umbel.sim.engines.losses import LOSSES
 from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.sequential import SequentialEngine
-from umbel.sim.engines.threads import one_thread
 from umbel.sim.engines.work import Engine
-from umbel.sim.experiments.federation import Federation, World
-from umbel.sim.experiments.local_work import Meter
-from umbel.sim.experiments.masked_uplink import contribution_secret
-from umbel.sim.experiments.standing import beginning
-from umbel.sim.experiments.versions import ModelState
+from umbel.sim.federation.federation import Federation, World
+from umbel.sim.federation.local_work import Meter
+from umbel.sim.federation.masked_uplink import contribution_secret
+from umbel.sim.federation.standing import beginning
+from umbel.sim.federation.versions import ModelState
 from umbel.sim.fleet.dropouts import Stage
 from umbel.sim.fleet.fates import CohortAsk, Fates, Lines
 from umbel.sim.fleet.faults import Fault, Faults

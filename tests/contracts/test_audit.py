@@ -14,13 +14,22 @@ import torch
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.audit_house import bundles, operating
-from tests.server_device import Device, House, house, problem, run_file, small_state, stored_updates, update_of
-from tests.waits import until
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.public_keys import public_key_text
-from umbel.client.admin import Operator
-from umbel.client.audit_console import audit_run, replay_run, verify_file
+from tests.federations.audit_house import bundles, operating
+from tests.federations.server_device import (
+    Device,
+    House,
+    house,
+    problem,
+    run_file,
+    small_state,
+    stored_updates,
+    update_of,
+)
+from tests.servers.waits import until
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.client.cli.audit_console import audit_run, replay_run, verify_file
+from umbel.client.operator.operator import Operator
 
 N_CLIENTS = 3
 NUMBER_MAX = (1 << 31) - 1  # PostgreSQL's integer column holds no more

@@ -3,12 +3,12 @@
 import asyncio
 from pathlib import Path
 
-from tests.audit_house import bundles, operating
-from tests.lifecycle_house import lifecycle_run, measure, obeyed, train
-from tests.postgres import Cluster
-from tests.server_device import house, houses_over, small_state
-from umbel.aggregation.layout import Layout
-from umbel.client.audit_console import audit_run, replay_run
+from tests.federations.audit_house import bundles, operating
+from tests.federations.lifecycle_house import lifecycle_run, measure, obeyed, train
+from tests.federations.server_device import house, houses_over, small_state
+from tests.servers.postgres import Cluster
+from umbel.aggregation.model.layout import Layout
+from umbel.client.cli.audit_console import audit_run, replay_run
 
 LAYOUT = Layout.of_state(small_state())
 MORE = '[evaluation]\nevery = 1\nclients = 2\n[retention]\nupdates = "all"\n'

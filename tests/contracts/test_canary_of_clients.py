@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.contracts.test_life_of_a_run import House
-from tests.waits import LIMIT_S
-from umbel.aggregation.artifact import encode_model
+from tests.servers.waits import LIMIT_S
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import Fate, RunProgress
-from umbel.aggregation.task import Task
+from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.run.records import Fate, RunProgress
 from umbel.client import Client, ClientError, LocalPlan, TorchClient, TrainResult, run_client
-from umbel.client.audit import download
+from umbel.client.operator.audit import download
 
 pytestmark = pytest.mark.slow
 RUN = """

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.client.double import kind_of
+from tests.client.doubles.double import kind_of
 from tests.contracts.test_client_and_coordinator import Coordinator, coordinator
-from umbel.aggregation.artifact import encode_model
+from umbel.aggregation.model.artifact import encode_model
 from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
-from umbel.client.audit_console import replay_run
+from umbel.client.cli.audit_console import replay_run
 
 pytestmark = pytest.mark.slow
 __all__ = ["coordinator"]  # the fixture

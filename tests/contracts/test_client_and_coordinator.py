@@ -17,16 +17,16 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.client.double import kind_of
-from tests.waits import LIMIT_S, wait_for_file, wait_until
-from umbel.aggregation.artifact import encode_model
+from tests.client.doubles.double import kind_of
+from tests.repository import ROOT
+from tests.servers.waits import LIMIT_S, wait_for_file, wait_until
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.records import Fate
+from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.run.records import Fate
 from umbel.client import Client, LocalPlan, Operator, TrainResult, run_client
-from umbel.client.link import CHUNK_BYTES_MAX
+from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX
 
 pytestmark = pytest.mark.slow
-REPOSITORY = Path(__file__).parents[2]
 
 PATIENT_APP = """
 import os, time
@@ -58,7 +58,7 @@ class Coordinator:
         return Operator(self.url, self.admin_key)
 
 
-def start(command: str, *arguments: str, cwd: Path = REPOSITORY, **environment: str) -> "subprocess.Popen[str]":
+def start(command: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> "subprocess.Popen[str]":
     """A verb of the command line as its own process. `command`: `module.function`, as `umbel` mounts it.
 
     One thread each: on a machine with few cores, OpenMP threads of many processes spin waiting for each other.
@@ -69,7 +69,7 @@ def start(command: str, *arguments: str, cwd: Path = REPOSITORY, **environment: 
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -103,7 +103,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 
 def umbel(coordinator: Coordinator, group: str, *arguments: str) -> Any:
     process = start(
-        f"umbel.client.commands.{group}",
+        f"umbel.client.cli.commands.{group}",
         *arguments,
         "--json",
         UMBEL_SERVER=coordinator.url,
@@ -113,25 +113,25 @@ def umbel(coordinator: Coordinator, group: str, *arguments: str) -> Any:
 
 
 def join(
-    coordinator: Coordinator, state: Path, run: str, app: str, cwd: Path = REPOSITORY, **more: str
+    coordinator: Coordinator, state: Path, run: str, app: str, cwd: Path = ROOT, **more: str
 ) -> "subprocess.Popen[str]":
     with coordinator.operator() as operator:
         (token,) = operator.create_tokens()
     arguments = ["--server", coordinator.url, "--app", app, "--run", run, "--state", str(state), "--json"]
     arguments += ["--name", state.name, "--label", "tier=ward", "--label", f"side={state.name}"]
-    return start("umbel.client.commands.join", *arguments, cwd=cwd, UMBEL_TOKEN=token, **more)
+    return start("umbel.client.cli.commands.join", *arguments, cwd=cwd, UMBEL_TOKEN=token, **more)
 
 
 @pytest.mark.nightly
 def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinator, tmp_path: Path) -> None:
     [token] = umbel(coordinator, "token_app", "create", "--name", "ward", "--label", "tier=gold")["tokens"]
     again = ["create", "--name", "ward", "--count", "2", "--server", coordinator.url]
-    refused = start("umbel.client.commands.token_app", *again, UMBEL_ADMIN_KEY=coordinator.admin_key)
+    refused = start("umbel.client.cli.commands.token_app", *again, UMBEL_ADMIN_KEY=coordinator.admin_key)
     assert "order one for each client" in fails(refused)
     where = ["--server", coordinator.url, "--app", "examples.my_hospital:client", "--run", "absent"]
     for name, sentence in (("other", "this token is for 'ward'"), ("ward", "unknown-run")):
         who = ["--name", name, "--state", str(tmp_path / "state"), "--label", "side=north"]
-        assert sentence in fails(start("umbel.client.commands.join", *where, *who, UMBEL_TOKEN=token))
+        assert sentence in fails(start("umbel.client.cli.commands.join", *where, *who, UMBEL_TOKEN=token))
     [ward] = umbel(coordinator, "client_app", "list")
     assert (ward["id"], ward["is_name_bound"], ward["bound_labels"]) == ("ward", True, {"tier": "gold"})
     assert ward["labels"] == {"tier": "gold", "side": "north"}
@@ -140,7 +140,7 @@ def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinato
 @pytest.mark.nightly
 def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_path: Path) -> None:
     app, init = "examples.my_hospital:client", tmp_path / "init.safetensors"
-    ends(start("umbel.client.commands.model_app", "init", "--app", app, "--out", str(init)))
+    ends(start("umbel.client.cli.commands.model_app", "init", "--app", app, "--out", str(init)))
     umbel(coordinator, "run_app", "create", "examples/breast_cancer.toml", "--model", str(init))
     hospitals = [
         join(coordinator, tmp_path / "north", "breast-cancer", app, HOSPITAL="0"),
@@ -166,9 +166,9 @@ def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp
     (listed,) = umbel(coordinator, "run_app", "list")
     assert listed["status"] == "finished"
     watch = ["watch", "breast-cancer", "--server", coordinator.url]
-    picture = ends(start("umbel.client.commands.run_app", *watch, UMBEL_ADMIN_KEY=coordinator.admin_key))
+    picture = ends(start("umbel.client.cli.commands.run_app", *watch, UMBEL_ADMIN_KEY=coordinator.admin_key))
     assert "10 of 10 rounds" in picture
-    lines = ends(start("umbel.client.commands.run_app", *watch, "--json", UMBEL_ADMIN_KEY=coordinator.admin_key))
+    lines = ends(start("umbel.client.cli.commands.run_app", *watch, "--json", UMBEL_ADMIN_KEY=coordinator.admin_key))
     assert [json.loads(line)["round"] for line in lines.splitlines()] == list(range(1, 11))
 
 
@@ -177,7 +177,7 @@ def patient_run(coordinator: Coordinator, site: Path) -> None:
     (site / "patient.py").write_text(PATIENT_APP)
     (site / "run.toml").write_text(PATIENT_RUN)
     app = ["--app", "patient:Patient", "--out", "init.safetensors"]
-    ends(start("umbel.client.commands.model_app", "init", *app, cwd=site))
+    ends(start("umbel.client.cli.commands.model_app", "init", *app, cwd=site))
     umbel(coordinator, "run_app", "create", str(site / "run.toml"), "--model", str(site / "init.safetensors"))
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.aggregation.test_trace import DONE, LOST, RECORD
-from tests.audit_house import operating
-from tests.client.answers import operator_that_hears
-from tests.client.test_lifecycle_verbs import RUN
+from tests.aggregation.run.test_trace import DONE, LOST, RECORD
+from tests.client.cli.answers import operator_that_hears
+from tests.client.cli.test_lifecycle_verbs import RUN
 from tests.contracts.test_audit import in_house, values_of
-from tests.server_device import Device, House, run_file, small_state, update_for
+from tests.federations.audit_house import operating
+from tests.federations.server_device import Device, House, run_file, small_state, update_for
 from tests.sim.fleet.test_recorded import HONEST
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.records import Fate, RoundRecord, RunProgress
-from umbel.aggregation.task import Task
-from umbel.client.admin import Operator
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.run.records import Fate, RoundRecord, RunProgress
+from umbel.client.cli.trace_console import export_trace
 from umbel.client.errors import ClientError
-from umbel.client.trace_console import export_trace
+from umbel.client.operator.operator import Operator
 from umbel.sim import simulate
 from umbel.sim.fleet.recorded import recorded_fleet
 from umbel.sim.fleet.trace_file import read_trace

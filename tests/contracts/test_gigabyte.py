@@ -14,15 +14,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import RoundsSection
+from tests.repository import ROOT
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.sections import RoundsSection
 from umbel.client import Operator
-from umbel.client.model_files import write_model
+from umbel.client.operator.model_files import write_model
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping
 
-REPOSITORY = Path(__file__).parents[2]
 N_VALUES, N_CLIENTS = 250_000_000, 2
 MODEL_MB = 4 * N_VALUES / 1e6
 STEP = 2.0**-10
@@ -98,7 +98,7 @@ def folder(tmp_path: Path) -> Generator[Path]:
 def client(folder: Path, url: str, token: str, number: int) -> "subprocess.Popen[bytes]":
     """A process that trains for one round: it adds 1 or 3 steps to each value."""
     arguments = [url, token, f"client-{number}", str(N_VALUES), str(STEP * (1 + 2 * number))]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", CLIENT, *arguments], cwd=folder, env=environment)
 
 

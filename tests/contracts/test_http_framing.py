@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.waits import LIMIT_S, wait_for_file
+from tests.servers.waits import LIMIT_S, wait_for_file
 
 pytestmark = pytest.mark.slow
 SILENCE_S = 0.3

@@ -29,8 +29,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.contracts.busy_house import BusyHouse, busy_house
-from tests.postgres import Cluster
-from tests.server_device import Device, houses_over, problem, run_file
+from tests.federations.server_device import Device, houses_over, problem, run_file
+from tests.servers.postgres import Cluster
 from umbel.aggregation.types import SLUG
 from umbel.server.app import create_app
 from umbel.server.settings import Settings

@@ -10,20 +10,20 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.meter import Meter, MeteredTransport
-from tests.postgres import Cluster
-from tests.secure_cohort import LAYOUT, STATE, Attempt, secure_run
-from tests.secure_device import SecureDevice
-from tests.server.test_replicas_together import pair
-from tests.server_device import House, Json, LateClock, house, rows
-from tests.waits import until
-from umbel.aggregation.round import Training
+from tests.federations.secure_cohort import LAYOUT, STATE, Attempt, secure_run
+from tests.federations.secure_device import SecureDevice
+from tests.federations.server_device import House, Json, LateClock, house, rows
+from tests.server.replicas.test_replicas_together import pair
+from tests.servers.meter import Meter, MeteredTransport
+from tests.servers.postgres import Cluster
+from tests.servers.waits import until
+from umbel.aggregation.round.states import Training
 from umbel.aggregation.secagg.agreement import composition_of
 from umbel.aggregation.secagg.masked_input import MaskedReader
-from umbel.aggregation.secagg.server import Phase
-from umbel.server import uptime
-from umbel.sim.experiments.secure_window import SecureWindow
-from umbel.sim.experiments.window import Cohort
+from umbel.aggregation.secagg.turns import Phase
+from umbel.server.store import uptime
+from umbel.sim.federation.secure_window import SecureWindow
+from umbel.sim.federation.window import Cohort
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.section import FleetSection, NetworkSection, SpeedSection

@@ -18,19 +18,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.consortium import first_list, signed
 from tests.contracts.test_client_and_coordinator import Coordinator
-from tests.killing import start
-from tests.mortal_sites import IN_TRAINING, NAMES, RUN, SAMPLES, MortalSite, fresh_model
-from tests.waits import LIMIT_S, wait_for_file
-from umbel.aggregation.artifact import decode_model, encode_model
-from umbel.aggregation.member_files import members_bytes
-from umbel.aggregation.records import Fate, RoundRecord
+from tests.federations.consortium import first_list, signed
+from tests.federations.mortal_sites import IN_TRAINING, NAMES, RUN, SAMPLES, MortalSite, fresh_model
+from tests.servers.killing import start
+from tests.servers.waits import LIMIT_S, wait_for_file
+from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.secagg.messages import AdvertiseKeys
+from umbel.aggregation.trust.member_files import members_bytes
 from umbel.aggregation.types import RunId
 from umbel.client import SitePolicy
-from umbel.client.secure_store import RememberedSum
-from umbel.client.store import Store
+from umbel.client.state.secure_store import RememberedSum
+from umbel.client.state.store import Store
 from umbel.server.settings import Settings
 
 pytestmark = pytest.mark.slow

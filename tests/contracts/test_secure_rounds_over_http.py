@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.consortium import first_list, signed
 from tests.contracts.test_life_of_a_run import House
-from tests.meter import Meter
-from tests.waits import LIMIT_S
-from umbel.aggregation.artifact import decode_model, encode_model
-from umbel.aggregation.member_files import members_bytes
+from tests.federations.consortium import first_list, signed
+from tests.servers.meter import Meter
+from tests.servers.waits import LIMIT_S
+from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.trust.member_files import members_bytes
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import AccessRefused
-from umbel.client.failures import FAILURES_MAX
-from umbel.client.store import Store
+from umbel.client.state.failures import FAILURES_MAX
+from umbel.client.state.store import Store
 
 pytestmark = pytest.mark.slow
 NAMES: tuple[str, ...] = ("east", "north", "south", "west")

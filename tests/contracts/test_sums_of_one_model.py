@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lifecycle_house import obeyed
-from tests.server_device import House, Json, house, run_file
-from tests.waits import LIMIT_S
+from tests.federations.lifecycle_house import obeyed
+from tests.federations.server_device import House, Json, house, run_file
+from tests.servers.waits import LIMIT_S
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
-from umbel.client.shutdown import Shutdown
+from umbel.client.rounds.shutdown import Shutdown
 
 pytestmark = pytest.mark.slow
 SECURE = '[codec]\nname = "integer"\nstep = 0.01\nfirst_norm = 3.0\n[secure_aggregation]\nexpected_sample_count = 4\n'

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.waits import wait_until
+from tests.repository import ROOT
+from tests.servers.waits import wait_until
 
-REPOSITORY = Path(__file__).parents[2]
 COORDINATOR_IP, CLIENT_IP = "10.99.0.1", "10.99.0.2"
 PORT = 8750
 _LINK = "eth0"
@@ -53,7 +53,7 @@ class Host:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.name, sys.executable, "-m", "umbel", *arguments],
                 cwd=cwd,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -22,11 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter
 from safetensors import safe_open
 
-from tests.consortium import first_list
-from tests.consortium import signed as signed_list
-from umbel.aggregation import runfile
-from umbel.aggregation.artifact import encode_model
-from umbel.aggregation.audit import (
+from tests.federations.consortium import first_list
+from tests.federations.consortium import signed as signed_list
+from umbel.aggregation.audit.bundle import (
     AuditFailed,
     Bundle,
     KeptUpdates,
@@ -39,39 +37,41 @@ from umbel.aggregation.audit import (
     json_sha256,
 )
 from umbel.aggregation.canonical import canonical, parsed
-from umbel.aggregation.codec.change import ChangeWriter, apply_change
-from umbel.aggregation.codec.codec import Context
-from umbel.aggregation.codec.eden import Eden
-from umbel.aggregation.codec.payload import Precision
+from umbel.aggregation.codec.entropy.payload import Precision
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.codec.qsgd import Qsgd
-from umbel.aggregation.codec.registry import CODECS
-from umbel.aggregation.codec.topk import TopK
+from umbel.aggregation.codec.update_codec import codec_for
+from umbel.aggregation.codec.vectors.codec import Context
+from umbel.aggregation.codec.vectors.eden import Eden
+from umbel.aggregation.codec.vectors.qsgd import Qsgd
+from umbel.aggregation.codec.vectors.registry import CODECS
+from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.downlink.change import ChangeWriter, apply_change
 from umbel.aggregation.errors import LayoutError, SignatureRefused, UpdateRefused
-from umbel.aggregation.grid import Grid, to_integers
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.member_files import members_bytes, read_members
-from umbel.aggregation.members import MembersRefused, check_first
 from umbel.aggregation.messages import CheckIn, Decline, Enrolment
-from umbel.aggregation.pieces import InMemory
-from umbel.aggregation.public_keys import public_key_text
-from umbel.aggregation.records import Fate
-from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import RoundsSection
-from umbel.aggregation.signatures import SignedHeaders, Target, parse, sign
+from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.pieces import InMemory
+from umbel.aggregation.run import file as runfile
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import Fate
+from umbel.aggregation.run.sections import RoundsSection
+from umbel.aggregation.trust.member_files import members_bytes, read_members
+from umbel.aggregation.trust.members import MembersRefused, check_first
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.trust.signatures import SignedHeaders, Target, parse, sign
 from umbel.aggregation.types import RunId, WorkDone
-from umbel.aggregation.update_codec import codec_for
-from umbel.aggregation.wire import HEADER_BYTES, Codec, change_header, float32_header
-from umbel.client.audit import read_lines, verify
-from umbel.server.blobs import BlobStore
-from umbel.server.downloads import parse_range
-from umbel.server.http import parse_json
-from umbel.server.model_files import inspect_model
-from umbel.server.new_run import read_run_file
+from umbel.aggregation.update.grid import Grid, to_integers
+from umbel.aggregation.update.wire import HEADER_BYTES, Codec, change_header, float32_header
+from umbel.client.operator.audit import read_lines, verify
+from umbel.server.blobs.blobs import BlobStore
+from umbel.server.http.deps import parse_json
+from umbel.server.http.downloads import parse_range
+from umbel.server.http.new_run import read_run_file
 from umbel.server.problems import Refused
-from umbel.server.stored import Chunk
-from umbel.server.tensor_file import TensorFile
-from umbel.server.updates import check_update, integers
+from umbel.server.store.stored import Chunk
+from umbel.server.sums.model_files import inspect_model
+from umbel.server.sums.tensor_file import TensorFile
+from umbel.server.sums.updates import check_update, integers
 
 LAYOUT = Layout.of_state({"a": torch.zeros(3), "b": torch.zeros(2, 2), "n": torch.tensor(0)})
 GRID = Grid.finest(max_abs=8.0, total_weight_max=1000)

@@ -3,7 +3,7 @@
     make mutants                                      what changed since main, or since the last commit on main
     make mutants BASE=HEAD~3                          what changed since that commit
     make mutants RANDOM=200 SEED=20261123             two hundred places of the whole product, drawn with a seed
-    make mutants RANDOM=20 SEED=1 IN="server/auth.py aggregation/secagg"
+    make mutants RANDOM=20 SEED=1 IN="server/http/auth.py aggregation/secagg"
     make mutants AGAIN=verdicts.jsonl                 those that nobody noticed when --out wrote this file
 
 A mutant is the code with one small mistake: a bound off by one, a refusal that refuses nothing, a lock that is gone, a
@@ -28,8 +28,8 @@ from pathlib import Path
 from tests.mutation.choice import Mutant, again, at_random, changed_since, files_in, merge_base
 from tests.mutation.neighbours import PARTS
 from tests.mutation.trials import Baseline, Limits, Outcome, Verdict, tests_near, trials
+from tests.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 _FIRST_RING = 2  # test files
 
 

@@ -98,7 +98,7 @@ def test_a_seed_draws_the_same_mutants_again(tmp_path: Path) -> None:
 
 def test_folders_are_drawn_from_without_what_no_test_here_can_judge(tmp_path: Path) -> None:
     project(tmp_path)
-    for name in ("bank_plot.py", "kernels_triton.py"):
+    for name in ("bank_plot.py", "triton_kernels.py"):
         (tmp_path / "aggregation" / name).write_text(CODE)
     assert [path.name for path in files_in(tmp_path, ["aggregation"])] == ["bank.py", "shop.py"]
     assert files_in(tmp_path, ["aggregation/bank_plot.py"]) == [Path("aggregation/bank_plot.py")], "named is named"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.server_device import Device, House, house, problem, run_file, small_state, update_of
-from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import RoundsSection
-from umbel.aggregation.task import Task
+from tests.federations.server_device import Device, House, house, problem, run_file, small_state, update_of
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import RoundsSection
 from umbel.server import journal
 from umbel.server.journal import LineFormat, Throttle, listening, round_opened
 

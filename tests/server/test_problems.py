@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_device import house, problem
-from umbel.server.database_outage import DatabaseAway
+from tests.federations.server_device import house, problem
+from tests.repository import ROOT
 from umbel.server.problems import KINDS
+from umbel.server.store.outage import DatabaseAway
 
-WIRE = Path(__file__).parents[2] / "docs" / "wire.md"
+WIRE = ROOT / "docs" / "wire.md"
 
 
 def test_the_contract_and_the_code_name_the_same_problems() -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from tests import waits
+from tests.servers import waits
 from umbel.client import Operator
 from umbel.sim.processes import ChildDied, start, start_coordinator, stopping, wait_until
 

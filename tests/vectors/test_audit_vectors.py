@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from umbel.aggregation.artifact import master_metadata_of, metadata_of
-from umbel.aggregation.audit import ModelId, key_bytes
+from umbel.aggregation.audit.bundle import ModelId, key_bytes
+from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.canonical import canonical, number_text, parsed
-from umbel.aggregation.layout import Layout, State
-from umbel.aggregation.replay import Replay
-from umbel.client.audit import Line, verify
+from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
+from umbel.aggregation.model.layout import Layout, State
+from umbel.client.operator.audit import Line, verify
 
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "audit.json").read_text())
 

@@ -16,43 +16,43 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bits import OF_BITS
-from tests.own_dithers import dither_of
-from umbel.aggregation.codec import native
-from umbel.aggregation.codec.change import ChangeWriter
-from umbel.aggregation.codec.classes import EnergyMeter, Matrices
-from umbel.aggregation.codec.codec import Context, Mode
-from umbel.aggregation.codec.eden import BITS_MAX, lloyd_max
+from tests.federations.own_dithers import dither_of
+from tests.suite.bits import OF_BITS
+from umbel.aggregation.codec.entropy.classes import EnergyMeter, Matrices
 from umbel.aggregation.codec.feedback import Residual, send
 from umbel.aggregation.codec.integer import IntegerCodec
+from umbel.aggregation.codec.kernels import native
+from umbel.aggregation.codec.kernels.native import NoKernels
+from umbel.aggregation.codec.kernels.philox import Stream, dither, signs
 from umbel.aggregation.codec.lanes import Bytes, Lanes
-from umbel.aggregation.codec.lowrank import LowRank
 from umbel.aggregation.codec.modular import Modular, bits_for
-from umbel.aggregation.codec.native import NoKernels
-from umbel.aggregation.codec.philox import Stream, dither, signs
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.rate import Shown, step_for
-from umbel.aggregation.codec.registry import CODECS, vector_codec
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.codec.sparse import one_in_every
-from umbel.aggregation.codec.topk import largest
-from umbel.aggregation.codec.uniform import uniforms, words_by_coordinate
-from umbel.aggregation.grid import Grid
-from umbel.aggregation.layout import Layout, State
-from umbel.aggregation.pieces import InMemory, pieces
+from umbel.aggregation.codec.update_codec import Part, codec_for
+from umbel.aggregation.codec.vectors.codec import Context, Mode
+from umbel.aggregation.codec.vectors.eden import BITS_MAX, lloyd_max
+from umbel.aggregation.codec.vectors.lowrank import LowRank
+from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
+from umbel.aggregation.codec.vectors.sparse import one_in_every
+from umbel.aggregation.codec.vectors.topk import largest
+from umbel.aggregation.codec.vectors.uniform import uniforms, words_by_coordinate
+from umbel.aggregation.downlink.change import ChangeWriter
+from umbel.aggregation.downlink.publishing import Spread
+from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.model.pieces import InMemory, pieces
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.privacy.skellam import Skellam
-from umbel.aggregation.publishing import Spread
-from umbel.aggregation.robust_mean import robust_mean
+from umbel.aggregation.round.weighting import Candidate, draw
+from umbel.aggregation.run.robust_mean import robust_mean
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.secagg.parameters import DEFAULT_RULE, Rule, parameters_for
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.types import ClientId, Weighting
-from umbel.aggregation.update_codec import Part, codec_for
-from umbel.aggregation.weighting import Candidate, draw
-from umbel.aggregation.wire import HEADER_BYTES, Codec
+from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.update.wire import HEADER_BYTES, Codec
 
 pytestmark = pytest.mark.bits
 FROZEN: dict[str, str] = json.loads((Path(__file__).parent / "bits.json").read_text())["digests"]

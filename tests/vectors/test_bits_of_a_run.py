@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from tests.vectors.test_bits import exact
 from umbel.sim.engines.work import Changes, CohortWork
-from umbel.sim.experiments.federation import Federation
-from umbel.sim.experiments.file import experiment_of
-from umbel.sim.experiments.standing import beginning
-from umbel.sim.experiments.world import make_world
+from umbel.sim.experiment.file import experiment_of
+from umbel.sim.experiment.world import make_world
+from umbel.sim.federation.federation import Federation
+from umbel.sim.federation.standing import beginning
 
 pytestmark = pytest.mark.bits
 FROZEN: dict[str, list[str]] = json.loads((Path(__file__).parent / "bits.json").read_text())["runs"]

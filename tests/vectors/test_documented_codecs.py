@@ -12,13 +12,13 @@ import torch
 from tests.vectors.documented_codecs import CODECS, read_integers
 from tests.vectors.documented_draws import derived_seed
 from tests.vectors.documented_payload import Told
-from umbel.aggregation.codec.codec import CHUNK_VALUES
+from umbel.aggregation.codec.kernels.rotation import Blocks
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.codec.rotation import Blocks
-from umbel.aggregation.grid import Grid
-from umbel.aggregation.layout import Layout, State
-from umbel.aggregation.update_codec import codec_for
-from umbel.aggregation.wire import HEADER_BYTES, Codec
+from umbel.aggregation.codec.update_codec import codec_for
+from umbel.aggregation.codec.vectors.codec import CHUNK_VALUES
+from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.update.wire import HEADER_BYTES, Codec
 
 pytestmark = pytest.mark.bits
 

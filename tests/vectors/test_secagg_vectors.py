@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from umbel.aggregation.secagg.curve import KeyPair
-from umbel.aggregation.secagg.derive import (
+from umbel.aggregation.secagg.crypto.curve import KeyPair
+from umbel.aggregation.secagg.crypto.derive import (
     ShareKind,
     Vector,
     channel_key,
@@ -22,9 +22,9 @@ from umbel.aggregation.secagg.derive import (
     share_commitment,
     u32,
 )
-from umbel.aggregation.secagg.sealed import open_sealed, seal
-from umbel.aggregation.secagg.shamir import Interpolation, split
-from umbel.aggregation.secagg.signing import Label, sign, verify
+from umbel.aggregation.secagg.crypto.sealed import open_sealed, seal
+from umbel.aggregation.secagg.crypto.shamir import Interpolation, split
+from umbel.aggregation.secagg.crypto.signing import Label, sign, verify
 
 pytestmark = pytest.mark.bits
 

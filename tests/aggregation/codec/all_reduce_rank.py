@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from umbel.aggregation.codec.lanes import AllReduced, Bytes, Lanes
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.update.wire import Codec
 
 INVERSE_STEP, KEY = 4.0, 41
 

@@ -4,17 +4,17 @@ from collections.abc import Iterable
 
 import torch
 
-from umbel.aggregation.codec.codec import Context, Mode, VectorCodec
-from umbel.aggregation.codec.eden import Eden
-from umbel.aggregation.codec.lossless import Planes
-from umbel.aggregation.codec.lowrank import LowRank
-from umbel.aggregation.codec.mask import RandomMask
-from umbel.aggregation.codec.payload import Precision
-from umbel.aggregation.codec.qsgd import Qsgd
-from umbel.aggregation.codec.sign import Sign
-from umbel.aggregation.codec.ternary import Ternary
-from umbel.aggregation.codec.topk import TopK
-from umbel.aggregation.layout import Layout, TensorSpec
+from umbel.aggregation.codec.entropy.payload import Precision
+from umbel.aggregation.codec.vectors.codec import Context, Mode, VectorCodec
+from umbel.aggregation.codec.vectors.eden import Eden
+from umbel.aggregation.codec.vectors.lossless import Planes
+from umbel.aggregation.codec.vectors.lowrank import LowRank
+from umbel.aggregation.codec.vectors.mask import RandomMask
+from umbel.aggregation.codec.vectors.qsgd import Qsgd
+from umbel.aggregation.codec.vectors.sign import Sign
+from umbel.aggregation.codec.vectors.ternary import Ternary
+from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.model.layout import Layout, TensorSpec
 
 ROWS = 12
 

@@ -6,8 +6,8 @@ import torch
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, payload_of
 from umbel.aggregation.codec.combinations import Adding, require_summable
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.codec.registry import CODECS, vector_codec
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
+from umbel.aggregation.update.wire import Codec
 
 PLANS = [
     CodecPlan(),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.codec.exact import ExactPlaces
-from umbel.aggregation.layout import Layout, TensorSpec
+from umbel.aggregation.model.layout import Layout, TensorSpec
 
 LAYOUT = Layout(
     (

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, heavy
-from umbel.aggregation.codec.codec import VectorCodec
+from umbel.aggregation.codec.entropy.payload import Precision
 from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, send, send_corrected, warm_up_share
-from umbel.aggregation.codec.payload import Precision
-from umbel.aggregation.codec.sign import Sign
-from umbel.aggregation.codec.ternary import Ternary
-from umbel.aggregation.codec.topk import TopK
+from umbel.aggregation.codec.vectors.codec import VectorCodec
+from umbel.aggregation.codec.vectors.sign import Sign
+from umbel.aggregation.codec.vectors.ternary import Ternary
+from umbel.aggregation.codec.vectors.topk import TopK
 
 CONTEXT = context_of(500)
 LOSSY: list[VectorCodec] = [Sign(), TopK(0.05), Ternary(2.5)]

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umbel.aggregation.codec.entropy import SEGMENT
+from umbel.aggregation.codec.entropy.entropy import SEGMENT
 from umbel.aggregation.codec.integer import IntegerCodec, in_segments
 from umbel.aggregation.codec.plan import CodecPlan, as_float32, first_plan, next_plan
+from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.errors import (
     LyingLength,
     MalformedUpdate,
@@ -23,10 +24,9 @@ from umbel.aggregation.errors import (
     WrongCodec,
     WrongLayout,
 )
-from umbel.aggregation.grid import Grid
-from umbel.aggregation.layout import Layout
-from umbel.aggregation.update_codec import Part, codec_for
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.update.wire import Codec
 
 LAYOUT = Layout.of_state({"a": torch.zeros(300), "b": torch.zeros(40, 4)})
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from tests.aggregation.codec.all_reduce_rank import gradient, ways
 from umbel.aggregation.codec import rotated as rotated_module
+from umbel.aggregation.codec.kernels.quantize import Levels
 from umbel.aggregation.codec.lanes import BYTE_RANKS_MAX, AllReduced, Bytes, Lanes
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.codec.quantize import Levels
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.update.wire import Codec
 
 
 def rotated(n_values: int, step: float = 0.25) -> Rotated:

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.own_dithers import dither_of
+from tests.federations.own_dithers import dither_of
+from umbel.aggregation.codec.kernels.packing import pack
+from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.codec.modular import ALARM_SHARE, Modular, bits_for, lift
-from umbel.aggregation.codec.packing import pack
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.codec.quantize import LEVEL_MAX
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.wire import Codec
-from umbel.sim.bench.codec_errors import real_updates, vnmse
+from umbel.aggregation.update.wire import Codec
+from umbel.sim.bench.codec.errors import real_updates, vnmse
 
 BITS = st.integers(1, 32)
 

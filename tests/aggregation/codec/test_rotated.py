@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.aggregation.codec import rotated as module
+from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
-from umbel.aggregation.codec.rotation import Blocks, rotate, unrotate
-from umbel.aggregation.wire import Codec
-from umbel.sim.bench.codec_errors import vnmse
+from umbel.aggregation.update.wire import Codec
+from umbel.sim.bench.codec.errors import vnmse
 
 
 def rotated(n_values: int, inverse_step: float = 4.0, clip_norm: float | None = None) -> Rotated:

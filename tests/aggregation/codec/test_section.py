@@ -11,10 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
-from umbel.aggregation.grid import Grid
-from umbel.aggregation.layout import Layout, TensorSpec
-from umbel.aggregation.update_codec import codec_for
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.codec.update_codec import codec_for
+from umbel.aggregation.model.layout import Layout, TensorSpec
+from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.update.wire import Codec
 
 SECTIONS, PLANS = TypeAdapter(CodecSection), TypeAdapter(CodecPlan)
 LAYOUT = Layout((TensorSpec("w", (1000,), "float32", 0),))

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.own_dithers import dither_of, secret_of
+from tests.federations.own_dithers import dither_of, secret_of
+from umbel.aggregation.codec.kernels.quantize import UNIT
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.codec.quantize import UNIT
 from umbel.aggregation.codec.rotated import Dither, Rotated, sum_of_squares
 from umbel.aggregation.privacy.contribution import contribution, levels_within
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.privacy.skellam import Skellam
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.update.wire import Codec
 
 KEY = bytes(range(32))
 

@@ -7,7 +7,7 @@ import pytest
 from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.rounds import private_numbers
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.types import RoundPlan, RunId, Weighting
 
 SECTION = PrivacySection(noise_multiplier=1.1, clip_norm=2.0, colluders=0)

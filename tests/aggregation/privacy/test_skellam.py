@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from tests.repository import VECTORS
 from umbel.aggregation.privacy import skellam
 from umbel.aggregation.privacy.skellam import SAMPLES_MAX, VARIANCE_MAX, VARIANCE_MIN, Skellam
 from umbel.aggregation.privacy.skellam_table import Table, magnitudes, table_of
 
-VECTORS = Path(__file__).parents[2] / "vectors" / "skellam.json"
+FILE = VECTORS / "skellam.json"
 KEY = bytes(range(32))
 N = 200_000
 LOG_FAILURE = 1e-6  # how seldom a right sampler fails a test of chance; keys are fixed, so it does not flicker
@@ -179,7 +179,7 @@ def frozen() -> dict[str, Any]:
 
 
 def test_the_frozen_vectors() -> None:
-    assert frozen() == json.loads(VECTORS.read_text())
+    assert frozen() == json.loads(FILE.read_text())
 
 
 @pytest.mark.parametrize("variance", [0.0, VARIANCE_MAX * 2, math.nan, math.inf, -4.0])

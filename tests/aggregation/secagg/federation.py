@@ -9,10 +9,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.derive import Vector
+from umbel.aggregation.secagg.crypto.derive import Vector
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
     Inbox,
@@ -24,6 +23,7 @@ from umbel.aggregation.secagg.messages import (
 )
 from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.secagg.unmasking import Opened, Sum, Unmasker
+from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId, RunId
 
 OPENING = bytes(range(32))

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tests.own_dithers import secret_of
+from tests.federations.own_dithers import secret_of
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan, as_float32
-from umbel.aggregation.grid import Grid
-from umbel.aggregation.layout import Layout, TensorSpec
-from umbel.aggregation.secagg.composition import Composition
-from umbel.aggregation.secagg.contribution import Contribution, LocalWork, contribution
-from umbel.aggregation.secagg.plan import SecurePlan
-from umbel.aggregation.secagg.totals import Totals, totals
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.model.layout import Layout, TensorSpec
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
+from umbel.aggregation.secagg.numbers.plan import SecurePlan
+from umbel.aggregation.secagg.numbers.totals import Totals, totals
+from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.update.wire import Codec
 
 N_VALUES = 3000
 

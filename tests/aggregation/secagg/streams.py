@@ -2,7 +2,7 @@
 
 import hashlib
 
-from umbel.aggregation.secagg.shamir import RandomBytes
+from umbel.aggregation.secagg.crypto.shamir import RandomBytes
 
 
 def stream_of(seed: bytes) -> RandomBytes:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.aggregation.secagg.federation import context_of, identity
 from umbel.aggregation.canonical import canonical, parsed
-from umbel.aggregation.public_keys import public_key_text
 from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import SLUG, ClientId, RunId
 
 KEYS = [public_key_text(identity(f"member {n}").public_key().public_bytes_raw()) for n in range(6)]

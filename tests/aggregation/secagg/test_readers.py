@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.secagg.crypto.sealed import SEALED_BYTES
 from umbel.aggregation.secagg.errors import MalformedMessage
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
@@ -23,7 +24,6 @@ from umbel.aggregation.secagg.messages import (
     encode_indices,
     share_keys_bytes,
 )
-from umbel.aggregation.secagg.sealed import SEALED_BYTES
 
 N = 6
 NEIGHBOURS = (0, 2, 3, 5)

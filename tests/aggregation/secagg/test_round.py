@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.aggregation.secagg.federation import Federation
-from umbel.aggregation.secagg.derive import Vector
+from umbel.aggregation.secagg.crypto.derive import Vector
 from umbel.aggregation.secagg.errors import TooFew
 
 DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)

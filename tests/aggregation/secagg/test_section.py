@@ -8,10 +8,9 @@ import pytest
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.fingerprint import grouped
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.runfile import RunFile
-from umbel.aggregation.runfile_sections import (
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import (
     AggregationSection,
     CanarySection,
     DownlinkSection,
@@ -20,10 +19,11 @@ from umbel.aggregation.runfile_sections import (
     RetentionSection,
     RoundsSection,
 )
+from umbel.aggregation.run.stopping import StopRule
+from umbel.aggregation.secagg.numbers.plan import SumShown
 from umbel.aggregation.secagg.parameters import survivors_min
-from umbel.aggregation.secagg.plan import SumShown
 from umbel.aggregation.secagg.section import SecureAggregationSection, require_compatible, survivors_needed
-from umbel.aggregation.stopping import StopRule
+from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.types import ClientId, CoverageFloor, TrainingPlan, Weighting
 
 SECTION = SecureAggregationSection()

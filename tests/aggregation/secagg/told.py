@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.aggregation.secagg.adversary import advertised, masked
+from tests.aggregation.secagg.attacks.adversary import advertised, masked
 from tests.aggregation.secagg.federation import Federation
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.messages import ShareKeys, encode_agreements, encode_indices

@@ -9,26 +9,24 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from tests.repository import VECTORS
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.grid import Grid
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.secagg.client import SecureClient
-from umbel.aggregation.secagg.composition import Composition
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.contribution import Contribution
-from umbel.aggregation.secagg.curve import KeyPair
-from umbel.aggregation.secagg.derive import Vector, channel_key, pair_mask_key, self_mask_key
+from umbel.aggregation.secagg.crypto.curve import KeyPair
+from umbel.aggregation.secagg.crypto.derive import Vector, channel_key, pair_mask_key, self_mask_key
+from umbel.aggregation.secagg.crypto.masks import Masks
+from umbel.aggregation.secagg.crypto.shamir import PRIME, SHARE_BYTES
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
-from umbel.aggregation.secagg.masks import Masks
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
     Inbox,
@@ -38,14 +36,16 @@ from umbel.aggregation.secagg.messages import (
     encode_agreements,
     encode_indices,
 )
-from umbel.aggregation.secagg.plan import SecurePlan
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import Contribution
+from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.secagg.session import Session
-from umbel.aggregation.secagg.shamir import PRIME, SHARE_BYTES
 from umbel.aggregation.secagg.unmasking import Sum, Unmasker
 from umbel.aggregation.types import ClientId, RunId
-from umbel.aggregation.wire import HEADER_BYTES, Codec, header_for
+from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for
 
-FILE = Path(__file__).parents[2] / "vectors" / "secagg_transcript.json"
+FILE = VECTORS / "secagg_transcript.json"
 N, GONE, BITS = 4, 3, 11
 PREFIX = 64
 LAYOUT = Layout.of_state({"weight": torch.zeros(24)})

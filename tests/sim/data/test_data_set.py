@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.sim.data.data_set import DataError, DataSet, Natural, held_out, natural_of
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.samples import Samples
 
 NOTHING = np.empty(0, dtype=np.int64)

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from tests.sim.data.test_fetch import served
-from tests.sim.data.test_heart_disease import made_up
-from tests.sim.data.test_idx_files import idx_bytes
-from tests.sim.data.test_mnist import IMAGES, LABELS
-from tests.sim.data.test_shakespeare import HEADER, written
+from tests.sim.data.sets.test_fetch import served
+from tests.sim.data.sets.test_heart_disease import made_up
+from tests.sim.data.sets.test_idx_files import idx_bytes
+from tests.sim.data.sets.test_mnist import IMAGES, LABELS
+from tests.sim.data.sets.test_shakespeare import HEADER, written
 from umbel.sim.data.data_set import DataError, DataSet
 from umbel.sim.data.load import load
 from umbel.sim.data.section import DataSection
-from umbel.sim.data.sources import SOURCES, RemoteFile
-from umbel.sim.data.synthetic import SyntheticPopulation
+from umbel.sim.data.sets.sources import SOURCES, RemoteFile
+from umbel.sim.data.sets.synthetic import SyntheticPopulation
 
 OWN = """
 import numpy as np
-from umbel.sim.data.arrays import dataset
+from umbel.sim.data.sets.arrays import dataset
 from umbel.sim.data.samples import TrainAndTest
 
 def wards():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from umbel.sim.data.partition import Partition
+from umbel.sim.data.partition.partition import Partition
 from umbel.sim.data.population import population
 from umbel.sim.data.samples import Samples, TrainAndTest
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.sim.data.section import NAMES, DataSection
-from umbel.sim.data.synthetic import SyntheticLaw
+from umbel.sim.data.sets.synthetic import SyntheticLaw
 
 
 @pytest.mark.parametrize("name", [*NAMES, "my_data:load"])

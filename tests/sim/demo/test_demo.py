@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.interrupts import heed_interrupts
-from tests.waits import LIMIT_S, wait_until
-from umbel.aggregation.member_files import read_members
-from umbel.aggregation.members import check_first
-from umbel.client.members_store import MembersStore
-from umbel.client.own_keys import own_keys
+from tests.servers.interrupts import heed_interrupts
+from tests.servers.waits import LIMIT_S, wait_until
+from umbel.aggregation.trust.member_files import read_members
+from umbel.aggregation.trust.members import check_first
+from umbel.client.policy.members_store import MembersStore
+from umbel.client.state.own_keys import own_keys
 
 PROMISED = (
     "accuracy pooled_accuracy local_accuracy_mean rounds clients selected reported partial dropped bytes_up bytes_down "

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.sim.made_records import ended_round, live_round
-from umbel.aggregation.records import Fate, LiveRound
+from umbel.aggregation.run.records import Fate, LiveRound
 from umbel.sim.demo.board import Board
 from umbel.sim.demo.kills import Interrupted, ReportLost, is_the_moment
 from umbel.sim.demo.plan import make_plan

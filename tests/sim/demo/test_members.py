@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.consortium import public_key
-from umbel.aggregation.members import check_first
+from tests.federations.consortium import public_key
+from umbel.aggregation.trust.members import check_first
 from umbel.client import read_policy
-from umbel.client.members_store import members_in_force
-from umbel.client.policy import SitePolicy
-from umbel.client.state_dir import locked
-from umbel.client.store import Store
+from umbel.client.policy.members_store import members_in_force
+from umbel.client.policy.policy import SitePolicy
+from umbel.client.state.state_dir import locked
+from umbel.client.state.store import Store
 from umbel.sim.demo.client import POLICY_FILE, Site, make_key
 from umbel.sim.demo.members import LIST_FILE, OFFICERS, agree, members_line, pin
 from umbel.sim.demo.plan import MINIMUM, RUN, make_plan

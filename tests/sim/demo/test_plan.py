@@ -5,7 +5,7 @@ import tomllib
 import pytest
 from pydantic import TypeAdapter
 
-from umbel.aggregation.runfile import RunFile
+from umbel.aggregation.run.file import RunFile
 from umbel.sim.commands import demo
 from umbel.sim.demo.plan import (
     COORDINATOR_KILLED_AFTER,

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.sim.made_records import ended_round, live_round
-from umbel.aggregation.records import Fate
+from umbel.aggregation.run.records import Fate
 from umbel.sim.demo.baselines import Baselines
 from umbel.sim.demo.board import STATES, Board, DemoRound
 from umbel.sim.demo.plan import make_plan

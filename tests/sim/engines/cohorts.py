@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.types import TrainingPlan
-from umbel.aggregation.wire import Codec
+from umbel.aggregation.update.wire import Codec
 from umbel.sim.data.population import CohortData, ShardedPopulation
 from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local import Losses
+from umbel.sim.engines.local.resident import start_vector
+from umbel.sim.engines.local.training import Losses
 from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 
 MODELS = "tests.sim.engines.models"

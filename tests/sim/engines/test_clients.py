@@ -12,10 +12,10 @@ from torch.utils.data import TensorDataset
 from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of, work_of
 from umbel.aggregation.codec.plan import CodecPlan
 from umbel.client.app import Client, LocalPlan, TrainResult
-from umbel.client.trainer import TorchClient
+from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.clients import ClientsEngine
+from umbel.sim.engines.local.sequential import SequentialEngine
 from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.sequential import SequentialEngine
 from umbel.sim.engines.work import CohortWork, EngineError
 
 SIZES, STEPS = [9, 4, 13], [7, 2, 12]

@@ -15,19 +15,19 @@ from torch._subclasses.fake_tensor import (
 )
 
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
-from umbel.aggregation.layout import Layout
-from umbel.sim.engines import local
+from umbel.aggregation.model.layout import Layout
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.dense import dense_chain, train_dense
 from umbel.sim.engines.device import CPU, found_device, moved, require_device_name, whole_float32
-from umbel.sim.engines.local import Draws, LocalTrainer
-from umbel.sim.engines.lockstep import lockstep
+from umbel.sim.engines.local import training as local
+from umbel.sim.engines.local.training import Draws, LocalTrainer
 from umbel.sim.engines.losses import LOSSES
 from umbel.sim.engines.schedule import devices_of
-from umbel.sim.engines.stacked import StackedEngine
-from umbel.sim.engines.traced import _stack_of, stacked_gradients  # pyright: ignore[reportPrivateUsage]
+from umbel.sim.engines.stacked.dense import dense_chain, train_dense
+from umbel.sim.engines.stacked.lockstep import lockstep
+from umbel.sim.engines.stacked.stacked import StackedEngine
+from umbel.sim.engines.stacked.traced import _stack_of, stacked_gradients  # pyright: ignore[reportPrivateUsage]
 from umbel.sim.engines.work import EngineError, LocalOptimizer
-from umbel.sim.experiments.local_work import Meter
+from umbel.sim.federation.local_work import Meter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 SIZES, STEPS = [9, 3, 7], [5, 4, 2]

@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.sim.engines.cohorts import N_CLASSES, N_FEATURES, STRUCTURED, all_changes, recipe, start_of, work_of
-from umbel.aggregation.codec.codec import Context
-from umbel.aggregation.codec.registry import vector_codec
-from umbel.aggregation.layout import Layout
+from umbel.aggregation.codec.vectors.codec import Context
+from umbel.aggregation.codec.vectors.registry import vector_codec
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.local import Losses
-from umbel.sim.engines.processes import ProcessesEngine
+from umbel.sim.engines.local.sequential import SequentialEngine
+from umbel.sim.engines.local.training import Losses
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import part_of
-from umbel.sim.engines.sequential import SequentialEngine
 from umbel.sim.engines.work import CohortWork, Engine, EngineError, LocalOptimizer
-from umbel.sim.engines.workers import ThreadsEngine
+from umbel.sim.engines.workers.processes import ProcessesEngine
+from umbel.sim.engines.workers.threads import ThreadsEngine
 
 # Add an engine here, and it is held to all of this. Those of the second table give the bits of "sequential".
 ENGINES: dict[str, Callable[[ModelRecipe], Engine]] = {

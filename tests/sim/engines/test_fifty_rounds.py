@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.sim.engines.cohorts import start_of
 from umbel.aggregation.types import TrainingPlan
-from umbel.sim.bench.simulate_workloads import workloads
+from umbel.sim.bench.simulate.workloads import workloads
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.lockstep import batches_in_pass
 from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.stacked import StackedEngine
+from umbel.sim.engines.stacked.lockstep import batches_in_pass
+from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, Engine, LocalOptimizer
 
 ROUNDS, N_ASKED, EPOCHS_MAX = 50, 10, 8

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.sim.fleet.sure import require_drawn, require_share
-from umbel.aggregation.secagg.server import Phase
-from umbel.client.link import Link
+from umbel.aggregation.secagg.turns import Phase
+from umbel.client.wire.bandwidth import Link
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.dropouts import Course, Losses, Stage
 from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, reserve_s, undisturbed
@@ -69,7 +69,7 @@ def test_the_reserve_is_that_of_the_sdk(
 def trained_by_hand(
     fetched_s: float, step_s: float, steps: int, end_s: float, away: tuple[float, float] | None
 ) -> tuple[int, float]:
-    """Steps done and when, as `client/trainer.py` takes them; a step during which the device is lost is done again."""
+    """Steps done and when, as the ready trainer takes them; a step during which the device is lost is done again."""
     now, done = fetched_s, 0
     while True:
         if away is not None and now <= away[0] < now + step_s:

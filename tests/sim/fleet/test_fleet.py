@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.fleet.sure import require_drawn
-from umbel.sim.data.partition import Indices
+from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.fleet import ALL_WAIT_MAX, Fleet

@@ -9,12 +9,11 @@ import pytest
 
 from tests.sim.fleet.rounds import MODEL_BYTES, UPDATE_BYTES, plan_of, play
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.records import RoundRecord
-from umbel.aggregation.trace import Trace, trace_of
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.aggregation.types import ClientId
 from umbel.sim.data.population import client_number
 from umbel.sim.fleet.build import build_fleet
-from umbel.sim.fleet.compare import compare
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.fleet import Fleet
 from umbel.sim.fleet.presence import Always, Hours
@@ -29,6 +28,7 @@ from umbel.sim.fleet.section import (
     SpeedSection,
 )
 from umbel.sim.fleet.traits import Trait
+from umbel.sim.recorded.compare import compare
 
 N = 150
 HONEST = Faults(0, CorruptSection(0.0), MaliciousSection(0.0))

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.aggregation.test_trace import DONE, LOST, RECORD
+from tests.aggregation.run.test_trace import DONE, LOST, RECORD
+from tests.repository import ROOT
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.trace import Trace, TracedAttempt, TracedClient, trace_of
+from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trace_of
 from umbel.sim.fleet.trace_file import NotTrace, read_trace
 
 TRACE = trace_of([RECORD])
@@ -31,7 +32,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_the_documentation_is_one_and_its_table_has_every_key(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "traces.md").read_text().split("## How a run went")[1]
+    page = (ROOT / "docs" / "traces.md").read_text().split("## How a run went")[1]
     assert read_trace(written(tmp_path, page.split("```json")[1].split("```")[0])).clients == 3
     table = {
         name

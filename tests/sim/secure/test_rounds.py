@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from umbel.aggregation.round import Abandoned, Committed
+from umbel.aggregation.round.states import Abandoned, Committed
 from umbel.aggregation.secagg.messages import share_keys_bytes
 from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
-from umbel.aggregation.secagg.server import Phase
+from umbel.aggregation.secagg.turns import Phase
 from umbel.sim.secure.devices import Luck, lucks
 from umbel.sim.secure.rounds import (
     WINDOW_S,

@@ -1,0 +1,383 @@
+"""An auditor of one run: takes its bundles in order, and says what the first thing is that does not fit.
+
+What it can check without updates: hashes, signatures and links; that every model came from the one before; that
+weights, sums and grids follow from the plan and the reports; and that each report is what its client signed. What no
+chain can show by itself is that it was cut off at its end, or made up anew by whoever has the audit key: note heads
+elsewhere and ask for them (`require_head`). docs/audit.md says what that leaves.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, assert_never
+
+from umbel.aggregation.audit.bundle import (
+    FORMAT,
+    AuditFailed,
+    Bundle,
+    ModelId,
+    Participant,
+    RoundEnded,
+    RunCreated,
+    SignedReport,
+    json_sha256,
+    key_bytes,
+    unseal,
+)
+from umbel.aggregation.canonical import Json
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.errors import LayoutError, SignatureRefused
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.rounds import again, private_numbers, spent_after
+from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.round.weighting import weight_of
+from umbel.aggregation.run.records import PrivacySpent
+from umbel.aggregation.secagg.numbers.plan import SecurePlan, SumShown
+from umbel.aggregation.secagg.section import SecureAggregationSection
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.trust.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
+from umbel.aggregation.types import LINE_RATE_MAX, LINE_RATE_MIN, AssignmentId, ClientId, RunId, assignment_id
+
+Parse = Callable[[Json], Bundle]
+Section = TypeVar("Section")
+
+
+class Auditor:
+    """What is known after the bundles so far. `keys`: the audit keys (32 bytes each) that are trusted."""
+
+    def __init__(self, keys: Collection[bytes], parse: Parse) -> None:
+        self.heads: list[str] = []
+        self.rounds: dict[int, tuple[int, RoundEnded]] = {}
+        self.created: RunCreated | None = None
+        self.n_reports_signed = 0
+        self.n_reports_unsigned = 0
+        self._keys = {public_key_text(key) for key in keys}
+        self._parse = parse
+        self.run = ""
+        self._versions: list[ModelId] = []
+        self._training = (1, 1)
+        self._evaluation = (0, 1)
+        self._n_canaries = 0
+        self._codec = CodecPlan()
+        self._summed: tuple[tuple[CodecPlan, SecurePlan], SumShown] | None = None  # of the last secure round
+        self._noise: NoisePlan | None = None  # of the last private one
+        self._n_revealed = 0  # sums of private rounds: those of the plans' own count, and those that models are made of
+
+    @property
+    def head(self) -> str:
+        """The hash of the last bundle; empty before the first."""
+        return self.heads[-1] if self.heads else ""
+
+    @property
+    def members_sha256(self) -> str:
+        """Of the member list that the signed run file binds the run to; empty without one, and before the first bundle.
+
+        Raises `AuditFailed`.
+        """
+        if self.created is None:
+            return ""
+        section = section_of(self.created.run_file, "secure_aggregation", SecureAggregationSection)
+        return section.members_sha256 if section.enabled else ""
+
+    def privacy(self) -> PrivacySpent | None:
+        """What the sums have cost that the chain so far tells of, by the noise of its plans; None of a run without.
+
+        A sum that the newest attempt has revealed in vain is not among them: the next one's plan counts it. Raises
+        `AccountantMissing`, `AuditFailed`.
+        """
+        privacy, rounds = (None, 0) if self.created is None else _privacy_of(self.created)
+        if privacy is None or self._noise is None:
+            return None if privacy is None else PrivacySpent(0.0, privacy.delta, privacy.epsilon, 0, rounds)
+        return spent_after(privacy, self._noise, self._n_revealed, rounds)
+
+    def follow(self, bundle: Json, sha256: str, signature: str) -> Bundle:
+        """Take the next bundle. Raises `AuditFailed`, naming it."""
+        try:
+            return self._follow(bundle, sha256, signature)
+        except AuditFailed as failed:
+            raise AuditFailed(f"bundle {len(self.heads)}{_name(bundle)}: {failed}") from failed
+
+    def require_head(self, sha256: str) -> None:
+        """Raise `AuditFailed` unless a hash that was noted elsewhere is one of this chain's."""
+        if sha256 not in self.heads:
+            raise AuditFailed(
+                f"no bundle of this chain has the hash {sha256[:16]}… that was noted: bundles are missing or replaced"
+            )
+
+    def _follow(self, raw: Json, sha256: str, signature: str) -> Bundle:
+        key = raw.get("key") if isinstance(raw, dict) else None
+        if not isinstance(key, str) or key not in self._keys:
+            raise AuditFailed(f"it names the audit key {key!r}, which is none of those that are trusted")
+        unseal(raw, sha256, signature, key_bytes(key))
+        bundle = self._parse(raw)
+        self._link(bundle)
+        match bundle.facts:
+            case RunCreated() as created:
+                self._created(created, bundle)
+            case RoundEnded() as ended:
+                self._ended(ended, bundle)
+        self.heads.append(sha256)
+        return bundle
+
+    def _link(self, bundle: Bundle) -> None:
+        number = len(self.heads)
+        if bundle.format != FORMAT:
+            raise AuditFailed(f"it has format {bundle.format}, this umbel knows {FORMAT}")
+        if bundle.number != number:
+            raise AuditFailed(f"it says that it is bundle {bundle.number}: one is missing, out of order, or twice here")
+        if bundle.previous != self.head:
+            raise AuditFailed("it does not follow the bundle before it: its `previous` is another hash")
+        if number and bundle.run != self.run:
+            raise AuditFailed(f"it is of the run {bundle.run!r}, not of {self.run!r}")
+        if isinstance(bundle.facts, RunCreated) is not (number == 0):
+            raise AuditFailed("a chain begins with its run's creation, and holds that once")
+
+    def _created(self, created: RunCreated, bundle: Bundle) -> None:
+        _require(json_sha256(created.run_file) == created.run_file_sha256, "the run file does not have its hash")
+        _require(created.run_file.get("name") == bundle.run, "the run file is of another run")
+        _require(created.model.version == 0, "a run begins with version 0 of its model")
+        self.run, self.created, self._versions = bundle.run, created, [created.model]
+        codec = section_of(created.run_file, "codec", CodecSection)
+        self._codec = codec.first(_layout(created).n_values, codec_key(_seed(created), 1))
+
+    def _ended(self, ended: RoundEnded, bundle: Bundle) -> None:
+        created = self.created
+        assert created is not None, "the first bundle is the run's creation"
+        _require(ended.run_file_sha256 == created.run_file_sha256, "it is of another run file")
+        layout_digest = hashlib.sha256(created.layout.encode()).hexdigest()
+        _require(ended.layout_digest == layout_digest, "it is of another model layout")
+        _check_plan(ended, bundle, created.run_file)
+        _check_sum(ended)
+        for one in ended.clients:
+            self._check_report(one, ended)
+        self._check_models(ended)
+        self._check_place(ended)
+        self._check_codec(ended, created)
+        if ended.sum is not None:
+            self.rounds[ended.round] = (bundle.number, ended)
+
+    def _check_models(self, ended: RoundEnded) -> None:
+        """That it began with the newest model, and made the next one, or none."""
+        _require(ended.model_in == self._versions[-1], "the model that it began with is not the run's newest before it")
+        is_model = ended.committed and ended.plan.task.makes_model
+        _require((ended.sum is not None) is is_model, "it has a sum without a model, or a model without a sum")
+        back_to, made = ended.rolled_back_to, ended.model_out
+        _require((made is not None) is (is_model or back_to is not None), "it says that it made a model, and did not")
+        if made is None:
+            return
+        _require(made.version == len(self._versions), f"the version after its model is {len(self._versions)}")
+        if back_to is not None:
+            source = self._versions[back_to] if 0 <= back_to < len(self._versions) else None
+            same = source is not None and replace(source, version=made.version) == made
+            _require(same, f"it went back to version {back_to}, but to another model")
+        self._versions.append(made)
+
+    def _check_place(self, ended: RoundEnded) -> None:
+        """That rounds and their attempts follow each other; canaries and evaluations have counts of their own."""
+        place = (ended.round, ended.attempt)
+        match ended.plan.task:
+            case Task.CANARY:
+                self._n_canaries += 1
+                first = (1, self._n_canaries)
+                _require(place == first, f"the canary's round and attempt should be {first}, not {place}")
+                _require(self._training == (1, 1), "a canary comes before the first round")
+            case Task.TRAINING:
+                _require(place == self._training, f"round and attempt should be {self._training}, not {place}")
+                self._training = (ended.round + 1, 1) if ended.committed else (ended.round, ended.attempt + 1)
+            case Task.EVALUATION:
+                last = self._evaluation
+                _require(ended.round == self._training[0] - 1, "it evaluates another round than the last")
+                expected = last[1] if ended.round == last[0] else 1
+                _require(ended.attempt == expected, f"it should be attempt {expected} at this evaluation")
+                self._evaluation = (ended.round, ended.attempt + 1)
+            case _:
+                assert_never(ended.plan.task)
+
+    def _check_codec(self, ended: RoundEnded, created: RunCreated) -> None:
+        """That its step is what the run file makes of the round before it."""
+        if ended.plan.secure is not None:
+            self._check_secure(ended, created)
+            return
+        _require(ended.plan.codec == self._codec, "its codec does not follow from the run file and the round before it")
+        if ended.sum is not None:
+            number = ended.round + 1
+            shown, key = _shown(ended, _layout(created).n_values), codec_key(_seed(created), number)
+            codec = section_of(created.run_file, "codec", CodecSection)
+            self._codec = codec.after(self._codec, number, shown, key)
+
+    def _check_secure(self, ended: RoundEnded, created: RunCreated) -> None:
+        """That the numbers of a secure round are what the run file makes of the round before it."""
+        section = section_of(created.run_file, "secure_aggregation", SecureAggregationSection)
+        codec = section_of(created.run_file, "codec", CodecSection)
+        plan, key = ended.plan, codec_key(_seed(created), ended.round)
+        assert plan.secure is not None, "it is a secure round"
+        n_values = _layout(created).n_values
+        privacy, rounds = _privacy_of(created)
+        if privacy is not None:
+            try:
+                step, clip, told = codec.step_asked, codec.clip_norm, plan.secure.noise
+                numbers = private_numbers(privacy, step, clip, plan, n_values, rounds, told)
+            except (AccountantMissing, ValueError) as error:
+                raise AuditFailed(f"the noise of its rounds cannot be reckoned: {error}") from error
+            following, secure = again(numbers, key)
+            numbers = following, replace(secure, minimum_work=section.work_floor(has_noise=True))
+        elif self._summed is None:
+            numbers = section.first(codec, plan, n_values, key)
+        else:
+            numbers = section.after(codec, self._summed[0], plan, self._summed[1], key)
+        expected = replace(plan, codec=numbers[0], secure=numbers[1])
+        expected = expected if ended.attempt == 1 else plan.numbered_as(expected)
+        _require(plan == expected, "its masked numbers do not follow from the run file and the round before it")
+        if privacy is not None:
+            counts, before = counted(plan.n_released, "revealed sum"), self._n_revealed
+            were = agreeing(before, "was", "were")
+            _require(plan.n_released >= before, f"it counts {counts}, and {before} {were} before it")
+            self._noise, self._n_revealed = plan.secure.noise, plan.n_released + (ended.sum is not None)
+        if ended.sum is not None:
+            if ended.sum.shown is None:
+                raise AuditFailed("its sum does not say what it has shown")
+            self._summed = (plan.codec, plan.secure), ended.sum.shown
+
+    def _check_report(self, one: Participant, ended: RoundEnded) -> None:
+        report = one.report
+        _require((report is None) is (one.weight is None), f"{one.client} has a report without a weight, or no report")
+        if report is None:
+            return
+        is_masked = ended.plan.secure is not None  # and says nothing of its weight
+        expected = 1 if is_masked else weight_of(ended.plan.weighting, one.draws, sample_count_of(one))
+        _require(one.weight == expected, f"the weight of {one.client} is not what its report asks for, {expected}")
+        if not report.signature:
+            self.n_reports_unsigned += 1
+            return
+        self.n_reports_signed += 1
+        assignment = assignment_id(RunId(self.run), ended.round, ended.attempt, ClientId(one.client), ended.plan.task)
+        check_report(report, one, report_target(assignment, ended.plan.task))
+        _require(
+            ended.opened_at - CLOCK_SKEW_S <= report.created <= ended.closed_at + CLOCK_SKEW_S,
+            f"the report of {one.client} was signed at another time than the round's",
+        )
+
+
+def section_of(run_file: Mapping[str, Any], name: str, section: Callable[..., Section]) -> Section:
+    """What a run file says in a section; one from before there was such, its defaults. Raises `AuditFailed`."""
+    try:
+        said = run_file.get(name) or {}
+        return section(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise AuditFailed(f"the run file's section [{name}] makes no sense: {error}") from error
+
+
+def _privacy_of(created: RunCreated) -> tuple[PrivacySection | None, int]:
+    """What the run file says of noise, None where it says nothing; and how many sums the run may reveal."""
+    if created.run_file.get("privacy") is None:
+        return None, 0
+    return section_of(created.run_file, "privacy", PrivacySection), int(created.run_file["rounds"]["count"])
+
+
+def _layout(created: RunCreated) -> Layout:
+    try:
+        return Layout.from_json(created.layout)
+    except LayoutError as error:
+        raise AuditFailed(f"the model's layout cannot be read: {error}") from error
+
+
+def _seed(created: RunCreated) -> int:
+    try:
+        return int(created.run_file.get("seed", 0))
+    except (TypeError, ValueError) as error:
+        raise AuditFailed("the run file's seed is no number") from error
+
+
+def update_sha256_of(one: Participant) -> str:
+    """The hash of the update that a report names. Raises `AuditFailed`."""
+    return str(_work(one).get("update_sha256", ""))
+
+
+def _shown(ended: RoundEnded, n_values: int) -> Shown:
+    """What a round's bundle says of its updates: the next codec is made of it. Raises `AuditFailed`."""
+    rates = [_work(one).get("upload_bytes_per_s") for one in ended.accepted]
+    return Shown(
+        ended.plan.window_s,
+        n_values,
+        None if ended.sum is None else ended.sum.update_rms,
+        [one.bytes_up for one in ended.accepted],
+        [float(rate) for rate in rates if isinstance(rate, int | float) and LINE_RATE_MIN <= rate <= LINE_RATE_MAX],
+    )
+
+
+def sample_count_of(one: Participant) -> int:
+    """The samples that a report names. Raises `AuditFailed`."""
+    count = _work(one).get("sample_count")
+    if not isinstance(count, int):
+        raise AuditFailed(f"the report of {one.client} names no number of samples")
+    return count
+
+
+def report_target(assignment: AssignmentId, task: Task) -> Target:
+    """Where a report goes: the one spelling that its signature may cover."""
+    what = "report" if task.sends_updates else "evaluation"
+    return Target("PUT", f"/v1/assignments/{assignment}/{what}")
+
+
+def check_report(report: SignedReport, one: Participant, target: Target) -> None:
+    """Raise `AuditFailed` unless the client's key has signed this report, for this address."""
+    digest = content_digest(hashlib.sha256(report.body.encode()).digest())
+    try:
+        headers = signed_headers(one.client, digest, report.created, report.nonce, report.signature)
+        parse(headers).verify(key_bytes(one.key), target, report.created)
+    except (SignatureRefused, ValueError) as error:
+        raise AuditFailed(f"the report of {one.client} is not what this client's key has signed: {error}") from error
+
+
+def _check_plan(ended: RoundEnded, bundle: Bundle, run_file: Any) -> None:
+    plan = ended.plan
+    _require((plan.run, plan.number, plan.attempt) == (bundle.run, ended.round, ended.attempt), "its plan is another's")
+    _require(ended.grid == plan.grid, "its grid is not the one that its plan makes")
+    aggregation = run_file.get("aggregation")
+    if not isinstance(aggregation, dict):
+        raise AuditFailed("the run file has no section [aggregation]")
+    named = (plan.max_abs, plan.sample_count_max, ended.server_learning_rate)
+    asked = tuple(aggregation.get(key) for key in ("max_abs", "sample_count_max", "server_learning_rate"))
+    _require(named == asked, "max_abs, sample_count_max or server_learning_rate are not those of the run file")
+
+
+def _check_sum(ended: RoundEnded) -> None:
+    names = [one.client for one in ended.clients]
+    _require(names == sorted(set(names)), "its clients are not in the order of their names, each once")
+    if ended.sum is None:
+        return
+    accepted = ended.accepted
+    _require(ended.sum.n_clients == len(accepted), "its sum is of more or fewer reports than were accepted")
+    total = sum(one.weight or 0 for one in accepted)
+    _require(ended.sum.total_weight == total, f"its sum has the weight {ended.sum.total_weight}, the reports {total}")
+
+
+def _work(one: Participant) -> dict[str, Any]:
+    """What a client reported. Read as the coordinator read it: of a key that comes twice, the last counts."""
+    try:
+        work = json.loads(one.report.body if one.report else "")
+    except (ValueError, RecursionError) as error:
+        raise AuditFailed(f"the report of {one.client} is no JSON") from error
+    if not isinstance(work, dict):
+        raise AuditFailed(f"the report of {one.client} is no object")
+    return work
+
+
+def _name(raw: Json) -> str:
+    facts = raw.get("facts") if isinstance(raw, dict) else None
+    if not isinstance(facts, dict) or not isinstance(facts.get("round"), int):
+        return ""
+    attempt = facts.get("attempt")
+    return f" (round {facts['round']}" + (f", attempt {attempt})" if attempt != 1 else ")")
+
+
+def _require(fits: bool, otherwise: str) -> None:
+    if not fits:
+        raise AuditFailed(otherwise)

@@ -1,0 +1,1 @@
+"""Integers as entropy-coded bytes."""

@@ -1,0 +1,128 @@
+"""Levels of a model's values, entropy coded with what both ends know of them: how much each row and column moves
+(`classes.py`), and the dither, where there is one.
+
+What is written: if energies are used, a block of a byte for each row and column; then the segments (`entropy.py`). The
+knowledge that was used and the classes' widths are said before, in the head of whatever holds it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TYPE_CHECKING, TypeAlias
+
+from umbel.aggregation.codec.entropy import entropy
+from umbel.aggregation.codec.entropy.classes import Classes, EnergyMeter, Matrices
+from umbel.aggregation.codec.entropy.entropy import Segment, Widths
+from umbel.aggregation.codec.entropy.entropy_kernels import N_CLASSES, WIDTHS
+from umbel.aggregation.codec.entropy.payload import Payload
+from umbel.aggregation.errors import MalformedUpdate
+from umbel.aggregation.model.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Dither: TypeAlias = tuple[int, int]
+_CODING = struct.Struct("<B3sQ")
+
+
+class Knowledge(IntFlag):
+    """What both ends know of values, by which they are coded apart; see classes.py."""
+
+    NOTHING = 0
+    ENERGY = 1
+    DITHER = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How levels are coded: told apart by this `knowledge`, with symbols of these `widths`, by class.
+
+    As bytes: the knowledge, three zeros, and the widths as 64 bits, two a class, lowest first: 0 to 3 for 1, 2, 4, 8.
+    """
+
+    knowledge: Knowledge
+    widths: Widths
+
+    def encode(self) -> bytes:
+        widths = sum(WIDTHS.index(width) << 2 * number for number, width in enumerate(self.widths))
+        return _CODING.pack(self.knowledge, bytes(3), widths)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Coding:
+        """Raises `MalformedUpdate` for what `encode` could not have made."""
+        knowledge, zero, widths = _CODING.unpack(data)
+        if any(zero) or knowledge > Knowledge.BOTH:
+            raise MalformedUpdate("the integers' head is malformed; see docs/wire.md")
+        return cls(Knowledge(knowledge), tuple(WIDTHS[widths >> 2 * number & 3] for number in range(N_CLASSES)))
+
+
+CODING_BYTES = _CODING.size
+
+
+class LevelsCoder:
+    """Writes and reads the levels of a model with this layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._n_values = layout.n_values
+        self._matrices = Matrices(layout)
+
+    @property
+    def bytes_max(self) -> int:
+        """No levels take more, however they are coded."""
+        return entropy.block_bytes_max(self._matrices.n_bytes) + entropy.written_bytes_max(self._n_values)
+
+    def new_meter(self, levels_per_unit: float) -> EnergyMeter:
+        return EnergyMeter(self._matrices, levels_per_unit)
+
+    def cheapest(self, sample: Sequence[tuple[int, Tensor]], energies: Tensor, dither: Dither | None) -> Coding:
+        """What to code the values by, and how wide their symbols are. `sample`: first coordinates, and levels.
+
+        `dither`: the cohort's key and the client's phi, or None without one.
+        """
+        found: list[tuple[int, Knowledge, Widths]] = []
+        energy_bytes = len(entropy.write_block([energies]))
+        share = sum(levels.numel() for _, levels in sample) / max(self._n_values, 1)
+        for knowledge in map(Knowledge, range((Knowledge.ENERGY if dither is None else Knowledge.BOTH) + 1)):
+            classes = self._classes(knowledge, energies, dither)
+            widths, n_bytes = entropy.best_widths((levels, classes.of(at, levels.numel())) for at, levels in sample)
+            if Knowledge.ENERGY in knowledge:
+                n_bytes += math.ceil(share * energy_bytes)
+            found.append((n_bytes, knowledge, widths))
+        _, knowledge, widths = min(found)
+        return Coding(knowledge, widths)
+
+    def write(
+        self, segments: Iterable[Tensor], coding: Coding, energies: Tensor, dither: Dither | None
+    ) -> Iterator[bytes]:
+        """All levels, which come in segments of `entropy.SEGMENT`: int32."""
+        classes, first = self._classes(coding.knowledge, energies, dither), 0
+        if Knowledge.ENERGY in coding.knowledge:
+            yield entropy.write_block([energies])
+        for levels in segments:
+            yield entropy.write_segment(levels, classes.of(first, levels.numel()), coding.widths)
+            first += levels.numel()
+
+    def read(self, payload: Payload, coding: Coding, dither: Dither | None) -> Iterator[Segment]:
+        """The segments, to the payload's end.
+
+        Raises `MalformedUpdate` for what `write` could not have made, `LyingLength` for a wrong length.
+        """
+        n_bytes, energies = self._matrices.n_bytes, None
+        if Knowledge.ENERGY in coding.knowledge:
+            energies = entropy.read_block(payload, range(n_bytes, n_bytes + 1))
+        if Knowledge.DITHER in coding.knowledge and dither is None:
+            raise MalformedUpdate("the integers have no dither that they could be told apart by")
+        classes = self._classes(coding.knowledge, energies, dither)
+        for first in range(0, self._n_values, entropy.SEGMENT):
+            here = classes.of(first, min(entropy.SEGMENT, self._n_values - first))
+            yield entropy.read_segment(payload, here, coding.widths)
+        payload.end()
+
+    def _classes(self, knowledge: Knowledge, energies: Tensor | None, dither: Dither | None) -> Classes:
+        is_by_energy, is_by_dither = Knowledge.ENERGY in knowledge, Knowledge.DITHER in knowledge
+        return Classes(self._matrices, energies if is_by_energy else None, dither if is_by_dither else None)

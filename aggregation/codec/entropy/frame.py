@@ -1,0 +1,155 @@
+"""Bytes of a known length in one Zstandard frame; and back, from strangers, within a bound on memory.
+
+The frame must say that it holds exactly the bytes that the plan asks for, in a window of 1 MiB at most, without a
+dictionary; it is fed in small pieces; it must end there, and nothing may follow. (python-zstandard's `max_output_size`
+is no such bound: it is ignored where a frame says its size.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import zstandard
+
+from umbel.aggregation.codec.entropy.payload import Buffer
+from umbel.aggregation.errors import LyingLength, MalformedUpdate
+
+WINDOW_BYTES_MAX = 1 << 20
+_WINDOW_LOG = 19
+_FEED_BYTES = 512  # a block of four bytes can hold 128 KiB: so at most 16 MiB come of one feed
+_HEADER_BYTES_MAX = 18
+
+
+def framed_bytes_max(n_raw: int) -> int:
+    """No frame that `compress` makes of so many bytes is longer."""
+    return n_raw + (n_raw >> 8) + 512
+
+
+def compress(pieces: Iterable[Buffer], n_raw: int, level: int = 1) -> Iterator[bytes]:
+    """A frame of these bytes, `n_raw` in all, piece by piece."""
+    settings = zstandard.ZstdCompressionParameters.from_level(level, window_log=_WINDOW_LOG, write_checksum=False)
+    compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj(size=n_raw)
+    for piece in pieces:
+        yield compressor.compress(piece)
+    yield compressor.flush()
+
+
+def compress_apart(parts: Iterable[Buffer], n_raw: int, level: int = 1) -> bytes:
+    """A frame of these bytes, `n_raw` in all. Each part has blocks, and so code tables, of its own."""
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=False).compressobj(size=n_raw)
+    made = bytearray()
+    for part in parts:
+        made += compressor.compress(part)
+        made += compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    return bytes(made + compressor.flush())
+
+
+def compressed_bytes(parts: Iterable[Buffer], level: int = 1) -> list[int]:
+    """How many bytes each part would make alone."""
+    compressor = zstandard.ZstdCompressor(level=level)
+    return [len(compressor.compress(part)) for part in parts]
+
+
+def decompress_whole(data: Buffer, lengths: range) -> bytes:
+    """The bytes of a frame that says, truly, that it holds one of these lengths.
+
+    Raises `MalformedUpdate` for what is no such frame, `LyingLength` for one that claims another length.
+    """
+    said = _parameters(data)
+    if said.content_size not in lengths:
+        raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {_allowed(lengths)}")
+    _refuse_extremes(said)
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise MalformedUpdate(f"the update cannot be decompressed: {error}") from error
+    if len(raw) != said.content_size:
+        raise LyingLength(f"the compressed update holds {len(raw)} bytes, not {said.content_size}")
+    return raw
+
+
+def decompress(pieces: Iterable[Buffer], n_raw: int) -> Iterator[bytes]:
+    """The bytes of a frame that holds `n_raw`, in pieces of at most 16 MiB. The frame comes in pieces of any length.
+
+    Raises `MalformedUpdate` for what is no such frame, `LyingLength` for one that holds or claims another length.
+    """
+    frame = _Frame(n_raw)
+    for piece in pieces:
+        yield from frame.feed(piece)
+    yield from frame.end()
+
+
+class _Frame:
+    """What has been read of a frame."""
+
+    def __init__(self, n_raw: int) -> None:
+        self._n_raw = n_raw
+        self._n_seen = 0
+        self._head: bytes | None = b""
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX).decompressobj()
+
+    def feed(self, data: Buffer) -> Iterator[bytes]:
+        """The next bytes of it, once its header is whole and has been checked."""
+        if self._head is not None:
+            self._head += bytes(data)
+            if len(self._head) < _HEADER_BYTES_MAX:
+                return
+            data = self._checked_head(self._head)
+        for first in range(0, len(data), _FEED_BYTES):
+            yield self._decoded(data[first : first + _FEED_BYTES])
+
+    def end(self) -> Iterator[bytes]:
+        """There is no more of it."""
+        if self._head is not None:  # all of it is shorter than the longest header
+            yield self._decoded(self._checked_head(self._head))
+        if not self._decoder.eof:
+            raise MalformedUpdate("the compressed update breaks off")
+        if self._n_seen != self._n_raw:
+            raise LyingLength(f"the compressed update holds {self._n_seen} bytes, not {self._n_raw}")
+
+    def _decoded(self, data: Buffer) -> bytes:
+        if self._decoder.eof:
+            raise LyingLength("bytes follow the compressed update")
+        try:
+            raw = self._decoder.decompress(data)
+        except zstandard.ZstdError as error:
+            raise MalformedUpdate(f"the update cannot be decompressed: {error}") from error
+        if self._decoder.unused_data:
+            raise LyingLength("bytes follow the compressed update")
+        self._n_seen += len(raw)
+        if self._n_seen > self._n_raw:
+            raise LyingLength(f"the compressed update holds more than {self._n_raw} bytes")
+        return raw
+
+    def _checked_head(self, head: bytes) -> bytes:
+        """Refuse a frame by what its header says of it."""
+        said = _parameters(head)
+        if said.content_size != self._n_raw:
+            raise LyingLength(f"the compressed update claims {_claim(said)}; it must claim {self._n_raw} bytes")
+        _refuse_extremes(said)
+        self._head = None
+        return head
+
+
+def _parameters(head: Buffer) -> zstandard.FrameParameters:
+    try:
+        return zstandard.get_frame_parameters(head)
+    except zstandard.ZstdError as error:
+        raise MalformedUpdate(f"not a Zstandard frame: {error}") from error
+
+
+def _claim(said: zstandard.FrameParameters) -> str:
+    return "no length" if said.content_size == zstandard.CONTENTSIZE_UNKNOWN else f"{said.content_size} bytes"
+
+
+def _allowed(lengths: range) -> str:
+    if len(lengths) == 1:
+        return f"{lengths[0]} bytes"
+    return f"{lengths[0]} to {lengths[-1]} bytes{f', in steps of {lengths.step}' if lengths.step > 1 else ''}"
+
+
+def _refuse_extremes(said: zstandard.FrameParameters) -> None:
+    if said.window_size > WINDOW_BYTES_MAX:
+        raise MalformedUpdate(f"the compressed update asks for a window of {said.window_size} bytes")
+    if said.dict_id:
+        raise MalformedUpdate("the compressed update asks for a dictionary; there is none")

@@ -1,0 +1,111 @@
+"""The randomized Hadamard transform in blocks that reach across the whole vector: y = H S x, block by block.
+
+Rotated, any update looks Gaussian, so that a fixed number of bits per coordinate serves it well, whatever it was
+(Suresh, Yu, Kumar and McMahan, 2017, section 3). An update that is entropy coded must not be rotated: it would lose
+what makes it compressible.
+
+A block is a square of `side` x `side` coordinates. Its rows lie `side` apart equally over the vector, each a run of
+`side` neighbours: coordinate
+
+    j = row * (n_blocks * side) + block * side + column
+
+stands at `row * side + column` in its block. So each block has a share of every layer, whose energies differ by orders
+of magnitude, and memory is still read in runs of 256 bytes. The rotated vector is in block order, and never put back:
+only the inverse is.
+
+The transform is the plain butterfly (a, b) -> (a + b, a - b) at strides 1, 2, 4, ... in float32, and then the factor
+1/side, which is a power of two. Each value is made by the same additions in the same order on every device, so all
+implementations agree to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.codec.kernels.philox import SIGN_GROUP, signs
+from umbel.aggregation.stated_order import total
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SIDE_MAX = 64
+_SIDE_MIN = 4
+_MANY_BLOCKS = 256  # from here on an odd number: rows a power of two apart would fall into the same sets of a cache
+_LEAST_BLOCKS = 8  # so that padding adds an eighth at most, but for the smallest vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a vector of `n_values` falls into `n_blocks` squares of `side` x `side`; zeros fill up the last rows."""
+
+    n_values: int
+    n_blocks: int
+    side: int
+
+    @classmethod
+    def of(cls, n_values: int) -> Blocks:
+        """The largest squares of which there are `_LEAST_BLOCKS`, up to 64 x 64; of many, an odd number."""
+        side = _SIDE_MIN
+        while side < SIDE_MAX and _LEAST_BLOCKS * (2 * side) ** 2 <= n_values:
+            side *= 2
+        n_blocks = max(1, -(-n_values // side**2))
+        return cls(n_values, n_blocks if n_blocks < _MANY_BLOCKS else n_blocks | 1, side)
+
+    @property
+    def size(self) -> int:
+        """Coordinates in a block."""
+        return self.side**2
+
+    @property
+    def n_padded(self) -> int:
+        """Coordinates of the rotated vector."""
+        return self.n_blocks * self.size
+
+
+def rotate(values: Tensor, blocks: Blocks, key: int) -> Tensor:
+    """float32, `n_values` -> float32, `n_padded`, in block order; the norm stays."""
+    side = blocks.side
+    padded = torch.nn.functional.pad(values, (0, blocks.n_padded - blocks.n_values))
+    laid = padded.view(side, blocks.n_blocks, side).transpose(0, 1).reshape(-1)
+    return butterflies(laid * _signs(blocks, key, values.device), blocks.size).div_(side)
+
+
+def unrotate(rotated: Tensor, blocks: Blocks, key: int) -> Tensor:
+    """The inverse of `rotate`, up to rounding: `n_padded` -> `n_values`. Keeps float32 or float64."""
+    side = blocks.side
+    laid = butterflies(rotated.clone(), blocks.size).div_(side).mul_(_signs(blocks, key, rotated.device))
+    return laid.view(blocks.n_blocks, side, side).transpose(0, 1).reshape(-1)[: blocks.n_values]
+
+
+def greatest_block_square(values: Tensor, blocks: Blocks) -> float:
+    """The greatest of the blocks' sums of squares; rotated, a block has the same. `values`: float32, `n_values`.
+
+    The squares are exact in float64, and added up in a stated order. Takes the same time for any values.
+    """
+    row = blocks.n_blocks * blocks.side
+    squares = torch.zeros(blocks.n_blocks, dtype=torch.float64, device=values.device)
+    for part in torch.split(values, row):
+        runs = torch.nn.functional.pad(part.to(torch.float64), (0, row - part.numel())).view(
+            blocks.n_blocks, blocks.side
+        )
+        squares += total(runs.square_())
+    return float(squares.max())
+
+
+def butterflies(values: Tensor, size: int) -> Tensor:
+    """The Walsh-Hadamard transform, not normalised, of consecutive runs of `size` values. May overwrite `values`."""
+    stride = 1
+    while stride < size:
+        pairs = values.view(-1, 2, stride)
+        upper, lower = pairs.select(1, 0), pairs.select(1, 1)
+        values = torch.stack((upper + lower, upper - lower), dim=1).view(-1)
+        stride *= 2
+    return values
+
+
+def _signs(blocks: Blocks, key: int, device: torch.device) -> Tensor:
+    """By position in the rotated vector."""
+    n_values = -(-blocks.n_padded // SIGN_GROUP) * SIGN_GROUP
+    return signs(key, 0, n_values, device)[: blocks.n_padded]

@@ -1,0 +1,161 @@
+"""How the updates of one round are written, read, and summed: what a plan's codec means for a model.
+
+A codec turns an update into integers of which the round's result is the exact sum (`IntegerSum`); all integers of a
+round stand on one public grid. There is one kind of object for both ends: a client encodes with it, and the
+coordinator, or whoever replays a round, reads with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from umbel.aggregation.codec.entropy.payload import Buffer
+from umbel.aggregation.codec.integer import IntegerCodec
+from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.vector_update import VectorUpdateCodec
+from umbel.aggregation.codec.vectors.codec import Projections
+from umbel.aggregation.errors import LyingLength
+from umbel.aggregation.model.layout import HasMean, Layout
+from umbel.aggregation.torch_later import torch
+from umbel.aggregation.update.grid import Grid, GridAccumulator, check_values, to_integers
+from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.wire import HEADER_BYTES, Codec, float32_header, read_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Change: TypeAlias = "Callable[[], Iterator[Tensor]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One client in a sum: its weight and its rank, its place in the order of the cohort's names, from 0."""
+
+    weight: int
+    rank: int
+
+
+class UpdateReader(Protocol):
+    """What a coordinator reads the updates of one round with, and sums them.
+
+    `header_bytes`: length of what is needed before anything else. `update_bytes`: the lengths that an update may have.
+    """
+
+    @property
+    def header_bytes(self) -> int: ...
+    @property
+    def update_bytes(self) -> range: ...
+
+    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
+        """All that is added to the sum for an update, in pieces; each may be overwritten by the next.
+
+        `header`: its first `header_bytes`; `pieces`: what follows, each but the last a multiple of 8 bytes long. Raises
+        an `UpdateRefused` at the first thing that is wrong: what has been read to the end is fit to be summed.
+        """
+        ...
+
+    def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+        """Check a whole update as `integers` does; the largest change of one value in it, in units of the weights."""
+        ...
+
+    def new_sum(self) -> IntegerSum:
+        """A sum of nothing."""
+        ...
+
+
+class UpdateCodec(UpdateReader, Protocol):
+    """The codec of one round and model, of updates that can be read one by one."""
+
+    def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
+        """An update, in pieces. `change` gives the weight change from its beginning, as float32 in pieces, each time.
+
+        Raises `NonFiniteUpdate`, `UpdateOutOfRange`.
+        """
+        ...
+
+    def within(self) -> Projections:
+        """By tensor, what takes a gradient to the part that can be sent; nothing where all of it can, now or later."""
+        ...
+
+    def mean(self, total: IntegerSum, parts: Iterable[Part]) -> HasMean:
+        """The weighted mean of the updates in a sum. `parts`: who is in it."""
+        ...
+
+    def update_rms(self, total: IntegerSum) -> float | None:
+        """The weighted mean of the updates' root mean squares, in units of the weights; None if it is not measured."""
+        ...
+
+
+def codec_for(plan: CodecPlan, grid: Grid, layout: Layout) -> UpdateCodec:
+    """The codec that a round's plan asks for."""
+    match plan.codec:
+        case Codec.FLOAT32:
+            return Float32Codec(grid, layout)
+        case Codec.INTEGER:
+            return IntegerCodec(plan, grid, layout)
+        case _:
+            return VectorUpdateCodec(plan, grid, layout)
+
+
+def _is_writable(piece: Buffer) -> bool:
+    return not memoryview(piece).readonly
+
+
+class Float32Codec:
+    """Codec 0: the weight change as little-endian float32, in layout order. The integers are those of the grid.
+
+    Unbiased and stateless; not linear, for sums of float32 depend on their order. Cost: 32 bits a coordinate.
+    """
+
+    def __init__(self, grid: Grid, layout: Layout) -> None:
+        self._grid = grid
+        self._layout = layout
+        self._payload_bytes = 4 * layout.n_values
+
+    @property
+    def header_bytes(self) -> int:
+        return HEADER_BYTES
+
+    @property
+    def update_bytes(self) -> range:
+        return range(HEADER_BYTES + self._payload_bytes, HEADER_BYTES + self._payload_bytes + 1)
+
+    def encode(self, change: Change, rank: int) -> Iterator[Buffer]:
+        yield float32_header(self._layout).encode()
+        first = 0
+        for values in change():
+            check_values(values, self._grid, first)
+            yield values.numpy().astype("<f4", copy=False).data.cast("B")
+            first += values.numel()
+
+    def within(self) -> Projections:
+        return {}
+
+    def integers(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> Iterator[Tensor]:
+        read_header(header, self._layout, Codec.FLOAT32, range(self._payload_bytes, self._payload_bytes + 1))
+        first = 0
+        for piece in pieces:
+            if len(piece) % 4:
+                raise LyingLength("the update ends in the middle of a value")
+            values = torch.frombuffer(piece if _is_writable(piece) else bytearray(piece), dtype=torch.float32)
+            check_values(values, self._grid, first)
+            yield to_integers(values, self._grid)
+            first += values.numel()
+        if first != self._layout.n_values:
+            raise LyingLength(f"the update holds {first} values, the layout {self._layout.n_values}")
+
+    def largest_change(self, header: bytes, pieces: Iterable[Buffer], rank: int) -> float:
+        largest = max((int(part.abs().max()) for part in self.integers(header, pieces, rank)), default=0)
+        return largest * self._grid.step
+
+    def new_sum(self) -> IntegerSum:
+        return GridAccumulator(self._layout.n_values, self._grid)
+
+    def mean(self, total: IntegerSum, parts: Iterable[Part]) -> HasMean:
+        assert isinstance(total, GridAccumulator), "it is a sum of this codec's"
+        return total
+
+    def update_rms(self, total: IntegerSum) -> float | None:
+        return None

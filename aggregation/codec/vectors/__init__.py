@@ -1,0 +1,1 @@
+"""The codecs that write an update as a vector: one file each."""

@@ -1,0 +1,1 @@
+"""A model as one vector and as a safetensors file."""

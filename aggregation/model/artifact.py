@@ -1,0 +1,85 @@
+"""A model as safetensors: the owners' tensors, and the layout as metadata so that ties and order survive.
+
+Only bytes and state dicts here; files are the business of whoever has a disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.layout import Layout, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LAYOUT_KEY = "umbel.layout"
+MASTER_KEY = "umbel.master_of"
+
+
+def metadata_of(layout: Layout) -> dict[str, str]:
+    """The safetensors metadata that carries the layout."""
+    return {LAYOUT_KEY: layout.to_json()}
+
+
+def master_metadata_of(layout: Layout) -> dict[str, str]:
+    """The safetensors metadata of a coordinator's full-precision copy, where that is another file."""
+    return {MASTER_KEY: layout.digest}
+
+
+def layout_of(metadata: Mapping[str, str] | None, owned: State) -> Layout:
+    """The layout in a model file's metadata or, for a file from elsewhere, the one its tensors imply.
+
+    Raises `LayoutError` if the metadata does not describe the tensors.
+    """
+    if not metadata or LAYOUT_KEY not in metadata:
+        return Layout.of_state(owned)
+    layout = Layout.from_json(metadata[LAYOUT_KEY])
+    described = {(s.name, s.shape, s.dtype) for s in layout.owners()}
+    present = {(s.name, s.shape, s.dtype) for s in Layout.of_state(owned).tensors}
+    if described != present:
+        raise LayoutError("the model file's layout does not describe its tensors; export the model again")
+    return layout
+
+
+def encode_model(state: State) -> bytes:
+    """A state dict as safetensors bytes; the same state gives the same bytes."""
+    layout = Layout.of_state(state)
+    owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
+    from safetensors.torch import save  # it imports torch
+
+    return save(owned, metadata_of(layout))
+
+
+def decode_model(data: bytes) -> tuple[Layout, dict[str, Tensor]]:
+    """Layout and full state dict (tied names included). Raises `LayoutError` for bytes that are no model."""
+    from safetensors.torch import load  # it imports torch
+
+    try:
+        owned = load(data)
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
+        raise LayoutError(f"not a safetensors model: {error}") from error
+    metadata = _metadata(data)
+    layout = layout_of(metadata, owned)
+    return layout, layout.full_state(owned)
+
+
+def tensor_offsets(header: bytes) -> dict[str, int]:
+    """Where each tensor's bytes begin in a safetensors file. `header`: its JSON, of a file that is known to be good."""
+    entries = json.loads(header)
+    return {
+        name: 8 + len(header) + int(entry["data_offsets"][0])
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
+def _metadata(data: bytes) -> dict[str, str] | None:
+    """The `__metadata__` of safetensors bytes that `safetensors` has already accepted."""
+    header_bytes = int.from_bytes(data[:8], "little")
+    header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + header_bytes])
+    return header.get("__metadata__")

@@ -1,0 +1,154 @@
+"""Who is invited, and why now: a decision and its reason in words, from what is known at this moment."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from umbel.aggregation.phrases import counted, part_of, some
+from umbel.aggregation.round.spread import spread
+from umbel.aggregation.round.weighting import Candidate, draw
+from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan
+
+_DRAWS_MAX = 64
+_ABSENT_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One client of a cohort: how many draws fell on it, and what it said of itself when it was drawn."""
+
+    draws: int
+    sample_count: int
+    tier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Those who waited and were not drawn: how many, and how many samples they announced."""
+
+    clients: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`cohort`: None while the round should go on waiting; `why`: for log and API alike.
+
+    `needs_all`: whether nothing can come of it without every one of the cohort (`second_sum.py`).
+    """
+
+    cohort: Mapping[ClientId, Member] | None
+    why: str
+    passed_over: PassedOver = PassedOver()
+    needs_all: bool = False
+
+
+def choose(
+    plan: RoundPlan, candidates: Sequence[Candidate], waited_s: float, avoid: Collection[ClientId] = ()
+) -> Choice:
+    """Draw the cohort once enough clients wait, or once patience has run out and at least the minimum do.
+
+    Candidates without samples are passed over, unless the round does without counts, and no sample count is taken for
+    more than the plan's maximum: it bounds what one client's word is worth, in the draw as in the mean. A cohort of
+    fewer clients than the minimum could never close, so it is drawn again. Sites and tiers that the plan's coverage
+    names are in the cohort if they wait, and are waited for as a full cohort is: until patience runs out, or for ever
+    if coverage is strict. `waited_s`: how long the round has been recruiting. `avoid`: drawn only where there are too
+    few others.
+    """
+    able = able_of(plan, candidates)
+    if why := _why_wait(plan, able, waited_s):
+        return Choice(None, why)
+    for cohort in _draws(plan, able, avoid):
+        if len(cohort) >= plan.minimum:
+            waiting, reports = counted(len(able), "waiting client"), counted(plan.target, "report")
+            why = f"drew {len(cohort)} of {waiting}, {plan.n_wanted} wanted for {reports}"
+            return Choice(_members(cohort, candidates), why, passed_over(cohort, able))
+    return Choice(
+        None,
+        f"{_wait(len(able))}, but a few hold so much of the data that no draw reaches {plan.minimum} of them; "
+        "lower sample_count_max in the run file, or weight by samples",
+    )
+
+
+def able_of(plan: RoundPlan, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Who may be drawn, with no more samples than count."""
+    return [
+        candidate
+        if candidate.sample_count <= plan.sample_count_max
+        else replace(candidate, sample_count=plan.sample_count_max)
+        for candidate in candidates
+        if candidate.sample_count > 0 or not plan.needs_counts
+    ]
+
+
+def passed_over(cohort: Collection[ClientId], able: Sequence[Candidate]) -> PassedOver:
+    """Those of the able who were not drawn."""
+    rest = [candidate.sample_count for candidate in able if candidate.client not in cohort]
+    return PassedOver(len(rest), sum(rest))
+
+
+def _why_wait(plan: RoundPlan, able: Sequence[Candidate], waited_s: float) -> str:
+    """Why no cohort is drawn yet; empty if one may be."""
+    n_able, wanted = len(able), plan.n_wanted
+    absent, left_s = _absent(plan.coverage, able), plan.patience_s - waited_s
+    if n_able < wanted and left_s > 0:
+        return f"{part_of(n_able, wanted, 'client', 'waits', 'wait')}; another {left_s:.1f} s for the rest"
+    if n_able < plan.minimum:
+        return too_few(plan, n_able)
+    if absent and plan.coverage.strict:
+        return f"{_wait(n_able)}, but strict coverage names {some(absent, _ABSENT_SHOWN)}, not among them"
+    if absent and left_s > 0:
+        return f"{_wait(n_able)}; another {left_s:.1f} s for {some(absent, _ABSENT_SHOWN)}"
+    return ""
+
+
+def too_few(plan: RoundPlan, n_able: int) -> str:
+    """What a round waits for whose minimum is not there."""
+    return f"{_wait(n_able)}, the round needs at least {plan.minimum}"
+
+
+def _wait(n_clients: int) -> str:
+    return counted(n_clients, "client waits", "clients wait")
+
+
+def _absent(floor: CoverageFloor, able: Sequence[Candidate]) -> list[str]:
+    """What the floor names and nobody who waits stands for."""
+    clients = {candidate.client for candidate in able}
+    tiers = {candidate.tier for candidate in able}
+    sites = [f"site {site}" for site in floor.sites if site not in clients]
+    return sites + [f"tier {tier}" for tier in floor.tiers if tier not in tiers]
+
+
+def _draws(plan: RoundPlan, able: Sequence[Candidate], avoid: Collection[ClientId]) -> Iterator[Mapping[ClientId, int]]:
+    """The round's draw and, for want of clients in it, the next: with replacement, all draws may fall on one client.
+
+    A canary is not drawn: it takes clients that differ.
+    """
+    if plan.task.tries_clients:
+        required = _required(plan.coverage, able, avoid, plan.seed)
+        fresh = [one for one in able if one.client in required or one.client not in avoid]
+        yield spread(able, plan.n_wanted, spread(fresh, plan.n_wanted, required))
+        return
+    for repeat in range(_DRAWS_MAX):
+        labels = ("cohort", plan.number, plan.attempt, *((repeat,) if repeat else ()))
+        seed = derive_seed(plan.seed, *labels)
+        required = _required(plan.coverage, able, avoid, seed)
+        yield draw(plan.weighting, able, plan.n_wanted, seed, required=required, last=avoid)
+
+
+def _required(
+    floor: CoverageFloor, able: Sequence[Candidate], avoid: Collection[ClientId], seed: int
+) -> frozenset[ClientId]:
+    """The named sites that wait, and one client of each named tier that has none among them, drawn evenly."""
+    clients = {candidate.client: candidate for candidate in able}
+    required = {site for site in floor.sites if site in clients}
+    for tier in floor.tiers:
+        of_tier = [client for client, candidate in clients.items() if candidate.tier == tier]
+        if of_tier and required.isdisjoint(of_tier):
+            required.add(min(of_tier, key=lambda c: (c in avoid, derive_seed(seed, "tier", c))))
+    return frozenset(required)
+
+
+def _members(cohort: Mapping[ClientId, int], candidates: Sequence[Candidate]) -> dict[ClientId, Member]:
+    known = {candidate.client: candidate for candidate in candidates}
+    return {client: Member(draws, known[client].sample_count, known[client].tier) for client, draws in cohort.items()}

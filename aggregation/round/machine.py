@@ -1,0 +1,524 @@
+"""One federated round as a state machine: `advance(state, event) -> (state, commands)`; `round.py` has their types.
+
+```
+              Gathered, enough                    target reached, window over with the
+              clients wait                        minimum in, or nobody left to wait for
+  Recruiting ------------------> Training ------------------------------------------> Closing --Applied--> Committed
+      |                             |                                                    |
+      | Stopped                     | window over below the minimum, nobody              | Spoiled (a stop does not
+      v                             v left, strict coverage not met, Stopped             v undo a round that has closed)
+  Abandoned                     Abandoned                                            Abandoned
+```
+
+Rules:
+1. Everything that affects a round's state is in this file; it knows no clock, network, database or tensor.
+2. Time arrives in the events; it never runs backward here, whatever the events say of it.
+3. Commands are carried out in order, after the new state is durable. Each may be carried out again after a crash.
+4. What a peer sends too late, twice, or uninvited is answered, never an error. A repeated report gets the same answer,
+   unless the round was abandoned in between.
+5. The target counts *draws*: under proportional weighting a client drawn twice answers for two. The minimum counts
+   *clients*: it is what keeps a model from being one client's update.
+6. Coverage (`coverage.py`) holds a round open past its target, never past its window; strict, it abandons the round.
+7. An evaluation (`RoundPlan.task`) goes the same way, with clients that did not train the model that they measure:
+   there is no update, so nothing is folded, and `Applied` names the model as it was. For want of clients it is
+   abandoned when patience has run out, so that it holds up no training.
+8. A canary tries out a round on a few clients (`canary.py`). It makes no model either; it closes with whatever came,
+   for who is missing, and why, is what it is to find out.
+9. In a secure round (`Exchange`, secagg/server.py) clients advertise keys and share them while they train. Who is too
+   late for either is out of the round, and below the threshold it is abandoned. Once it has closed, those whose vectors
+   are in check who that is and reveal shares; where too few do, it is abandoned though it had closed. By whom a secure
+   round has failed is told by name (`Abandoned.blamed`): who was asked and kept silent, or dealt shares of no secret.
+   Who says that it will not sign who is in the sum is not waited for, nor blamed: but who is missing from that sum is.
+   After one whose sum was opened in vain not anybody is asked, and of some cohorts nobody may be missing
+   (`second_sum.py`).
+10. A step copies the cohort's maps: 10 us for 300 clients, 160 us for 10,000. Stored as JSON, a client takes 240 bytes.
+
+The coordinator and the simulator both drive this machine, and so do its tests.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TypeAlias, assert_never
+
+from umbel.aggregation.messages import Outcome
+from umbel.aggregation.phrases import agreeing, counted, some
+from umbel.aggregation.round.blame import late_for, left_out_by_themselves, not_unmasked, unheard
+from umbel.aggregation.round.cohort import Choice, Member, choose
+from umbel.aggregation.round.coverage import Gap, Roll, gaps, names, words
+from umbel.aggregation.round.second_sum import Past, choose_again
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Accepted,
+    Announce,
+    Answer,
+    Applied,
+    Closing,
+    Command,
+    Commit,
+    Committed,
+    Declined,
+    Discard,
+    Event,
+    Fold,
+    Gathered,
+    Invite,
+    Outage,
+    Recruiting,
+    Release,
+    Reported,
+    Resumed,
+    Revealed,
+    RoundState,
+    Spoiled,
+    Spoke,
+    Stopped,
+    Tick,
+    Training,
+)
+from umbel.aggregation.round.weighting import Candidate, weight_of
+from umbel.aggregation.secagg.turns import Exchange, Phase, is_late
+from umbel.aggregation.types import ClientId
+
+Step: TypeAlias = tuple[RoundState, tuple[Command, ...]]
+_NOBODY: Mapping[ClientId, str] = {}
+
+
+def advance(state: RoundState, event: Event) -> Step:
+    """Say what `state` becomes after `event`, and what to do about it."""
+    match state:
+        case Recruiting():
+            return _recruit(state, event)
+        case Training():
+            return _train(state, event)
+        case Closing():
+            return _close(state, event)
+        case Committed() | Abandoned():
+            return state, _answer_after_the_end(state, event)
+        case _:
+            assert_never(state)
+
+
+def takes(state: RoundState, event: Reported) -> bool:
+    """Whether `advance` makes this report count. Who drives the machine checks the update first, exactly then."""
+    return (
+        isinstance(state, Training)
+        and event.client in state.cohort
+        and event.client not in state.accepted
+        and event.now < state.closes_at
+        and (state.exchange is None or event.client in state.exchange.masked)
+    )
+
+
+def hears(state: RoundState, event: Spoke) -> bool:
+    """Whether `advance` makes this message of a secure round count. It, too, is checked first, exactly then."""
+    match state:
+        case Training(exchange=Exchange() as exchange):
+            return exchange.hears(event.client, event.turn, state.cohort.keys() - state.declined.keys())
+        case Closing(exchange=Exchange() as exchange):
+            return exchange.hears(event.client, event.turn, state.accepted.keys())
+        case _:
+            return False
+
+
+def refuses(state: RoundState, event: Declined) -> bool:
+    """Whether `advance` makes it count that this client, whose report counts, will not sign who is in the sum."""
+    if not isinstance(state, Closing) or state.exchange is None:
+        return False
+    return state.exchange.hears(event.client, Phase.CONSISTENCY_CHECK, state.accepted.keys())
+
+
+def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
+    """When the next `Tick` (or, while recruiting, `Gathered`) is due, even if nothing else happens.
+
+    Recruiting after a pause has two such moments: its end, and the end of patience. `now`: leave out those before it.
+    """
+    match state:
+        case Recruiting():
+            return state.not_before if now < state.not_before else state.since + state.plan.patience_s
+        case Training():
+            if state.exchange is None or not state.exchange.phase.is_before_inputs:
+                return state.closes_at
+            return min(state.exchange.ends_at, state.closes_at)
+        case Closing():
+            return None if state.exchange is None else state.exchange.ends_at
+        case Committed() | Abandoned():
+            return None
+        case _:
+            assert_never(state)
+
+
+def _recruit(state: Recruiting, event: Event) -> Step:
+    match event:
+        case Gathered(now) if now < state.not_before:
+            return state, ()
+        case Gathered(now):
+            choice = _choose(state, event)
+            if choice.cohort is None:
+                return _go_without(state, now, choice.why)
+            training = _begun(state, event, choice, choice.cohort)
+            return training, (Invite(tuple(choice.cohort)),)
+        case Stopped(now, reason):
+            return _abandon_unopened(state, now, reason)
+        case Resumed(now=now) | Outage(now=now):
+            return replace(state, since=max(now, state.since)), ()
+        case Reported(client=client):
+            return state, (_uninvited(client),)
+        case Tick() | Spoke() | Declined() | Applied() | Spoiled():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _choose(state: Recruiting, event: Gathered) -> Choice:
+    """Whom to ask of those who wait."""
+    able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
+    avoid = frozenset(state.avoid)
+    if not state.opened:
+        return choose(state.plan, able, waited_s, avoid)
+    return choose_again(state.plan, able, waited_s, Past(state.opened, avoid, frozenset(state.liars), event.removed))
+
+
+def _begun(state: Recruiting, event: Gathered, choice: Choice, cohort: Mapping[ClientId, Member]) -> Training:
+    opened_at = max(event.now, state.since)
+    return Training(
+        plan=state.plan,
+        cohort=cohort,
+        opened_at=opened_at,
+        passed_over=choice.passed_over,
+        exchange=Exchange.begun(event.random, opened_at, state.plan.window_s) if state.plan.secure else None,
+        opened=state.opened,
+        why=choice.why if state.opened else "",
+        needs_all=choice.needs_all,
+    )
+
+
+def _without(candidates: tuple[Candidate, ...], excluded: tuple[ClientId, ...]) -> tuple[Candidate, ...]:
+    names = frozenset(excluded)
+    return tuple(candidate for candidate in candidates if candidate.client not in names)
+
+
+def _go_without(state: Recruiting, now: float, why: str) -> Step:
+    """No cohort can be drawn yet: wait for one; an evaluation only for as long as its patience lasts."""
+    if state.plan.task.may_be_left_out and now >= state.since + state.plan.patience_s:
+        return _abandon_unopened(state, now, f"there is nobody to measure the model: {why}")
+    return replace(state, why=why), ()
+
+
+def _abandon_unopened(state: Recruiting, now: float, reason: str) -> Step:
+    ended_at = max(now, state.since)
+    return Abandoned(state.plan, reason, {}, {}, {}, ended_at, ended_at, opened=state.opened), (Discard(reason),)
+
+
+def _train(state: Training, event: Event) -> Step:
+    match event:
+        case Reported(client=client) if client not in state.cohort:
+            return state, (_uninvited(client),)
+        case Reported(client=client) if client in state.accepted:
+            return state, (accepted_answer(client),)
+        case Reported() if takes(state, event):
+            return _accept(state, event)
+        case Reported(now, client) if now < state.closes_at:
+            return state, (_not_masked(client),)
+        case Reported(now):
+            ended, commands = _settle(state, now)
+            assert not isinstance(ended, Recruiting | Training), "a report is late only when the window is over"
+            return ended, (*commands, *_answer_after_the_end(ended, event))
+        case Spoke(now, client, turn, word):
+            if state.exchange is None or not hears(state, event):
+                return state, ()
+            return _settle(replace(state, exchange=state.exchange.with_word(client, turn, word)), now)
+        case Declined(now, client, reason):
+            if client not in state.cohort or client in state.accepted or client in state.declined:
+                return state, ()  # who is out already is out for what was said of it first
+            return _settle(replace(state, declined={**state.declined, client: reason}), now)
+        case Tick(now):
+            return _settle(state, now)
+        case Stopped(now, reason):
+            return _abandon(state, now, reason)
+        case Outage(since, now):
+            away_s = max(0.0, now - max(since, state.opened_at, state.back_at))
+            exchange = None if state.exchange is None else state.exchange.put_off(away_s)
+            away_s += state.away_s
+            return replace(state, away_s=away_s, back_at=max(now, state.back_at), exchange=exchange), ()
+        case Gathered() | Applied() | Resumed() | Spoiled():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _accept(state: Training, event: Reported) -> Step:
+    client, report = event.client, as_accepted(state, event)
+    state = replace(
+        state,
+        accepted={**state.accepted, client: report},
+        declined={name: why for name, why in state.declined.items() if name != client},
+    )
+    settled, commands = _settle(state, event.now)
+    fold = (Fold(client, report.weight),) if state.plan.task.makes_model else ()
+    if isinstance(settled, Abandoned):  # by this very report, as nobody is left to wait for
+        return settled, (*fold, *commands, *_answer_after_the_end(settled, event))
+    return settled, (*fold, accepted_answer(client), *commands)
+
+
+def as_accepted(state: Training, event: Reported) -> Accepted:
+    """A report that counts, with its weight in the sum."""
+    draws = state.cohort[event.client].draws
+    is_masked = state.exchange is not None  # and carries its weight itself
+    weight = 1 if is_masked else weight_of(state.plan.weighting, draws, event.work.sample_count)
+    return Accepted(weight, event.work)
+
+
+def _settle(state: Training, now: float) -> Step:
+    """Close, abandon, or go on: the one place that decides."""
+    plan, n_clients = state.plan, len(state.accepted)
+    is_over = now >= state.closes_at
+    if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
+        return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
+    if state.exchange is not None and state.exchange.phase.is_before_inputs:
+        return _settle_keys(state, state.exchange, now)
+    least = _least(state)
+    if n_clients >= least or plan.task.tries_clients:
+        return _settle_enough(state, now, is_over=is_over)
+    shortfall = f"{n_clients} of at least {counted(least, 'report')}{_not_whole(state, state.accepted)}"
+    if is_over:
+        return _abandon_short(state, now, f"{_window(state)} is over with {shortfall}")
+    if state.n_open == 0:
+        who = some([client for client, why in state.declined.items() if not is_late(why)])
+        by = f"; declined by {who}" if who else ""
+        return _abandon_short(state, now, f"everyone who is left has declined, with {shortfall}{by}")
+    if state.needs_all and state.declined:
+        return _abandon_short(state, now, f"{some([*state.declined])} declined, with {shortfall}")
+    return state, ()
+
+
+def _least(state: Training) -> int:
+    """How many must have spoken for the phase under way to end well."""
+    if state.needs_all:
+        return len(state.cohort)
+    minimum = state.plan.minimum
+    return minimum if state.exchange is None else state.exchange.least(minimum, len(state.cohort))
+
+
+def _not_whole(state: Training, came: Collection[ClientId]) -> str:
+    """Who has not come, where that is all that is wrong."""
+    if not state.needs_all:
+        return ""
+    absent = [client for client in state.cohort if client not in came]
+    return f"; {some(absent)} did not come, and sites refuse another sum over this model without any of those asked"
+
+
+def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
+    """The phases that pass while clients train: go on to the next, without those who were too late for this one."""
+    phase, plan = exchange.phase, state.plan
+    asked = state.cohort if phase is Phase.ADVERTISE_KEYS else exchange.who(Phase.ADVERTISE_KEYS)
+    waited_for, spoke = [c for c in asked if c not in state.declined], exchange.who(phase)
+    least, not_whole = _least(state), _not_whole(state, spoke)
+    is_over = exchange.is_over(waited_for, now)
+    late = late_for(phase, waited_for, spoke) if is_over or now >= state.closes_at else {}
+    out = {**state.declined, **late}  # by whom it fails, if it does: the others were not asked, or have time left
+    if now >= state.closes_at:  # nobody has ticked for long: what is left of the round would be after its end
+        reason = f"{_window(state)} is over, and clients have not all {phase.done_words}{not_whole}"
+        return _abandon(state, now, reason, out)
+    if len({*spoke, *waited_for}) < least or (is_over and len(spoke) < least):
+        have = agreeing(len(spoke), "has", "have")
+        shortfall = f"{len(spoke)} of at least {counted(least, 'client')} {have} {phase.done_words}"
+        reason = (
+            f"{shortfall} in time{not_whole}"
+            if is_over
+            else f"{shortfall}, and {some([*out])} declined or {agreeing(len(out), 'was', 'were')} too late{not_whole}"
+        )
+        return _abandon(state, now, reason, out)
+    if not is_over:
+        is_enough = len(spoke) == least
+        return (replace(state, exchange=exchange.hurried(now, plan.window_s)) if is_enough else state), ()
+    after = replace(state, exchange=exchange.next(now, plan.window_s), declined=out)
+    released = (Release(tuple(late), f"this client has not {phase.done_words} in time"),) if late else ()
+    settled, commands = _settle(after, now)
+    return settled, (*released, Announce(spoke), *commands)
+
+
+def _settle_enough(state: Training, now: float, *, is_over: bool) -> Step:
+    """The minimum is in, or none is needed. What coverage asks for is waited for as long as it may still come."""
+    plan, n_clients = state.plan, len(state.accepted)
+    has_target = state.n_reported >= state.target
+    if not (has_target or is_over or state.n_open == 0):
+        return state, ()
+    uncovered = _gaps(state)
+    if not (is_over or state.n_open == 0) and any(gap.may_close for gap in uncovered):
+        return state, ()
+    if uncovered and plan.coverage.strict:
+        return _abandon(state, now, f"strict coverage is not met at the window's end: {words(uncovered)}")
+    if has_target and not is_over:
+        reason = f"the target of {counted(state.target, plan.target_unit)} is in"
+    elif is_over:
+        reason = f"the window of {plan.window_s:g} s is over with {counted(n_clients, 'report')}"
+    else:
+        reason = f"{counted(n_clients, 'report is', 'reports are')} in and nobody is left to wait for"
+    return _shut(state, now, Outcome.SURPLUS if has_target and not is_over else Outcome.LATE, reason, uncovered)
+
+
+def _window(state: Training) -> str:
+    """The window, in words."""
+    away = f", beside {state.away_s:.0f} s in which no coordinator could take reports," if state.away_s else ""
+    return f"the window of {state.plan.window_s:g} s{away}"
+
+
+def _gaps(state: Training) -> tuple[Gap, ...]:
+    return gaps(Roll(state.plan, state.cohort, state.accepted, state.declined))
+
+
+def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple[Gap, ...]) -> Step:
+    reason = f"{why}; not covered: {names(uncovered)}" if uncovered else why
+    closing = Closing(
+        plan=state.plan,
+        cohort=state.cohort,
+        accepted=state.accepted,
+        missing=_missing(state, why),
+        late=late,
+        reason=reason,
+        opened_at=state.opened_at,
+        closed_at=max(now, state.opened_at),
+        passed_over=state.passed_over,
+        away_s=state.away_s,
+        back_at=state.back_at,
+        exchange=None if state.exchange is None else state.exchange.next(now, state.plan.window_s),
+        opened=state.opened,
+    )
+    follow = Commit() if closing.exchange is None else Announce(tuple(closing.accepted))
+    return closing, (*_release(state, reason), follow)
+
+
+def _abandon_short(state: Training, now: float, reason: str) -> Step:
+    """For want of reports. A secure round may need more of them than its plan's minimum, by which `retry.py` goes."""
+    return _abandon(state, now, reason, _NOBODY if state.exchange is None else _missing(state, reason))
+
+
+def _abandon(state: Training, now: float, reason: str, blamed: Mapping[ClientId, str] = _NOBODY) -> Step:
+    ended = _abandoned(state, _missing(state, reason), now, reason, blamed)
+    return ended, (*_release(state, reason), Discard(reason))
+
+
+def _abandon_closed(state: Closing, now: float, reason: str, blamed: Mapping[ClientId, str] = _NOBODY) -> Step:
+    return _abandoned(state, state.missing, now, reason, blamed), (Discard(reason),)
+
+
+def _abandoned(
+    state: Training | Closing, missing: Mapping[ClientId, str], now: float, reason: str, blamed: Mapping[ClientId, str]
+) -> Abandoned:
+    exchange = state.exchange
+    return Abandoned(
+        plan=state.plan,
+        reason=reason,
+        cohort=state.cohort,
+        accepted=state.accepted,
+        missing={client: blamed.get(client, why) for client, why in missing.items()},
+        opened_at=state.opened_at,
+        closed_at=max(now, state.closed_at if isinstance(state, Closing) else state.opened_at),
+        passed_over=state.passed_over,
+        away_s=state.away_s,
+        was_revealed=exchange is not None and exchange.phase is Phase.UNMASKING,
+        blamed=dict(sorted(blamed.items())),
+        refused={} if exchange is None else exchange.refused,
+        opened=state.opened,
+    )
+
+
+def _close(state: Closing, event: Event) -> Step:
+    match event:
+        case Applied() if state.exchange is not None and state.exchange.phase is not Phase.UNMASKING:
+            return state, ()  # whatever was made, it is not of a sum that its clients have opened
+        case Applied(model_sha256=sha256):
+            return Committed(state, sha256), ()
+        case Spoke(now, client, turn, word):
+            if state.exchange is None or not hears(state, event):
+                return state, ()
+            return _settle_sum(state, state.exchange.with_word(client, turn, word), now)
+        case Declined(now, client, reason) if state.exchange is not None and refuses(state, event):
+            return _settle_sum(state, state.exchange.with_refusal(client, reason), now)
+        case Tick(now, revealed) if state.exchange is not None:
+            return _settle_sum(state, state.exchange, now, revealed)
+        case Outage(since, now) if state.exchange is not None:
+            away_s = max(0.0, now - max(since, state.back_at, state.exchange.began_at))
+            return replace(state, back_at=max(now, state.back_at), exchange=state.exchange.put_off(away_s)), ()
+        case Reported():
+            return state, _answer_after_the_end(state, event)
+        case Spoiled(now, reason, blamed):
+            return _abandon_closed(state, now, reason, {c: why for c, why in blamed.items() if c in state.cohort})
+        case Gathered() | Tick() | Declined() | Stopped() | Resumed() | Outage():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Revealed | None = None) -> Step:
+    """The phases of a secure round that has closed: check who is in the sum, then unmask it."""
+    state = replace(state, exchange=exchange)
+    agreed, least = exchange.who(Phase.CONSISTENCY_CHECK), exchange.least(state.plan.minimum, len(state.cohort))
+    if exchange.phase is Phase.UNMASKING:
+        return (state, ()) if now < exchange.ends_at else _abandon_masked(state, agreed, least, now, revealed)
+    refused = exchange.refused
+    waited_for = [client for client in state.accepted if client not in refused]
+    is_over = exchange.is_over(waited_for, now)
+    if not is_over and len(waited_for) >= least:
+        is_enough = len(agreed) == least
+        return (replace(state, exchange=exchange.hurried(now, state.plan.window_s)) if is_enough else state), ()
+    if len(agreed) >= least:
+        return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
+    have = agreeing(len(agreed), "has", "have")
+    when = " in time" if is_over else ""
+    reason = f"{len(agreed)} of at least {counted(least, 'client')} {have} {exchange.phase.done_words}{when}"
+    late = late_for(exchange.phase, waited_for, agreed) if is_over else {}  # the others have time left
+    if not refused:
+        return _abandon_closed(state, now, reason, late)
+    blamed = {**left_out_by_themselves(state), **late}
+    return _abandon_closed(state, now, f"{reason}; declined by {some([*refused])}", blamed)
+
+
+def _abandon_masked(
+    state: Closing, agreed: Collection[ClientId], least: int, now: float, revealed: Revealed | None
+) -> Step:
+    """The time to reveal shares is up. Where it is not known what was revealed, nobody is said to have been silent."""
+    why, blamed = not_unmasked(state, agreed, revealed) if revealed is not None else ("", _NOBODY)
+    why = why or f"fewer than {least} of {counted(len(agreed), 'client')} revealed shares"
+    return _abandon_closed(state, now, f"the sum could not be unmasked in time: {why}", blamed)
+
+
+def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) -> tuple[Command, ...]:
+    if not isinstance(event, Reported):
+        return ()
+    client = event.client
+    ended = state.closing if isinstance(state, Committed) else state
+    if client not in ended.cohort:
+        return (_uninvited(client),)
+    if isinstance(ended, Abandoned):
+        return (Answer(client, Outcome.ABANDONED, f"the round was abandoned: {ended.reason}"),)
+    if client in ended.accepted:
+        return (accepted_answer(client),)
+    return (Answer(client, ended.late, f"this report came after the round had closed: {ended.reason}"),)
+
+
+def _missing(state: Training, reason: str) -> dict[ClientId, str]:
+    return dict(sorted({**unheard(_unheard(state), reason), **state.declined}.items()))
+
+
+def _unheard(state: Training) -> tuple[ClientId, ...]:
+    return tuple(c for c in state.cohort if c not in state.accepted and c not in state.declined)
+
+
+def _release(state: Training, reason: str) -> tuple[Command, ...]:
+    unheard = _unheard(state)
+    return (Release(unheard, reason),) if unheard else ()
+
+
+def accepted_answer(client: ClientId) -> Answer:
+    """What a client is told whose report counts."""
+    return Answer(client, Outcome.ACCEPTED, "the report counts")
+
+
+def _not_masked(client: ClientId) -> Answer:
+    return Answer(client, Outcome.SURPLUS, "this client has shared no keys in this secure round, or it is not time yet")
+
+
+def _uninvited(client: ClientId) -> Answer:
+    return Answer(client, Outcome.SURPLUS, "this client is not in the round's cohort")

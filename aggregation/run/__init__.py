@@ -1,0 +1,1 @@
+"""A whole run: its file, what follows each round, the records of its rounds, and when it ends."""

@@ -1,0 +1,323 @@
+"""How an attempt ends, and what follows in its run: all that a coordinator then stores together. Pure.
+
+`finished` is the one place that says how a round that has closed ends, whatever was made of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.privacy.rounds import epsilon_after
+from umbel.aggregation.round.retry import gives_up, next_attempt, opened_by
+from umbel.aggregation.round.states import Abandoned, Closing, Recruiting
+from umbel.aggregation.run.canary import conclusion
+from umbel.aggregation.run.ledger import Ending, round_record
+from umbel.aggregation.run.records import ClientRecord, Judged, RoundRecord, VersionRecord
+from umbel.aggregation.run.report_times import observed
+from umbel.aggregation.run.retention import expired
+from umbel.aggregation.run.run_end import (
+    KeptVersion,
+    Made,
+    Measurement,
+    ModelMade,
+    NewModel,
+    RoundEnd,
+    Run,
+    versions_after,
+)
+from umbel.aggregation.run.stopping import judge
+from umbel.aggregation.run.tuning import NOTHING_KNOWN, Evidence, next_plan
+from umbel.aggregation.run.verdicts import Trial, verdicts_on, with_verdicts
+from umbel.aggregation.secagg.numbers.totals import Totals
+from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan, WorkDone
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An evaluation has closed: all that it was for stands in the reports."""
+
+
+Upshot: TypeAlias = ModelMade | Trial | Measured
+Numbered: TypeAlias = Callable[[RoundPlan], RoundPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an ending goes by beside the attempt itself.
+
+    `clients`: what is told of each; `history`: the run's versions; `evidence`: for self-tuning.
+    """
+
+    clients: tuple[ClientRecord, ...]
+    opened_at: float
+    now: float
+    history: Sequence[KeptVersion] = ()
+    evidence: Evidence = NOTHING_KNOWN
+
+
+def finished(run: Run, closing: Closing, made: Upshot, known: Known) -> RoundEnd:
+    """What is left of a round that has closed, and of which this was made."""
+    match made:
+        case Trial():
+            return _tried_out(run, closing, made, known)
+        case Measured():
+            return _evaluated(run, closing, known)
+        case _:
+            return _committed(run, closing, made, known)
+
+
+def model_after(run: Run, made: Upshot) -> str:
+    """The hash of the model that the run has then."""
+    return run.model.sha256 if isinstance(made, Trial | Measured) else made.published.sha256
+
+
+def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> RoundEnd:
+    """What to store: the new model, and what comes next."""
+    plan, published = closing.plan, files.published
+    model = ModelRef(run.model.version + 1, published.sha256, published.size_bytes, run.model.layout_digest)
+    ending = Ending(model.version, model.sha256, closing.reason, known.now, run.model.size_bytes)
+    record = round_record(closing, known.clients, known.opened_at, ending)
+    record = _told_together(record, files.totals) if files.totals else record
+    record = replace(record, epsilon=_epsilon(run, plan, plan.n_released + 1))
+    record = replace(record, judged=_judged(run, closing, files.totals))
+    new = NewModel(
+        model,
+        files.master_sha256,
+        run.model.sha256,
+        round=plan.number,
+        reason=f"made by round {plan.number}: {closing.reason}",
+        sample_count=record.sample_count,
+        metrics=record.metrics,
+        sum_sha256=files.sum_sha256,
+        update_rms=files.update_rms,
+        shown=files.shown,
+        change=None if files.change is None else _change(run, files.change),
+        judged=_value(record, of_evaluation=False),
+    )
+    measured = _measured(run, record)
+    if run.file.evaluation is not None:
+        measured = None  # what those say who did not train is what counts
+    end = RoundEnd(record, new, None, run.status, run.reason, measured, n_released=plan.n_released + 1)
+    shown = _shown(closing, record, files)
+
+    def numbered(following: RoundPlan) -> RoundPlan:
+        return run.file.numbered_after(following, plan, shown, files.shown)
+
+    return _go_on(run, end, known, numbered, closing.cohort)
+
+
+def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> Shown:
+    """What the round has shown of its updates; an auditor reads the same from its bundle (`audit_chain.py`)."""
+    works = [one.work for one in closing.accepted.values()]
+    rates = [one.upload_bytes_per_s for one in works if isinstance(one, WorkDone)]
+    return Shown(
+        closing.plan.window_s,
+        files.n_values,
+        files.update_rms,
+        [one.bytes_up for one in record.clients if one.client in closing.accepted],
+        [rate for rate in rates if rate is not None],
+    )
+
+
+def _change(run: Run, made: Made) -> ModelChange:
+    return ModelChange(run.model.sha256, made.sha256, made.size_bytes)
+
+
+def _evaluated(run: Run, closing: Closing, known: Known) -> RoundEnd:
+    """What to store of an evaluation: what was measured; the model stays as it is."""
+    ending = Ending(run.model.version, run.model.sha256, closing.reason, known.now, run.model.size_bytes)
+    record = round_record(closing, known.clients, known.opened_at, ending)
+    record = replace(record, judged=_judged(run, closing, None))
+    end = RoundEnd(record, None, None, run.status, run.reason, _measured(run, record))
+    return _go_on(run, end, known, _numbered_as(closing.plan))
+
+
+def _tried_out(run: Run, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
+    """What to store of a canary: a verdict on each client; then what the run file says: the first round, or the end,
+    or a pause until an operator has seen the causes, and another canary after it, of others where there are some."""
+    canary = run.file.canary
+    assert canary is not None, "only a file with [canary] has one"
+    verdicts = verdicts_on(run, closing, trial)
+    passes, words = conclusion(verdicts, closing.plan.minimum)
+    ending = Ending(run.model.version, run.model.sha256 if passes else None, words, known.now, run.model.size_bytes)
+    record = with_verdicts(round_record(closing, known.clients, known.opened_at, ending), verdicts, passes)
+    end = RoundEnd(record, None, None, run.status, run.reason)
+    if run.status.is_over:
+        return end
+    if not passes and canary.on_failure == "stop":
+        return replace(end, status=RunStatus.FAILED, reason=f"the canary has failed: {words}")
+    if not passes and canary.on_failure == "pause":
+        unfit = tuple(verdict.client for verdict in verdicts if not verdict.passes)
+        plan = run.file.canary_plan(closing.plan.attempt + 1).numbered_as(closing.plan)
+        again = Recruiting(plan, since=known.now, avoid=unfit)
+        why = f"the canary has failed: {words}. Resume the run to try it on others, where there are some"
+        return replace(end, status=RunStatus.PAUSED, reason=why, next_state=again)
+    first = _plan(run, 1, 1, known, record).numbered_as(closing.plan)
+    return replace(end, next_state=Recruiting(first, since=known.now))
+
+
+def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -> RoundEnd:
+    """What to store: the older version as the newest, and a fresh attempt at the round that was under way."""
+    old = target.record
+    model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
+    ending = Ending(model.version, None, state.reason, known.now, run.model.size_bytes, old.version)
+    record = round_record(state, known.clients, known.opened_at, ending)
+    n_released = state.plan.n_released + state.was_revealed
+    record = replace(record, epsilon=_epsilon(run, state.plan, n_released))
+    master, parent = target.master_sha256, run.model.sha256
+    new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
+    end = RoundEnd(record, new, None, run.status, run.reason)
+    if state.plan.task.may_be_left_out:
+        return _go_on(run, end, known, _numbered_as(state.plan))
+    end = replace(end, deleted=_deleted(run, _versions(known, end)))
+    if (spent := _spent(run, n_released)) is not None:
+        return replace(end, status=RunStatus.FINISHED, reason=spent)
+    return replace(end, next_state=_again(run, state, record, known))
+
+
+def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = False) -> RoundEnd:
+    """What to store: the next attempt, or the run's failure if the run file allows no more.
+
+    `by_order`: an operator ended it, so nobody has failed and nothing is waited for. An evaluation is not tried again.
+    """
+    ending = Ending(run.model.version, None, state.reason, known.now, run.model.size_bytes)
+    record = round_record(state, known.clients, known.opened_at, ending)
+    record = replace(record, epsilon=_epsilon(run, state.plan, state.plan.n_released + state.was_revealed))
+    end = RoundEnd(record, None, None, run.status, run.reason)
+    if run.status.is_over:
+        return end
+    if state.plan.task.may_be_left_out:
+        return _go_on(run, end, known, _numbered_as(state.plan))
+    if (spent := _spent(run, state.plan.n_released + state.was_revealed)) is not None:
+        return replace(end, status=RunStatus.FINISHED, reason=spent)
+    if by_order:
+        again = replace(_again(run, state, record, known), opened=opened_by(state))
+        return replace(end, next_state=again)
+    if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
+        return replace(end, status=RunStatus.FAILED, reason=failure)
+    return replace(end, next_state=next_attempt(state, _next_try(run, state, known, record), known.now))
+
+
+def _told_together(record: RoundRecord, totals: Totals) -> RoundRecord:
+    """The record of a secure round: of its clients' work only sums are known."""
+    return replace(
+        record,
+        partial=totals.n_partial,
+        sample_count=totals.sample_count,
+        metrics=totals.metrics,
+        evaluation=totals.evaluation,
+    )
+
+
+def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:
+    """What a private run has cost with so many sums; None of others."""
+    if run.file.privacy is None or plan.secure is None or plan.secure.noise is None:
+        return None
+    return epsilon_after(plan.secure.noise, run.file.privacy.delta, n_released)
+
+
+def _judged(run: Run, closing: Closing, totals: Totals | None) -> Judged | None:
+    """What the round makes of the metric of early stopping, if this is a round that measures it."""
+    rule = run.file.stop
+    if rule is None or closing.plan.task is not run.file.judges_in:
+        return None
+    if totals is not None:
+        return rule.measured_in_sum(totals.metrics, totals.evaluation, totals.measured_by)
+    return rule.measured_by([accepted.work for accepted in closing.accepted.values()])
+
+
+def _value(record: RoundRecord, *, of_evaluation: bool) -> float | None:
+    """What counts of the round for early stopping: of the model that it was given, or of the one that it made."""
+    judged = record.judged
+    return judged.value if judged is not None and judged.is_of_evaluation is of_evaluation else None
+
+
+def _measured(run: Run, record: RoundRecord) -> Measurement | None:
+    """What was measured of the model that the round's clients were given."""
+    if not record.evaluation:
+        return None
+    return Measurement(run.model.version, record.evaluation, _value(record, of_evaluation=True))
+
+
+def _go_on(
+    run: Run, end: RoundEnd, known: Known, numbered: Numbered, cohort: Mapping[ClientId, object] | None = None
+) -> RoundEnd:
+    """What follows a round that is done: an evaluation by clients not in `cohort`, the next round, or the end.
+
+    `numbered`: gives the plan of what comes next how its updates are written.
+    """
+    versions, number = _versions(known, end), end.record.round
+    end = replace(end, deleted=_deleted(run, versions))
+    if run.status.is_over:
+        return end
+    if (enough := _enough(run, end, versions)) is not None:
+        return replace(end, status=RunStatus.FINISHED, reason=enough)
+    if cohort is not None and run.file.evaluates_after(number):
+        plan = numbered(run.file.evaluation_plan(number))
+        return replace(end, next_state=Recruiting(plan, since=known.now, excluded=tuple(sorted(cohort))))
+    if (spent := _spent(run, end.n_released)) is not None and number < run.file.rounds.count:
+        return replace(end, status=RunStatus.FINISHED, reason=spent)
+    if number >= run.file.rounds.count:
+        return replace(end, status=RunStatus.FINISHED, reason=_all_done(number))
+    plan = numbered(_plan(run, number + 1, 1, known, end.record))
+    return replace(end, next_state=Recruiting(plan, since=known.now))
+
+
+def _all_done(n_rounds: int) -> str:
+    return "the one round is committed" if n_rounds == 1 else f"all {n_rounds} rounds are committed"
+
+
+def _spent(run: Run, n_released: int) -> str | None:
+    """Why a private run goes no further, in words; None while its budget lasts."""
+    privacy, count = run.file.privacy, run.file.rounds.count
+    if privacy is None or n_released < count:
+        return None
+    budget = f"epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g}" if privacy.epsilon else counted(count, "sum")
+    return f"the privacy budget of {budget} is spent: {counted(n_released, 'sum was', 'sums were')} revealed"
+
+
+def _enough(run: Run, end: RoundEnd, versions: Sequence[VersionRecord]) -> str | None:
+    """Why the run ends early, in words; None while it goes on."""
+    rule = run.file.stop
+    if rule is None or not end.record.committed:
+        return None
+    if (reason := judge(rule, versions).reason) is None:
+        return None
+    how = f" ({end.record.judged.why})" if end.record.judged else ""
+    return f"stopped early after round {end.record.round} of {run.file.rounds.count}: {reason}{how}"
+
+
+def _deleted(run: Run, versions: Sequence[VersionRecord]) -> tuple[int, ...]:
+    return expired(versions, run.file.retention.n_versions, run.file.stop) if versions else ()
+
+
+def _versions(known: Known, end: RoundEnd) -> list[VersionRecord]:
+    """The run's versions after this ending; nothing if they were not looked up."""
+    return [one.record for one in versions_after(known.history, end, known.now)]
+
+
+def _again(run: Run, state: Abandoned, record: RoundRecord, known: Known) -> Recruiting:
+    """The next attempt at once, with anybody in it."""
+    return Recruiting(_next_try(run, state, known, record), since=known.now)
+
+
+def _next_try(run: Run, state: Abandoned, known: Known, record: RoundRecord) -> RoundPlan:
+    """The plan of the attempt after this one, at the same round or canary."""
+    plan = state.plan
+    if plan.task.tries_clients:
+        return run.file.canary_plan(plan.attempt + 1).numbered_as(plan)
+    return _plan(run, plan.number, plan.attempt + 1, known, record).numbered_as(plan, was_revealed=state.was_revealed)
+
+
+def _numbered_as(before: RoundPlan) -> Numbered:
+    return lambda following: following.numbered_as(before)
+
+
+def _plan(run: Run, number: int, attempt: int, known: Known, record: RoundRecord) -> RoundPlan:
+    """The plan of what follows; the attempt that has just ended is the newest that is known."""
+    evidence = known.evidence
+    if run.file.rounds_of(number).self_tuning:
+        evidence = replace(evidence, observations=(*evidence.observations, *observed(record)))
+    return next_plan(run.file, number, attempt, evidence, known.now)

@@ -1,0 +1,200 @@
+"""What is told of a round: each client's fate in words and numbers, live and at the end. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from umbel.aggregation.phrases import part_of
+from umbel.aggregation.round.coverage import Roll, gaps, names
+from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
+from umbel.aggregation.secagg.turns import is_late
+from umbel.aggregation.types import ClientId, RoundPlan, Work, WorkDone
+
+
+@dataclass(slots=True)
+class Member:
+    """What the coordinator knows of one client of a cohort beside the round's state."""
+
+    sample_count: int
+    is_declined: bool = False
+    reported_at: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The members of a round's cohort, when it opened, and when each was last heard of."""
+
+    members: Mapping[ClientId, Member]
+    opened_at: float
+    heard_at: Callable[[ClientId], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended: the model it left (its own, or the one it found) and why.
+
+    `model_bytes`: of the model that its clients were sent; `rolled_back_to`: where a rollback has ended it.
+    """
+
+    model_version: int
+    model_sha256: str | None
+    reason: str
+    ended_at: float
+    model_bytes: int
+    rolled_back_to: int | None = None
+
+
+def silence_max_s(plan: RoundPlan) -> float:
+    """A client that was silent for longer than this when its round ended counts as lost."""
+    return max(2.0, plan.window_s / 10)
+
+
+def live_round(state: RoundState, book: Book, waiting: int, now: float) -> LiveRound | None:
+    """The round under way, or None once it has ended."""
+    match state:
+        case Recruiting(plan=plan):
+            why, target = state.why, plan.target
+            return LiveRound(plan.number, plan.attempt, state.phase, why, waiting, target, None, task=plan.task)
+        case Training(plan=plan):
+            why = _progress(state)
+            closes_in_s = max(0.0, state.closes_at - now)
+            clients = _clients(state, book, now)
+            phase, target = state.phase, state.target
+            return LiveRound(plan.number, plan.attempt, phase, why, waiting, target, closes_in_s, clients, plan.task)
+        case Closing(plan=plan):
+            clients = _clients(state, book, state.closed_at)
+            numbers, words = (plan.number, plan.attempt), (state.phase, f"{plan.task.closing_words}: {state.reason}")
+            return LiveRound(*numbers, *words, waiting, plan.target, 0.0, clients, plan.task)
+        case Committed() | Abandoned():
+            return None
+
+
+def client_records(state: Closing | Abandoned, book: Book) -> tuple[ClientRecord, ...]:
+    """What is told of each client of an attempt that has closed or was abandoned."""
+    return _clients(state, book, state.closed_at)
+
+
+def round_record(
+    state: Closing | Abandoned, clients: tuple[ClientRecord, ...], opened_at: float, end: Ending
+) -> RoundRecord:
+    """The record of an ended attempt; `state` is the last one that knows the cohort, `clients` its `client_records`."""
+    roll = Roll(state.plan, state.cohort, state.accepted, state.missing)
+    samples = roll.samples()
+    work = [accepted.work for accepted in state.accepted.values()]
+    return RoundRecord(
+        run=state.plan.run,
+        round=state.plan.number,
+        attempt=state.plan.attempt,
+        committed=isinstance(state, Closing),
+        reason=end.reason,
+        model_version=end.model_version,
+        model_sha256=end.model_sha256,
+        opened_at=opened_at,
+        wall_s=max(0.0, end.ended_at - opened_at),
+        selected=len(state.cohort),
+        reported=len(state.accepted),
+        partial=sum(done.is_partial for done in work),
+        dropped=len(state.cohort) - len(state.accepted),
+        sample_count=sum(done.sample_count for done in work),
+        bytes_up=sum(client.bytes_up for client in clients),
+        bytes_down=sum(client.bytes_down for client in clients),
+        metrics=_means((done.metrics, done.sample_count) for done in work),
+        evaluation=_means((done.evaluation, done.evaluation_sample_count) for done in work),
+        clients=clients,
+        samples_selected=samples.selected,
+        samples_in=samples.reported,
+        samples_left_out=samples.left_out,
+        samples_share=samples.share,
+        codec=state.plan.codec.words if state.plan.task.sends_updates else "",
+        secure=state.plan.secure is not None,
+        passed_over=state.passed_over.clients,
+        samples_passed_over=state.passed_over.samples,
+        uncovered=gaps(roll),
+        open_s=max(0.0, state.closed_at - opened_at) if state.cohort else 0.0,
+        window_s=state.plan.window_s,
+        over_selection=state.plan.over_selection,
+        tuned=state.plan.tuned,
+        model_bytes=end.model_bytes,
+        task=state.plan.task,
+        rolled_back_to=end.rolled_back_to,
+        away_s=state.away_s,
+        target=state.plan.target,
+        minimum=state.plan.minimum,
+    )
+
+
+def _progress(state: Training) -> str:
+    """What an open round waits for: reports up to its target, then what coverage asks for."""
+    plan = state.plan
+    in_words = f"{part_of(state.n_reported, state.target, plan.target_unit, 'is', 'are')} in"
+    if state.why:
+        in_words += f"; {state.why}"
+    awaited = [gap for gap in gaps(Roll(plan, state.cohort, state.accepted, state.declined)) if gap.may_close]
+    return f"{in_words}; coverage waits for {names(awaited)}" if awaited else in_words
+
+
+def _means(rows: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """Each metric's mean over the clients that have it, weighted by their sample counts."""
+    sums: dict[str, tuple[float, int]] = {}
+    for metrics, weight in rows:
+        for name, value in metrics.items():
+            total, weights = sums.get(name, (0.0, 0))
+            sums[name] = (total + value * weight, weights + weight)
+    return {name: total / weights for name, (total, weights) in sorted(sums.items()) if weights}
+
+
+def _clients(state: Training | Closing | Abandoned, book: Book, now: float) -> tuple[ClientRecord, ...]:
+    return tuple(_client(state, client, book, now) for client in sorted(state.cohort))
+
+
+def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book, now: float) -> ClientRecord:
+    member = book.members[client]
+    accepted = state.accepted.get(client)
+    silent_s = max(0.0, now - book.heard_at(client))
+    fate, reason = _fate(state, client, member, silent_s)
+    work: Work | None = accepted.work if accepted else None
+    return ClientRecord(
+        client=client,
+        fate=fate,
+        reason=reason,
+        sample_count=work.sample_count if work else member.sample_count,
+        steps_done=work.steps_done if work else 0,
+        steps_planned=work.steps_planned if work else 0,
+        bytes_up=member.bytes_up,
+        bytes_down=member.bytes_down,
+        report_s=None if member.reported_at is None else max(0.0, member.reported_at - book.opened_at),
+        silent_s=silent_s,
+        tier=state.cohort[client].tier,
+        train_s=work.train_s if isinstance(work, WorkDone) else None,
+        upload_bytes_per_s=work.upload_bytes_per_s if isinstance(work, WorkDone) else None,
+    )
+
+
+def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Member, silent_s: float) -> tuple[Fate, str]:
+    accepted = state.accepted.get(client)
+    blamed = state.blamed.get(client) if isinstance(state, Abandoned) else None
+    if accepted is not None and blamed is None:
+        if not isinstance(state, Abandoned):
+            return _accepted(accepted)
+        if (why := state.refused.get(client)) is not None:
+            return Fate.DECLINED, why
+        return Fate.RELEASED, f"the round was abandoned: {state.reason}"
+    if isinstance(state, Training):
+        if (why := state.declined.get(client)) is not None:
+            return Fate.RELEASED if is_late(why) else Fate.DECLINED, why
+        return Fate.TRAINING, "has not reported yet"
+    reason = blamed or state.missing[client]
+    if member.is_declined and not is_late(reason):
+        return Fate.DECLINED, reason
+    if silent_s > silence_max_s(state.plan):
+        return Fate.LOST, f"silent for {silent_s:.1f} s when the round ended; {reason}"
+    return Fate.RELEASED, reason
+
+
+def _accepted(accepted: Accepted) -> tuple[Fate, str]:
+    work = accepted.work
+    if work.is_partial:
+        return Fate.PARTIAL, part_of(work.steps_done, work.steps_planned, "step", "counts", "count")
+    return Fate.ACCEPTED, "the report counts"

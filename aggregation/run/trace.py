@@ -1,0 +1,204 @@
+"""A trace: what a run's records tell of its clients' times, for a simulation to have clients like them.
+
+It names nobody: clients are numbered in the order in which the records first mention them. What is trained, how well,
+and where, is not in it. `canonical.canonical` writes it; docs/traces.md describes it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from umbel.aggregation.canonical import EXACT_MAX
+from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
+from umbel.aggregation.types import (
+    LINE_RATE_MAX,
+    LINE_RATE_MIN,
+    OVER_SELECTION_MAX,
+    SECONDS_MAX,
+    TARGET_MAX,
+    require_within,
+)
+
+FORMAT = 1
+CLIENTS_MAX = 10_000_000
+ATTEMPTS_MAX = 1_000_000
+TIME_MAX = 1e11  # Unix seconds: the year 5138
+
+
+@dataclass(frozen=True, slots=True)
+class TracedClient:
+    """One client in one attempt; all but `client`, its number, is as in `ClientRecord`."""
+
+    client: int
+    fate: Fate
+    report_s: float | None
+    silent_s: float
+    sample_count: int
+    steps_done: int
+    steps_planned: int
+    bytes_up: int
+    bytes_down: int
+    train_s: float | None
+    upload_bytes_per_s: float | None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a file with more in it is none that we know
+
+    def __post_init__(self) -> None:
+        require_within(self.client, "client", 0, CLIENTS_MAX - 1)
+        require_within(self.silent_s, "silent_s", 0.0, SECONDS_MAX)
+        require_within(self.sample_count, "sample_count", 0, EXACT_MAX)
+        require_within(self.steps_planned, "steps_planned", 0, EXACT_MAX)
+        require_within(self.steps_done, "steps_done", 0, self.steps_planned)
+        require_within(self.bytes_up, "bytes_up", 0, EXACT_MAX)
+        require_within(self.bytes_down, "bytes_down", 0, EXACT_MAX)
+        for name in ("report_s", "train_s"):
+            if (seconds := getattr(self, name)) is not None:
+                require_within(seconds, name, 0.0, SECONDS_MAX)
+        if self.upload_bytes_per_s is not None:
+            require_within(self.upload_bytes_per_s, "upload_bytes_per_s", LINE_RATE_MIN, LINE_RATE_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedAttempt:
+    """One attempt at a round of training. `waiting`: how many clients waited when it opened, its cohort included.
+
+    `absent`: how many of the run's were not there then, None where that is not known; `absent_clients`: some of them.
+    `secure`: whether nothing is known of single clients' work. `reports_wanted`, `reports_needed`: the record's target
+    and minimum, None where it is from before they were kept. All else is as in `RoundRecord`.
+    """
+
+    round: int
+    attempt: int
+    committed: bool
+    opened_at: float
+    open_s: float
+    window_s: float
+    over_selection: float
+    model_bytes: int
+    bytes_up: int
+    bytes_down: int
+    waiting: int
+    absent: int | None
+    absent_clients: tuple[int, ...]
+    secure: bool
+    clients: tuple[TracedClient, ...]
+    reports_wanted: int | None = None
+    reports_needed: int | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        for name in ("round", "attempt"):
+            require_within(getattr(self, name), name, 1, EXACT_MAX)
+        require_within(self.opened_at, "opened_at", 0.0, TIME_MAX)
+        require_within(self.open_s, "open_s", 0.0, SECONDS_MAX)
+        require_within(self.window_s, "window_s", 0.0, SECONDS_MAX)
+        least = 0.0 if self.reports_wanted is None else 1.0  # 0 in records from before it was kept
+        require_within(self.over_selection, "over_selection", least, OVER_SELECTION_MAX)
+        for name in ("model_bytes", "bytes_up", "bytes_down"):
+            require_within(getattr(self, name), name, 0, EXACT_MAX)
+        require_within(len(self.clients), "the number of clients", 1, TARGET_MAX * int(OVER_SELECTION_MAX))
+        numbers = {one.client for one in self.clients}
+        if len(numbers) < len(self.clients):
+            raise ValueError("a client is in an attempt once")
+        require_within(self.waiting, "waiting", len(self.clients), EXACT_MAX)
+        if self.absent is not None:
+            require_within(self.absent, "absent", len(self.absent_clients), EXACT_MAX)
+        elif self.absent_clients:
+            raise ValueError("absent_clients are some of the absent, whose number must then be known")
+        for client in self.absent_clients:
+            require_within(client, "an absent client", 0, CLIENTS_MAX - 1)
+        if (self.reports_wanted is None) is not (self.reports_needed is None):
+            raise ValueError("reports_wanted and reports_needed are known together, or not at all")
+        if self.reports_wanted is not None and self.reports_needed is not None:
+            require_within(self.reports_wanted, "reports_wanted", 1, TARGET_MAX)
+            require_within(self.reports_needed, "reports_needed", 1, self.reports_wanted)
+
+    @property
+    def mentioned(self) -> set[int]:
+        """The numbers of its clients, and of the absent that it names."""
+        return {*(one.client for one in self.clients), *self.absent_clients}
+
+    @property
+    def in_time(self) -> tuple[TracedClient, ...]:
+        """Those who have reported before it closed."""
+        return tuple(one for one in self.clients if one.report_s is not None and one.report_s <= self.open_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """`clients`: how many there are, numbered from 0. `attempts`: in the order in which they ended."""
+
+    format: int
+    clients: int
+    attempts: tuple[TracedAttempt, ...]
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format {self.format} is not known here; this version reads {FORMAT}")
+        require_within(self.clients, "clients", 1, CLIENTS_MAX)
+        require_within(len(self.attempts), "the number of attempts", 1, ATTEMPTS_MAX)
+        for attempt in self.attempts:
+            if (greatest := max(attempt.mentioned)) >= self.clients:
+                raise ValueError(
+                    f"round {attempt.round} has client {greatest}, and there are {self.clients}, numbered from 0"
+                )
+
+
+def trace_of(records: Iterable[RoundRecord]) -> Trace:
+    """The trace of a run, or of several with the same clients; `records`: in the order in which their attempts ended.
+
+    As in `report_times.observed`, only attempts at training tell, and none during which coordinators were away; nor one
+    that nobody was drawn for. Raises `ValueError` if none is left, or there are too many.
+    """
+    numbers: dict[str, int] = {}
+    attempts = tuple(
+        _attempt(record, numbers)
+        for record in records
+        if record.task.makes_model and not record.away_s and record.clients
+    )
+    if not attempts:
+        raise ValueError("no attempt at training has ended yet in which clients were asked; there is nothing to trace")
+    return Trace(FORMAT, len(numbers), attempts)
+
+
+def _attempt(record: RoundRecord, numbers: dict[str, int]) -> TracedAttempt:
+    clients = tuple(_client(client, _number(client.client, numbers)) for client in record.clients)
+    named = record.absent.named if record.absent is not None else ()
+    return TracedAttempt(
+        round=record.round,
+        attempt=record.attempt,
+        committed=record.committed,
+        opened_at=record.opened_at,
+        open_s=record.open_s,
+        window_s=record.window_s,
+        over_selection=record.over_selection,
+        model_bytes=record.model_bytes,
+        bytes_up=record.bytes_up,
+        bytes_down=record.bytes_down,
+        waiting=record.selected + record.passed_over,
+        absent=None if record.absent is None else record.absent.clients,
+        absent_clients=tuple(_number(one.client, numbers) for one in named),
+        secure=record.secure,
+        clients=clients,
+        reports_wanted=record.target or None,
+        reports_needed=record.minimum or None,
+    )
+
+
+def _client(record: ClientRecord, number: int) -> TracedClient:
+    return TracedClient(
+        client=number,
+        fate=record.fate,
+        report_s=record.report_s,
+        silent_s=record.silent_s,
+        sample_count=record.sample_count,
+        steps_done=min(record.steps_done, EXACT_MAX),  # clients say these, and may say anything
+        steps_planned=min(record.steps_planned, EXACT_MAX),
+        bytes_up=record.bytes_up,
+        bytes_down=record.bytes_down,
+        train_s=None if record.train_s is None else min(record.train_s, SECONDS_MAX),
+        upload_bytes_per_s=record.upload_bytes_per_s,
+    )
+
+
+def _number(client: str, numbers: dict[str, int]) -> int:
+    return numbers.setdefault(client, len(numbers))

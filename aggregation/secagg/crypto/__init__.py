@@ -1,0 +1,1 @@
+"""The cryptography of secure aggregation: key agreement, secret sharing, masks, sealing, signing."""

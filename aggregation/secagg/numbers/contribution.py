@@ -1,0 +1,309 @@
+"""A client's side: from its weight change and what it measured to the integers that it masks.
+
+    y = clip(x) w / weight_unit;    levels: y rotated and rounded on the step (`codec/rotated.py`)
+
+A change with a value beyond `max_abs` is shortened until it has none, then to the clip norm, and then the client weighs
+it, by `sample_count_max` samples at most. Nobody else could, and so only the client can see to these bounds. Whoever
+lies here is not found out: secure aggregation hides that too.
+
+**No bound is answered by a refusal.** The coordinator chooses the bounds. If a client declined where its own numbers
+are beyond one, each attempt would tell the coordinator on which side of it they lie. So a change is shortened, and
+samples beyond `sample_count_max` do not count. `Contribution.remarks` says so, for the client's own log.
+
+**No value is cut by itself.** The coordinator could choose a bound that every value is beyond. Cut to it, a change is
+its signs times the client's weight, and the sum of a few clients with different weights shows the signs of each
+(`tests/aggregation/secagg/attacks/test_bounds_that_tell.py`). So a change is shortened as a whole. That also holds for
+the levels, which have a bound of their own: a change is shortened until nearly none of its levels is beyond it.
+
+**Rounding has no threshold.** On a step that the coordinator chose far too coarse, rounding to the nearest would leave
+the numbers of the largest clients alone. So whatever is masked is rounded up or down at random, by draws that only the
+client knows, and its mean is the number itself: levels, exact values and the size of the change.
+
+**A change that is not finite** is zeros and noise in a private round whose noise the client relies on: the noise covers
+that, too. Elsewhere it is refused (`NonFiniteUpdate`). Zeros there would thin the sum out: where all clients but one
+send zeros, the sum is the update of that one, and a coordinator can bring that about by a learning rate at which
+training diverges for all but the client with the fewest steps. A client that declines is a drop-out instead, and t
+others must be left. How much noise there is, is the coordinator's choice, so a client relies on it only if a budget of
+its own bounds what it costs.
+
+What is refused is refused without numbers: the sentence may go to the coordinator, and it is not to know them.
+
+**The dither is the client's own.** The coordinator knows a round's step. Where the step is so coarse that most levels
+are zero, those that are not are the dither's doing. By a public dither the coordinator could tell whose each is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX, UNIT
+from umbel.aggregation.codec.kernels.rotation import greatest_block_square
+from umbel.aggregation.codec.plan import NORM_MAX, as_float32
+from umbel.aggregation.codec.rotated import Dither
+from umbel.aggregation.errors import NonFiniteUpdate
+from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.privacy.contribution import contribution as noisy_levels
+from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
+from umbel.aggregation.secagg.crypto.masks import Masks
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.words import RMS_UNIT, STEPS_LIMIT, Counts, Measured
+from umbel.aggregation.secagg.numbers.work_floor import steps_needed
+from umbel.aggregation.stated_order import sum_of_squares
+from umbel.aggregation.torch_later import torch
+from umbel.aggregation.update.grid import fitting, greatest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CONTRIBUTION_SECRET_BYTES = 32
+_NORM_MOST = NORM_MAX * (1 - 2.0**-10)  # so that what float32 rounds off takes no norm beyond what can be rotated
+_RMS_WHOLE = LEVEL_MAX / 5  # levels: of normal values, as rotated ones are, one in two million is cut
+_DRAW_BITS = 52  # of a word's dither: as many as a fraction in float64 has
+
+
+class ContributionRefused(SecAggError):
+    """Work that must not be sent; says why, and no number of it."""
+
+
+class TooLittleWork(ContributionRefused):
+    """Less work than the round, or the site, asks of an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """What a client did, as it would say it if nobody else could read it; see `WorkDone`. All of it travels masked.
+
+    `draws`: how often the client was drawn, its weight under proportional weighting; public.
+    """
+
+    sample_count: int = field(repr=False)
+    steps_done: int = field(repr=False)
+    steps_planned: int = field(repr=False)
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
+    evaluation: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
+    evaluation_sample_count: int = field(default=0, repr=False)
+    draws: int = 1
+
+
+SILENT = LocalWork(1, 1, 1)
+"""What every client says in a private round, so that nothing travels without noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a client masks. `words`: int64, `n_words`, to be masked as uint64. `values`: the weighted change, float32,
+    in layout order, zero where it travels among the words. `secret`: what its dither and its noise are drawn from.
+    `remarks`: what was cut or left out, and what helps; they have numbers of this client, so they are for its own log
+    alone.
+    """
+
+    composition: Composition
+    words: Tensor = field(repr=False)
+    values: Tensor = field(repr=False)
+    secret: bytes = field(repr=False)
+    remarks: tuple[str, ...] = field(default=(), repr=False)
+
+    def levels(self) -> Iterator[Tensor]:
+        """The levels in consecutive parts, int32, each a new tensor: the same ones whenever asked. Their lowest `bits`
+        are what counts. Those of a private round have this client's noise.
+        """
+        modular, dither = self.composition.modular, own_dither(self.secret)
+        if (noise := self.composition.secure.noise) is not None:
+            return noisy_levels(modular.rotated, self.values, dither, noise, self.secret)
+        return modular.residues(self.values, dither)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A whole change. `values`: zero at exact values; `exact`: these values; `norm`: L2, of `values`; `greatest`: the
+    greatest absolute value of both, 0 where nobody asks.
+    """
+
+    values: Tensor
+    exact: Tensor
+    norm: float
+    greatest: float
+
+
+def own_dither(secret: bytes) -> Dither:
+    """A client's own dither: 2 bytes of a keystream (`masks.py`) for each level, the same ones whenever asked."""
+    keystream = Masks([dither_key(secret)], [1])
+
+    def part(first: int, length: int) -> Tensor:
+        drawn = torch.zeros(length, dtype=torch.int16)
+        keystream.apply(drawn, first)
+        return drawn.to(torch.int32).bitwise_and_(UNIT - 1)
+
+    return part
+
+
+def contribution(
+    composition: Composition,
+    change: Callable[[], Iterator[Tensor]],
+    work: LocalWork,
+    secret: bytes,
+    *,
+    is_covered: bool = False,
+) -> Contribution:
+    """`change` gives the weight change from its beginning as float32 in pieces, on the CPU. `secret`: 32 bytes that
+    nobody can guess, for this contribution alone: its dither and its noise are drawn from them. `is_covered`: whether
+    the client relies on the round's noise, which there must be then.
+
+    Raises `ContributionRefused`, and `NonFiniteUpdate` for a change that is not finite; where noise covers it and the
+    work is enough, neither. Memory: the change, as float32.
+    """
+    if len(secret) != CONTRIBUTION_SECRET_BYTES:
+        raise ValueError(f"a contribution takes a secret of {CONTRIBUTION_SECRET_BYTES} random bytes")
+    steps, is_private = (work.steps_done, work.steps_planned), composition.secure.noise is not None
+    if is_private:
+        require_private_model(composition.layout)
+        work, (read, remarks) = SILENT, _read_unseen(composition, change, is_covered=is_covered)
+    else:
+        read, remarks = _read(composition, change, greatest), tuple[str, ...]()
+    weight = _weight(composition, work)
+    require_enough(*steps, composition.secure.minimum_work)
+    divisor, most = fitting(read.greatest, composition.grid)
+    if divisor != 1.0:
+        remarks += (
+            f"a value of the update is beyond the run's max_abs {composition.grid.max_abs:g}, so the whole update is "
+            "shortened: train with a lower learning rate, or have max_abs raised in the run file",
+        )
+    fitted = most / divisor
+    block_norm = math.sqrt(greatest_block_square(read.values, composition.modular.rotated.blocks))
+    scale, shortened = _scale(composition, read.norm * fitted, block_norm * fitted, weight)
+    read.values.div_(divisor).mul_(as_float32(most * scale))
+    draws = _word_draws(secret, 1 + composition.exact.n_values)
+    counts, measured = _counts(composition, work, weight, read.norm * fitted * scale, draws[:1], is_private=is_private)
+    exact = read.exact.to(torch.float64).div_(divisor).mul_(most * weight).div_(composition.grid.step)
+    exact_most = math.ceil(composition.grid.max_abs / composition.grid.step) * weight  # a last bit may be beyond it
+    joined = composition.words.join(counts, measured, _at_random(exact, draws[1:]).clamp_(-exact_most, exact_most))
+    return Contribution(composition, joined, read.values, secret, remarks + shortened)
+
+
+def nothing(composition: Composition) -> Callable[[], Iterator[Tensor]]:
+    """The change of a client whose training has failed and whom noise covers: what it sends is noise alone."""
+    return lambda: iter([torch.zeros(composition.layout.n_values, dtype=torch.float32)])
+
+
+def _scale(composition: Composition, norm: float, block_norm: float, weight: int) -> tuple[float, tuple[str, ...]]:
+    """What a change is multiplied by: it is clipped, weighed, and shortened to what can be rotated and rounded; and the
+    remarks. `norm`, `block_norm`: L2, of the change and of its longest block.
+    """
+    scale, remarks = composition.codec.scale(norm) * weight / composition.secure.weight_unit, tuple[str, ...]()
+    if norm * scale > _NORM_MOST:
+        scale = _NORM_MOST / norm
+        remarks += ("the weight change is far too long, and is shortened: train with a lower learning rate",)
+    rms = block_norm * scale / composition.modular.rotated.blocks.side * composition.codec.inverse_step
+    if rms > _RMS_WHOLE:
+        scale *= _RMS_WHOLE / rms
+        remarks += (
+            f"the round's step is so fine that this update is shortened to fit into {LEVEL_MAX} steps, and a sum with "
+            "another step would show by how much: ask the coordinator's operator why",
+        )
+    return scale, remarks
+
+
+def _word_draws(secret: bytes, n: int) -> Tensor:
+    """A client's own draws for `n` of its words: int64, from 0 on, of `_DRAW_BITS` bits."""
+    drawn = torch.zeros(n, dtype=torch.int64)
+    Masks([word_dither_key(secret)], [1]).apply(drawn)
+    return drawn.bitwise_and_((1 << _DRAW_BITS) - 1)
+
+
+def _at_random(values: Tensor, draws: Tensor) -> Tensor:
+    """float64 -> int64: rounded up as often as the fraction says, and down else. A whole number stays what it is."""
+    whole = values.floor()
+    is_up = (values - whole).mul_(2.0**_DRAW_BITS) > draws.to(torch.float64)
+    return whole.to(torch.int64).add_(is_up)
+
+
+def _counts(
+    composition: Composition, work: LocalWork, weight: int, norm: float, draw: Tensor, *, is_private: bool
+) -> tuple[Counts, list[Measured]]:
+    """The words but for the exact values. `norm`: of the weighted change. `draw`: for the one word that is rounded."""
+    samples, words = _samples(composition, work), composition.words
+    measured = [words.measured(work.metrics.get(name), samples) for name in words.metrics]
+    measured += [words.measured(work.evaluation.get(name), work.evaluation_sample_count) for name in words.evaluation]
+    rms = norm / math.sqrt(max(composition.layout.n_values, 1))
+    size = torch.tensor([min(rms * composition.codec.inverse_step, LEVEL_MAX) * RMS_UNIT], dtype=torch.float64)
+    counts = Counts(
+        clients=1,
+        weight=weight,
+        sample_count=samples,
+        n_partial=int(work.steps_done < work.steps_planned),
+        steps_done=min(work.steps_done, STEPS_LIMIT),
+        steps_planned=min(work.steps_planned, STEPS_LIMIT),
+        rms=0 if is_private else int(_at_random(size, draw)),
+        n_cut=sum(is_cut for _, is_cut in measured),
+    )
+    return counts, [one for one, _ in measured]
+
+
+def require_enough(steps_done: int, steps_planned: int, floor: float) -> None:
+    """Raise `TooLittleWork` if so many steps are less than this share of those planned (`work_floor.py`)."""
+    if steps_done < steps_needed(floor, steps_planned):
+        raise TooLittleWork("less of the work was done than must be for an update to hide among the others")
+
+
+def _samples(composition: Composition, work: LocalWork) -> int:
+    """How many of its samples count."""
+    return min(work.sample_count, composition.sample_count_max)
+
+
+def _weight(composition: Composition, work: LocalWork) -> int:
+    """What the client counts in the mean."""
+    if work.sample_count < 1:
+        raise ContributionRefused("trained on no samples: let train return how many there are")
+    if not 1 <= work.steps_done <= work.steps_planned:
+        raise ContributionRefused("steps_done must lie between 1 and steps_planned; correct what train returns")
+    if not composition.secure.is_proportional:
+        return _samples(composition, work)
+    if not 1 <= work.draws <= composition.secure.clients_max:
+        raise ContributionRefused("a round draws no client so often; the assignment is wrong")
+    return work.draws
+
+
+def _read_unseen(
+    composition: Composition, change: Callable[[], Iterator[Tensor]], *, is_covered: bool
+) -> tuple[_Change, tuple[str, ...]]:
+    """The change of a private round: the clip bounds its values, and noise that is relied on covers zeros."""
+    read = _read(composition, change, lambda _piece, _first: 0.0)
+    if math.isfinite(read.norm):
+        return read, ()
+    if not is_covered:
+        raise NonFiniteUpdate("the weight change is not finite")
+    read.values.zero_()
+    return replace(read, norm=0.0), (
+        "the update is not finite, so zeros and noise are sent in its place: training diverged, or the data hold a NaN "
+        "or infinity; check the data, then try a smaller learning rate",
+    )
+
+
+def _read(
+    composition: Composition,
+    change: Callable[[], Iterator[Tensor]],
+    greatest_of: Callable[[Tensor, int], float],
+) -> _Change:
+    """`greatest_of`: the greatest absolute value of a piece, the first value of which has this index."""
+    values = torch.empty(composition.layout.n_values, dtype=torch.float32)
+    exact = torch.empty(composition.exact.n_values, dtype=torch.float32)
+    squares, first, most = list[float](), 0, 0.0
+    for piece in change():
+        place = values[first : first + piece.numel()]
+        if place.numel() != piece.numel():
+            raise ValueError(f"there are more than the layout's {values.numel()} values")
+        place.copy_(piece)
+        most = max(most, greatest_of(place, first))
+        for at, here in composition.exact.within(first, piece.numel()):
+            exact[at : at + here.stop - here.start] = place[here]
+            place[here] = 0.0
+        squares.append(sum_of_squares(place))
+        first += piece.numel()
+    if first != values.numel():
+        raise ValueError(f"there are {first} values, the layout has {values.numel()}")
+    return _Change(values, exact, math.sqrt(math.fsum(squares)), most)

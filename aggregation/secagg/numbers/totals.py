@@ -1,0 +1,234 @@
+"""The coordinator's side: from the unmasked sums to what a round comes to, and the mean that the next model is made of.
+
+    mean = unrotate((sum of levels) D / n) n weight_unit / (sum of w)
+
+The levels' sum is lifted from modulo 2^bits to the integers around zero. Whether they were right modulo 2^bits the
+words tell: each client has added a one, and the ones must be as many as the clients. Whether they *fit* the bits, the
+coordinates near the edge tell: a rotated sum is Gaussian, so where more than a hundredth of them lies beyond three
+quarters of the range, one in two thousand has wrapped, and the sum is refused rather than made a model of.
+
+A metric that fewer than the round's `minimum` clients have measured is left out: it would be nobody else's. (That keeps
+it out of records. The coordinator has seen the sum.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from umbel.aggregation.codec.exact import ExactPlaces
+from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
+from umbel.aggregation.codec.modular import lift
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.plan import SumShown
+from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, RMS_UNIT, STEPS_LIMIT, Counts, Measured
+from umbel.aggregation.torch_later import torch
+from umbel.aggregation.update.grid import Grid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WRAP_SHARE = 0.01
+_HASHED = 1 << 20
+
+
+class TotalsRefused(SecAggError):
+    """Sums of which no model is made: the attempt has failed, and whoever takes part in the next trains anew."""
+
+
+class CanaryWrong(TotalsRefused):
+    """The words do not count the clients: a mask did not come off, or a client did not count itself once."""
+
+
+class ImplausibleTotals(TotalsRefused):
+    """Sums that clients which keep to the protocol cannot have. Which of them did not, nobody can tell."""
+
+
+class SumWrapped(TotalsRefused):
+    """The levels' sum was larger than its bits: the next attempt must take more (`SecurePlan.unwrapping`)."""
+
+
+class MeanOfSum:
+    """The weighted mean of the changes in a sum."""
+
+    def __init__(
+        self, values: Tensor, exact: Tensor, places: ExactPlaces, grid: Grid, weights: tuple[int, int]
+    ) -> None:
+        """`values`: the plain mean of the weighted changes, float32. `exact`: the sums of the exact values, int64.
+        `weights`: what `values` must be multiplied by, and the sum of all weights.
+        """
+        self._values = values
+        self._exact = exact
+        self._places = places
+        self._grid = grid
+        self._factor, self._total_weight = weights
+
+    def mean_slice(self, start: int, stop: int) -> Tensor:
+        """The mean of coordinates `start` to `stop`, float64: the same bits on every machine."""
+        mean = self._values[start:stop].to(torch.float64).mul_(self._factor).div_(self._total_weight)
+        for at, here in self._places.within(start, stop - start):
+            sums = self._exact[at : at + here.stop - here.start]
+            mean[here] = sums.to(torch.float64).mul_(self._grid.step).div_(self._total_weight)
+        return mean
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a secure round comes to.
+
+    `metrics`, `evaluation`: means over samples, of those that enough clients measured; `measured_by`: by how many, as
+    `training.NAME` and `evaluation.NAME`. `n_cut`: how many of their values were beyond 65,536, and were cut there.
+    `sum_sha256`: of the lifted levels and then the words, as int64, little-endian, hex.
+    """
+
+    n_clients: int
+    total_weight: int
+    sample_count: int
+    n_partial: int
+    steps_done: int
+    steps_planned: int
+    n_cut: int
+    metrics: Mapping[str, float]
+    evaluation: Mapping[str, float]
+    measured_by: Mapping[str, int]
+    shown: SumShown
+    sum_sha256: str
+    mean: MeanOfSum = field(repr=False)
+
+
+def totals(
+    composition: Composition, levels: Tensor, words: Tensor, ranks: Sequence[int], total_draws: int | None = None
+) -> Totals:
+    """What the sums of these clients come to, without masks.
+
+    `levels`: signed integers of any width that holds the plan's bits, `n_levels`, of which the lowest `bits` count.
+    `words`: int64, `n_words`. `ranks`: of the clients in the sums, in any order. `total_draws`: how often they were
+    drawn, where that is their weight. Raises a `TotalsRefused`, and `ValueError` for vectors of another length.
+    """
+    _check_ranks(composition, ranks)
+    counts, measured, exact = composition.words.split(words)
+    _check_counts(composition, counts, len(ranks), len(ranks) if total_draws is None else total_draws)
+    for one in measured:
+        _check_measured(composition, one, counts)
+    _check_exact(composition, exact, counts.weight)
+    lifted = lift(levels.to(torch.int32), composition.secure.bits)
+    shown = _shown(composition, lifted, counts)
+    secure, n_trained = composition.secure, len(composition.secure.metrics)
+    weights = counts.clients * secure.weight_unit, counts.weight
+    mean = composition.modular.mean(lifted, counts.clients)
+    training, evaluation = measured[:n_trained], measured[n_trained:]
+    measured_by = {f"training.{name}": one.clients for name, one in zip(secure.metrics, training, strict=True)}
+    measured_by |= {f"evaluation.{name}": one.clients for name, one in zip(secure.evaluation, evaluation, strict=True)}
+    return Totals(
+        n_clients=counts.clients,
+        total_weight=counts.weight,
+        sample_count=counts.sample_count,
+        n_partial=counts.n_partial,
+        steps_done=counts.steps_done,
+        steps_planned=counts.steps_planned,
+        n_cut=counts.n_cut,
+        metrics=_means(composition, secure.metrics, training),
+        evaluation=_means(composition, secure.evaluation, evaluation),
+        measured_by=measured_by,
+        shown=shown,
+        sum_sha256=_sha256(lifted, words),
+        mean=MeanOfSum(mean, exact, composition.exact, composition.grid, weights),
+    )
+
+
+def _check_ranks(composition: Composition, ranks: Sequence[int]) -> None:
+    """Raise `TotalsRefused` for a set of clients that no sum of this round may have."""
+    most, least = composition.secure.clients_max, composition.secure.minimum
+    if not least <= len(set(ranks)) == len(ranks) <= most or not all(0 <= rank < most for rank in ranks):
+        raise TotalsRefused(f"a sum of this round has {least} to {most} of its clients, each of them once")
+
+
+def _check_counts(composition: Composition, counts: Counts, n_clients: int, total_draws: int) -> None:
+    """Raise `CanaryWrong` unless the ones add up, `ImplausibleTotals` for counts that no such cohort has."""
+    if counts.clients != n_clients:
+        raise CanaryWrong(
+            "the words do not count the clients in the sum: a mask did not come off, or a client did not count itself "
+            "once; nothing is made of it"
+        )
+    weight = total_draws if composition.secure.is_proportional else counts.sample_count
+    if not (
+        counts.weight == weight
+        and n_clients <= counts.weight <= composition.grid.total_weight_max
+        and n_clients <= counts.sample_count <= n_clients * composition.sample_count_max
+        and 0 <= counts.n_partial <= n_clients
+        and n_clients <= counts.steps_done <= counts.steps_planned <= n_clients * STEPS_LIMIT
+        and 0 <= counts.rms <= n_clients * LEVEL_MAX * RMS_UNIT
+        and 0 <= counts.n_cut <= n_clients * (len(composition.secure.metrics) + len(composition.secure.evaluation))
+    ):
+        raise ImplausibleTotals(
+            "the masked counts add up to what no such clients have: one of them does not keep to the protocol; nothing "
+            "is made of it"
+        )
+
+
+def _check_measured(composition: Composition, one: Measured, counts: Counts) -> None:
+    most = one.samples * int(METRIC_LIMIT) << composition.words.fraction_bits
+    is_plausible = 0 <= one.clients <= counts.clients and (
+        one.clients <= one.samples <= one.clients * composition.sample_count_max
+    )
+    if not (is_plausible and abs(one.value) <= most):
+        raise ImplausibleTotals(
+            "a masked metric adds up to what no such clients measure: one of them does not keep to the protocol; "
+            "nothing is made of it"
+        )
+
+
+def _check_exact(composition: Composition, exact: Tensor, total_weight: int) -> None:
+    if not exact.numel():
+        return
+    low, high = (int(bound.item()) for bound in exact.aminmax())
+    if max(-low, high) > math.ceil(composition.grid.max_abs / composition.grid.step) * total_weight:
+        raise ImplausibleTotals(
+            "the masked values of a tensor that is not rounded add up to more than the run's max_abs: one of the "
+            "clients does not keep to the protocol; nothing is made of it"
+        )
+
+
+def _shown(composition: Composition, lifted: Tensor, counts: Counts) -> SumShown:
+    """What the next round's numbers are made of. Raises `SumWrapped`."""
+    share = composition.modular.share_near_the_edge(lifted)
+    if share > WRAP_SHARE:
+        raise SumWrapped(
+            f"{share:.1%} of the sum's coordinates lie near the edge of its {composition.secure.bits} bits, so some "
+            "have wrapped: the updates have grown too fast; the next attempt takes bits that no sum can exceed"
+        )
+    noise = counts.clients * composition.secure.noise_variance
+    step = 1 / composition.codec.inverse_step
+    spread = math.sqrt(max(_mean_square(lifted, composition.modular.rotated.blocks.size) - noise, 0.0)) * step
+    return SumShown(counts.clients, counts.rms / (RMS_UNIT * counts.clients) * step, spread, share)
+
+
+def _mean_square(sums: Tensor, block: int) -> float:
+    """The greatest of the blocks' mean squares, from exact integers: `sums` are int32, a block 4,096 at most."""
+    greatest = 0.0
+    for part in torch.split(sums, max(1, _HASHED // block) * block):
+        squares = part.to(torch.int64).square().view(-1, block)
+        high = (squares >> 31).sum(1).to(torch.float64)  # the sum itself might not fit
+        low = (squares & ((1 << 31) - 1)).sum(1).to(torch.float64)
+        greatest = max(greatest, float((high.mul_(2.0**31).add_(low)).amax()) / block)
+    return greatest
+
+
+def _means(composition: Composition, names: Sequence[str], measured: Sequence[Measured]) -> dict[str, float]:
+    return {
+        name: composition.words.mean_of(one)
+        for name, one in zip(names, measured, strict=True)
+        if one.clients >= composition.secure.minimum
+    }
+
+
+def _sha256(lifted: Tensor, words: Tensor) -> str:
+    sha = hashlib.sha256()
+    for vector in (lifted, words):
+        for part in torch.split(vector, _HASHED):
+            sha.update(part.to(torch.int64).numpy().astype("<i8", copy=False).data)
+    return sha.hexdigest()

@@ -1,0 +1,1 @@
+"""Whose keys are believed: member lists, public keys, fingerprints and signed requests."""

@@ -1,0 +1,1 @@
+"""The bytes of a client update, and the exact sum of many."""

@@ -1,0 +1,1 @@
+"""The command line of sites, operators, auditors and officers."""

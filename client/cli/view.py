@@ -1,0 +1,189 @@
+"""A run's progress as something to look at: the round under way first, who does what in it, then those that ended.
+
+On a page all of it is told. On a screen, which is as high as it is, the newest of it that fits.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
+from umbel.aggregation.trust.fingerprint import short_groups
+from umbel.client.cli.columns import Column, table_lines
+from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, name_of, table_of
+from umbel.client.printable import printable
+
+ENDED_SHOWN = 50
+CLIENTS_SHOWN = 20
+_PROSE_LINES_MAX = 3  # of a sentence on a screen
+_ENDED_ROWS_MIN = 4  # so many ended rounds have a place on a screen, however many clients are at work
+_STYLES = {
+    Fate.TRAINING: "cyan",
+    Fate.ACCEPTED: "green",
+    Fate.PARTIAL: "yellow",
+    Fate.RELEASED: "dim",
+    Fate.DECLINED: "magenta",
+    Fate.LOST: "red",
+    Fate.UNFIT: "red",
+}
+_AT_WORK_FIRST = (Fate.TRAINING, Fate.DECLINED, Fate.LOST, Fate.UNFIT, Fate.PARTIAL, Fate.ACCEPTED, Fate.RELEASED)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPicture:
+    """The whole picture. `fits_screen`: no higher than the console it is drawn on."""
+
+    run: RunView
+    ended: Sequence[RoundRecord]
+    live: LiveRound | None
+    turned_away: Sequence[TurnedAway] = ()
+    fits_screen: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        pen = _Pen(console, options.max_width)
+        lines = self._screen(pen, console.height - 1) if self.fits_screen else self._page(pen)
+        yield Text("\n", no_wrap=True).join(lines)
+
+    def _page(self, pen: "_Pen") -> list[Text]:
+        newest, notes = self.ended[-ENDED_SHOWN:], Notes()
+        lines = pen.prose(_headline(self.run), *_terms(self.run))
+        if self.live is not None:
+            table = _client_lines(self.live.clients, pen.width, CLIENTS_SHOWN)
+            lines += pen.prose(*_live_words(self.live)) + table
+            if (declined := notes.on_declined(self.live, table)) is not None:
+                lines += pen.prose(declined)
+        lines += pen.prose(*map(_away, self.turned_away))
+        if newest:
+            lines += table_of(newest, pen.width)
+            lines += pen.prose(*_notes_on(self._told_of(newest), notes))
+        if any(record.evaluation for record in newest):
+            lines += pen.prose(Text(LEGEND, "dim"))
+        if n_older := len(self.ended) - len(newest):
+            older = counted(n_older, "older attempt is", "older attempts are")
+            lines += pen.prose(Text(f"{older} not shown here; --json tells all of them", "dim"))
+        return lines
+
+    def _told_of(self, newest: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
+        """Of whom notes are made: what canaries have found stays, however long ago."""
+        older = self.ended[: len(self.ended) - len(newest)]
+        return (*(record for record in older if record.task.tries_clients), *newest)
+
+    def _screen(self, pen: "_Pen", height: int) -> list[Text]:
+        lines = pen.prose(_headline(self.run), lines_max=_PROSE_LINES_MAX)
+        n_ended = min(len(self.ended), _ENDED_ROWS_MIN)
+        if self.live is not None:
+            lines += pen.prose(*_live_words(self.live), lines_max=_PROSE_LINES_MAX)
+            room = height - len(lines) - (n_ended + 1 if n_ended else 0)
+            lines += _client_lines(self.live.clients, pen.width, min(room - 1, CLIENTS_SHOWN))
+        away = pen.prose(*map(_away, self.turned_away), lines_max=_PROSE_LINES_MAX)
+        lines += away[: max(0, height - len(lines) - n_ended - 1)]
+        if self.ended and (n_rows := min(height - len(lines) - 1, 10)) > 0:
+            lines += table_of(self.ended[-n_rows:], pen.width)
+            lines += self._newest_notes(pen, height - len(lines))
+        return lines[:height]
+
+    def _newest_notes(self, pen: "_Pen", room: int) -> list[Text]:
+        """Those of the newest rounds for which there is room, in the order of the rounds; cut if there is no room for
+        those of one round.
+        """
+        noted, told = list[RoundRecord](), list[Text]()
+        for record in reversed(self.ended):
+            if Notes().on(record) is None:
+                continue
+            noted.insert(0, record)
+            lines = pen.prose(*_notes_on(noted, Notes()))  # the oldest of them have the whole reasons
+            if len(lines) > room:
+                break
+            told = lines
+        return told if told or not noted or room < 1 else pen.prose(*_notes_on(noted[-1:], Notes()), lines_max=room)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    """Writes sentences in lines of at most `width` characters."""
+
+    console: Console
+    width: int
+
+    def prose(self, *sentences: Text, lines_max: int | None = None) -> list[Text]:
+        """What does not fit in so many lines each ends in an ellipsis."""
+        return [line for sentence in sentences for line in self._wrapped(sentence, lines_max)]
+
+    def _wrapped(self, sentence: Text, lines_max: int | None) -> list[Text]:
+        lines = list(sentence.wrap(self.console, self.width))
+        if lines_max is None or len(lines) <= lines_max:
+            return lines
+        last = lines[lines_max - 1]
+        last.truncate(self.width - 1)
+        return [*lines[: lines_max - 1], last.append("…")]
+
+
+def _headline(run: RunView) -> Text:
+    line = Text.assemble(
+        (printable(run.name), "bold"),
+        f"  {run.rounds_done} of {counted(run.rounds_planned, 'round')}  ",
+        run.status.value,
+    )
+    return line.append(f"  {printable(run.reason)}", "dim") if run.reason else line
+
+
+def _notes_on(records: Sequence[RoundRecord], notes: Notes) -> list[Text]:
+    return [text for record in records if (text := notes.on(record)) is not None]
+
+
+def _terms(run: RunView) -> Iterator[Text]:
+    """What it has cost in privacy, whose keys it is bound to, and by what it can be audited."""
+    if run.privacy is not None:
+        yield Text(f"privacy: {run.privacy.words}")
+    if run.members_sha256:
+        yield Text(f"member list {printable(short_groups(run.members_sha256))} … (--json tells the whole hash)", "dim")
+    if run.audit_head:
+        yield Text(f"audit head {printable(run.audit_head)}", "dim")
+
+
+def _live_words(live: LiveRound) -> list[Text]:
+    left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
+    line = Text(f"{name_of(live)}: {printable(live.phase)}{left}").append(f"  {printable(live.why)}", "dim")
+    has_absent = live.absent is not None and live.absent.clients
+    return [line, Text(absent_words(live.absent), "yellow")] if live.absent and has_absent else [line]
+
+
+def _away(one: TurnedAway) -> Text:
+    """Who may not take part, and why: nobody else would tell who waits for them."""
+    return Text(f"{printable(one.client)} turned away: {printable(one.reason)}", "magenta")
+
+
+def _client_lines(clients: Sequence[ClientRecord], width: int, n_max: int) -> list[Text]:
+    """A row a client; where they are too many for `n_max` rows, those still at work first, and the others counted."""
+    if not clients or n_max < 1:
+        return []
+    if len(clients) <= n_max:
+        return _client_table(clients, width)
+    in_order = sorted(clients, key=lambda one: (_AT_WORK_FIRST.index(one.fate), one.client))
+    rest = Counter(client.fate.value for client in in_order[n_max - 1 :])
+    counts = Text("… " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items())))
+    counts.truncate(width, overflow="ellipsis")
+    return [*(_client_table(in_order[: n_max - 1], width) if n_max > 1 else []), counts]
+
+
+def _samples_of(clients: Sequence[ClientRecord]) -> list[Column]:
+    """Nothing where nobody knows it, as in secure rounds."""
+    if not any(one.sample_count for one in clients):
+        return []
+    return [Column("samples", [Text(str(one.sample_count or "")) for one in clients], worth=10)]
+
+
+def _client_table(clients: Sequence[ClientRecord], width: int) -> list[Text]:
+    steps = [f"{one.steps_done} of {one.steps_planned}" if one.steps_planned else "" for one in clients]
+    columns = [
+        Column("client", [Text(printable(one.client)) for one in clients], worth=50, least=16),
+        Column("state", [Text(one.fate.value, _STYLES[one.fate]) for one in clients], worth=40),
+        Column("steps", [Text(cell) for cell in steps], worth=20),
+        *_samples_of(clients),
+        Column("", [Text(printable(one.reason)) for one in clients], worth=30, least=20),
+    ]
+    return table_lines(columns, width)

@@ -1,0 +1,103 @@
+"""A run's audit bundles on an auditor's machine: downloaded, verified, and kept as a file of one bundle a line."""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.audit.bundle import AuditFailed, Bundle, RoundEnded, RunCreated
+from umbel.aggregation.audit.chain import Auditor
+from umbel.aggregation.canonical import Json, canonical, parsed
+from umbel.client.errors import CoordinatorMisbehaved, first_finding
+from umbel.client.operator.operator import Operator
+
+_BUNDLE = TypeAdapter(Bundle)
+_FACTS: dict[object, TypeAdapter[Any]] = {"run": TypeAdapter(RunCreated), "round": TypeAdapter(RoundEnded)}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of an audit file, as `GET /v1/admin/runs/{run}/audit` tells it too.
+
+    `updates_deleted_at`: the coordinator's word, not signed; None while the updates are kept.
+    """
+
+    bundle: Json
+    sha256: str
+    signature: str
+    updates_deleted_at: float | None
+
+    @property
+    def text(self) -> str:
+        return canonical(self)
+
+
+def download(operator: Operator, run: str) -> Iterator[Line]:
+    """A run's bundles, from its creation to the newest. Raises `CoordinatorMisbehaved` for what are none."""
+    after = 0
+    while True:
+        try:
+            page = parsed(operator.audit_page(run, after).decode())
+            lines = [_line(one) for one in _list(_object(page).get("bundles"))]
+        except ValueError as error:
+            raise CoordinatorMisbehaved(f"what came are no audit bundles: {error}") from error
+        if not lines:
+            return
+        yield from lines
+        after += len(lines)
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of an audit file. Raises `AuditFailed` for one that is none, `OSError`."""
+    with path.open("rb") as file:
+        for number, text in enumerate(file):
+            try:
+                yield _line(parsed(text.decode()))
+            except ValueError as error:
+                raise AuditFailed(f"bundle {number}: line {number + 1} of {path} is no bundle: {error}") from error
+
+
+def verify(lines: Iterable[Line], keys: Collection[bytes]) -> tuple[Auditor, list[Line]]:
+    """Follow a chain from its first bundle on. Raises `AuditFailed` at the first that does not fit."""
+    auditor, taken = Auditor(keys, parse_bundle), list[Line]()
+    for line in lines:
+        auditor.follow(line.bundle, line.sha256, line.signature)
+        taken.append(line)
+    if not taken:
+        raise AuditFailed("there is no bundle at all: a chain begins with its run's creation")
+    return auditor, taken
+
+
+def parse_bundle(raw: Json) -> Bundle:
+    """A bundle from its JSON. Raises `AuditFailed` for one that lacks something, or is of a kind not known here."""
+    bundle = _object(raw)
+    kind = bundle.get("kind")
+    facts = _FACTS.get(kind) if isinstance(kind, str) else None
+    if facts is None:
+        raise AuditFailed(f"it is of a kind that this umbel does not know: {kind!r}")
+    try:
+        return _BUNDLE.validate_python({**bundle, "facts": facts.validate_python(bundle.get("facts"))})
+    except ValidationError as error:
+        raise AuditFailed(f"it is no whole bundle: {first_finding(error, 'bundle')}") from error
+
+
+def _line(value: Json) -> Line:
+    line = _object(value)
+    sha256, signature, deleted_at = line.get("sha256"), line.get("signature"), line.get("updates_deleted_at")
+    if not (isinstance(sha256, str) and isinstance(signature, str) and isinstance(deleted_at, int | float | None)):
+        raise ValueError("sha256, signature or updates_deleted_at are missing beside the bundle")
+    return Line(line.get("bundle"), sha256, signature, deleted_at)
+
+
+def _object(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise ValueError("not an array")
+    return value

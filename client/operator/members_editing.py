@@ -1,0 +1,145 @@
+"""Changes to a member list on an officer's disk: a list without signatures is changed where it is, a signed one never;
+what is changed of it is its next epoch, in another file. And an officer's signature under one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from umbel.aggregation.trust.member_files import members_bytes
+from umbel.aggregation.trust.members import (
+    MemberList,
+    NotAMember,
+    SignedMembers,
+    TooFewSignatures,
+    check_first,
+    require_follows,
+)
+from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
+from umbel.client.files import write_atomically
+from umbel.client.operator.officer_key import load_officer_key
+from umbel.client.policy.members_store import read_members_file
+
+Part = Literal["members", "officers"]
+Change = Callable[[MemberList], MemberList]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one list changes of another: names of members, then of officers. `rekeyed`: the same name, another key."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    rekeyed: tuple[str, ...]
+
+
+def new_file(path: Path, members: MemberList) -> SignedMembers:
+    """Write a list that nobody has signed. Raises `ValueError` if the file is there already."""
+    if path.exists():
+        raise ValueError(f"{path} is there already; name another file")
+    return write_members_file(path, SignedMembers(members, {}))
+
+
+def edit_file(path: Path, out: Path | None, change: Change) -> SignedMembers:
+    """Change the list in `path`, and write it there, or, as the next epoch of a signed one, to `out`.
+
+    Raises `ValueError` for a signed list without `out`, and for one that some have signed and too few.
+    """
+    signed = read_members_file(path)
+    changed = change(_draft_of(signed))
+    if out is not None:
+        return new_file(out, changed)
+    if signed.signatures:
+        raise ValueError(f"{path} is signed; name a file for the next epoch with --out, for this one is still needed")
+    return write_members_file(path, SignedMembers(changed, {}))
+
+
+def with_entry(part: Part, name: str, key: str) -> Change:
+    """Add a name, which must be new, with its key."""
+    text = public_key_text(public_key_bytes(key, f"the key of {name!r}"))
+
+    def change(members: MemberList) -> MemberList:
+        if name in _part(members, part):
+            raise ValueError(f"{name!r} is there already; to give it another key, remove it first")
+        return _with_part(members, part, {**_part(members, part), name: text})
+
+    return change
+
+
+def without_entry(part: Part, name: str) -> Change:
+    """Remove a name, which must be there."""
+
+    def change(members: MemberList) -> MemberList:
+        if name not in _part(members, part):
+            raise ValueError(f"{name[:63]!r} is not among the {part} of {members.name!r}")
+        return _with_part(members, part, {one: key for one, key in _part(members, part).items() if one != name})
+
+    return change
+
+
+def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: MemberList | None = None) -> SignedMembers:
+    """Put the signature of an officer, of the list in `path` or of the one before (`previous`), under it, in its file.
+
+    `ask`: for the key's passphrase, if it needs one. Raises `ValueError` for a list without members, or with fewer
+    officers than its quorum, `NotTheSuccessor`, `NotAMember` for the key of nobody in either list,
+    `BadOfficerSignature`, `StateError`, `OSError`; then the file is as it was.
+    """
+    signed = read_members_file(path)
+    if not signed.list.members:
+        raise ValueError(f"{path} has no members, so nobody could take part: add them first (umbel members add)")
+    if len(signed.list.officers) < signed.list.quorum:
+        raise ValueError(f"{path} has fewer officers than the {signed.list.quorum} that must sign it: add them first")
+    if previous is not None:
+        require_follows(previous, signed.list)
+    key = load_officer_key(key_file, ask)
+    text = public_key_text(key.public_key().public_bytes_raw())
+    officers = {*signed.list.officers.values(), *(previous.officers.values() if previous is not None else ())}
+    if text not in officers:
+        raise NotAMember(
+            f"{key_file} is not the key of an officer of {path}; if it is of one of the epoch before, name that "
+            "list with --previous"
+        )
+    after = signed.signed_with(key)
+    after.signers_among(signed.list.officers)  # others' signatures that do not fit are said before this one stands
+    return write_members_file(path, after)
+
+
+def difference(old: MemberList, new: MemberList) -> tuple[Difference, Difference]:
+    """What `new` changes of `old`: among the members, and among the officers."""
+    return _difference(old.members, new.members), _difference(old.officers, new.officers)
+
+
+def write_members_file(path: Path, signed: SignedMembers) -> SignedMembers:
+    """Replace a member list's file, whole. Raises `OSError`."""
+    write_atomically(path, members_bytes(signed))
+    return signed
+
+
+def _draft_of(signed: SignedMembers) -> MemberList:
+    """The list to change: this one if nobody has signed it, else its next epoch."""
+    if not signed.signatures:
+        return signed.list
+    try:
+        check_first(signed)
+    except TooFewSignatures as error:
+        raise ValueError(
+            f"{error}; what is signed by some is not changed: two lists of one epoch could both come into force"
+        ) from error
+    return replace(signed.list, epoch=signed.list.epoch + 1, previous=signed.list.sha256)
+
+
+def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> Difference:
+    return Difference(
+        added=tuple(sorted(new.keys() - old.keys())),
+        removed=tuple(sorted(old.keys() - new.keys())),
+        rekeyed=tuple(sorted(name for name in old.keys() & new.keys() if old[name] != new[name])),
+    )
+
+
+def _part(members: MemberList, part: Part) -> Mapping[str, str]:
+    return members.members if part == "members" else members.officers
+
+
+def _with_part(members: MemberList, part: Part, entries: Mapping[str, str]) -> MemberList:
+    return replace(members, members=entries) if part == "members" else replace(members, officers=entries)

@@ -1,0 +1,272 @@
+"""The operator's side of the HTTP API: tokens, models, runs. Used by the command line and by scripts.
+
+Every call is one try (at each of the coordinator's addresses, until one answers), for a person, or a script, decides
+whether to ask again; only `follow` can be told to be patient.
+"""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Literal, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import TypeAdapter
+
+from umbel.aggregation.audit.bundle import PublicAuditKey
+from umbel.aggregation.run.records import RunProgress, RunView, VersionRecord
+from umbel.aggregation.trust.signatures import Target
+from umbel.aggregation.types import require_slug
+from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
+from umbel.client.wire.addresses import addresses_in, warn_if_readable
+from umbel.client.wire.bodies import Body, FileBody, sha256_of
+from umbel.client.wire.timing import check_s
+from umbel.client.wire.transport import Answer, Patience, Transport, at_any_address, connect, patiently
+
+MODEL_BYTES_MAX = 1 << 40
+PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
+AUDIT_BYTES_MAX = 1 << 30  # bundles of the largest cohorts, some in a page
+CLIENTS_BYTES_MAX = 1 << 28
+_PIECE_BYTES = 1 << 20
+VERSIONS_PAGE = 1000
+_AUDIT_KEY = TypeAdapter(PublicAuditKey)
+_RUN = TypeAdapter(RunView)
+_RUNS = TypeAdapter(list[RunView])
+_PROGRESS = TypeAdapter(RunProgress)
+_VERSIONS = TypeAdapter(list[VersionRecord])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    tokens: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledClient:
+    """A client that has enrolled. Times in Unix seconds; `revoked_at`: when it was removed, None while it may speak.
+
+    `labels`: all that are known of it; `bound_labels`, `is_name_bound`: what of that its token has said.
+    """
+
+    id: str
+    labels: Mapping[str, str]
+    bound_labels: Mapping[str, str]
+    is_name_bound: bool
+    enrolled_at: float
+    last_heard_at: float
+    revoked_at: float | None
+
+
+class Operator:
+    """A coordinator as its operator sees it. Close it, or use it in a `with` statement."""
+
+    def __init__(self, server: str, admin_key: str, transport: httpx.BaseTransport | None = None) -> None:
+        bearer = {"Authorization": f"Bearer {admin_key}"}
+
+        def authorize(_target: Target, _body_sha256: bytes) -> Mapping[str, str]:
+            return bearer
+
+        self._transport = Transport(connect(server, transport), authorize)
+        warn_if_readable(addresses_in(server), "the admin key and act with it")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _ask(self, method: str, path: str, **more: Any) -> Answer:
+        return at_any_address(lambda: self._transport.ask(method, path, **more))
+
+    def create_tokens(
+        self,
+        count: int = 1,
+        ttl_s: float = 7 * 86400.0,
+        *,
+        client: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """One-time enrolment tokens. Repeating this makes more.
+
+        `client`: the name of the one client that the one token enrols; `labels`: what the tokens say of their clients.
+        """
+        order = {"count": count, "ttl_s": ttl_s, "client": client, "labels": dict(labels or {})}
+        answer = self._ask("POST", "/v1/admin/tokens", **_json(order))
+        return answer.parse(TypeAdapter(_Tokens)).tokens
+
+    def clients(self) -> list[EnrolledClient]:
+        """Who has enrolled, those that were removed included."""
+        answer = self._ask("GET", "/v1/admin/clients", bytes_max=CLIENTS_BYTES_MAX)
+        return answer.parse(TypeAdapter(list[EnrolledClient]))
+
+    def remove_client(self, client: str) -> None:
+        """Refuse this client from now on."""
+        require_slug(client, "client")
+        self._ask("DELETE", f"/v1/admin/clients/{client}")
+
+    def upload_model(self, model: bytes | Path) -> str:
+        """Store a safetensors model, from memory or, piece by piece, from a file; its SHA-256."""
+        if isinstance(model, bytes):
+            return self._upload(model)
+        with model.open("rb") as file:
+            return self._upload(FileBody(file, 0, model.stat().st_size))
+
+    def _upload(self, model: Body) -> str:
+        sha256, headers = sha256_of(model).hex(), {"Content-Type": "application/octet-stream"}
+        self._ask("PUT", f"/v1/admin/models/{sha256}", body=model, headers=headers, hold_s=check_s(len(model)))
+        return sha256
+
+    def create_run(self, name: str, run_file: str, model_sha256: str, members: str | None = None) -> RunView:
+        """Start a run from the text of a TOML run file and an uploaded model. The same again changes nothing.
+
+        `members`: the text of the member list's file, whose hash the run file names: then no other client takes part,
+        from now on, should the run be there already.
+        """
+        require_slug(name, "name")
+        path, query = f"/v1/admin/runs/{name}", f"model={model_sha256}"
+        more: Mapping[str, Any] = {"body": run_file.encode(), "headers": {"Content-Type": "application/toml"}}
+        if members is not None:
+            more = _json({"run_file": run_file, "members": members})
+        return self._ask("PUT", path, query=query, **more).parse(_RUN)
+
+    def runs(self) -> list[RunView]:
+        return self._ask("GET", "/v1/admin/runs").parse(_RUNS)
+
+    def run(self, name: str) -> RunView:
+        require_slug(name, "name")
+        return self._ask("GET", f"/v1/admin/runs/{name}").parse(_RUN)
+
+    def progress(self, name: str, after: int = 0, wait_s: float = 0.0, mark: str = "") -> RunProgress:
+        """What has ended since `after` and what is under way; held open for up to `wait_s` seconds for news.
+
+        `mark`: that of the last answer, so that what has changed since then counts as news.
+        """
+        require_slug(name, "name")
+        path, query = f"/v1/admin/runs/{name}/progress", f"after={after}&wait_s={wait_s:g}"
+        query += f"&mark={quote(mark, safe='')}" if mark else ""
+        answer = self._ask("GET", path, query=query, hold_s=wait_s, bytes_max=PROGRESS_BYTES_MAX)
+        return answer.parse(_PROGRESS)
+
+    def follow(self, name: str, wait_s: float, patience_s: float = 0.0) -> Iterator[RunProgress]:
+        """News of a run, page by page, until it has ended and all of it was told; each held open for up to `wait_s`.
+
+        `patience_s`: once the run was found, for how long a coordinator that does not answer, for it is being restarted
+        perhaps, is asked again; none by default. Raises `OutOfTime` after that.
+        """
+        progress = self.progress(name)
+        yield progress
+        while progress.ended or not progress.run.status.is_over:
+            ask = partial(self.progress, name, progress.next_after, wait_s, progress.mark)
+            progress = _asking_again(ask, patience_s)
+            yield progress
+
+    def stop_run(self, name: str, reason: str) -> RunView:
+        require_slug(name, "name")
+        return self._ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
+
+    def pause_run(self, name: str, reason: str, now: bool = False) -> RunView:
+        """Begin no further round until it is resumed; `now`: abandon the one that is open."""
+        require_slug(name, "name")
+        return self._ask("POST", f"/v1/admin/runs/{name}/pause", **_json({"reason": reason, "now": now})).parse(_RUN)
+
+    def resume_run(self, name: str) -> RunView:
+        require_slug(name, "name")
+        return self._ask("POST", f"/v1/admin/runs/{name}/resume", **_json({})).parse(_RUN)
+
+    def roll_back(self, name: str, to: int | Literal["best"], reason: str) -> RunView:
+        """Go on from an older version, or the best by the run file's `[stop]`: it becomes the newest, as a copy."""
+        require_slug(name, "name")
+        order = {"to": to, "reason": reason}
+        return self._ask("POST", f"/v1/admin/runs/{name}/rollback", **_json(order)).parse(_RUN)
+
+    def versions(self, name: str, first: int = 0, count: int | None = None) -> list[VersionRecord]:
+        """A run's model versions from `first` on: `count` of them, or all; those that were deleted included."""
+        require_slug(name, "name")
+        found, after, limit = list[VersionRecord](), first - 1, min(count or VERSIONS_PAGE, VERSIONS_PAGE)
+        while count is None or len(found) < count:
+            path, query = f"/v1/admin/runs/{name}/versions", f"after={after}&limit={limit}"
+            page = self._ask("GET", path, query=query, bytes_max=PROGRESS_BYTES_MAX).parse(_VERSIONS)
+            if not page:
+                break
+            found, after = [*found, *page], page[-1].version
+        return found[:count]
+
+    def download_model(self, sha256: str, path: Path | str) -> None:
+        """Write a model to `path`, whole and checked, or not at all."""
+        self._download(f"/v1/admin/models/{sha256}", Path(path), sha256)
+
+    def download_master(self, name: str, version: VersionRecord, path: Path | str) -> None:
+        """Write the full-precision copy of one of a run's model versions to `path`, checked; whole, or not at all."""
+        require_slug(name, "name")
+        address = f"/v1/admin/runs/{name}/versions/{version.version}/master"
+        self._download(address, Path(path), version.master_sha256)
+
+    def audit_key(self) -> str:
+        """The key that the coordinator says it signs audit bundles with, base64. Anyone may ask."""
+        return self._ask("GET", "/v1/audit-key").parse(_AUDIT_KEY).public_key
+
+    def audit_page(self, name: str, after: int) -> bytes:
+        """Some of a run's audit bundles, from number `after` on, as they came; `audit.py` reads them."""
+        require_slug(name, "name")
+        return self._ask("GET", f"/v1/admin/runs/{name}/audit", query=f"after={after}", bytes_max=AUDIT_BYTES_MAX).body
+
+    def download_start(self, name: str, number: int, sha256: str, path: Path) -> None:
+        """Write the full-precision model that an audit bundle's attempt began with to `path`, checked."""
+        require_slug(name, "name")
+        self._download(f"/v1/admin/runs/{name}/audit/{number}/model", path, sha256)
+
+    def download_update(self, name: str, number: int, client: str, path: Path, bytes_max: int) -> str:
+        """Write a client's update, if the coordinator has kept it, to `path`; the SHA-256 of what came."""
+        require_slug(name, "name")
+        require_slug(client, "client")
+        with path.open("wb") as file:
+            return self._write(f"/v1/admin/runs/{name}/audit/{number}/updates/{client}", file, bytes_max)
+
+    def _download(self, address: str, path: Path, sha256: str) -> None:
+        """Write a model to `path`, whole and checked, or not at all."""
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to; make it first")
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
+            part = Path(file.name)
+            try:
+                if self._write(address, file, MODEL_BYTES_MAX) != sha256:
+                    raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {sha256[:12]}…")
+                part.replace(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+
+    def _write(self, address: str, file: IO[bytes], bytes_max: int) -> str:
+        """Write what is at an address to an open file; its SHA-256."""
+        digest, n_bytes = hashlib.sha256(), 0
+        with self._transport.stream("GET", address) as response:
+            for piece in response.iter_raw(_PIECE_BYTES):
+                n_bytes += len(piece)
+                if n_bytes > bytes_max:
+                    raise CoordinatorMisbehaved(f"what came from {address} has no end")
+                digest.update(piece)
+                file.write(piece)
+        file.flush()
+        return digest.hexdigest()
+
+
+def _asking_again(step: Callable[[], T], patience_s: float) -> T:
+    if patience_s <= 0:
+        return step()
+    try:
+        return patiently(step, Patience(until=time.monotonic() + patience_s))
+    except OutOfTime as error:
+        raise OutOfTime(f"asked again for {patience_s:g} s in vain: {error.__cause__}") from error
+
+
+def _json(message: Mapping[str, object]) -> dict[str, Any]:
+    body = TypeAdapter(dict[str, object]).dump_json(dict(message))
+    return {"body": body, "headers": {"Content-Type": "application/json"}}

@@ -1,0 +1,141 @@
+"""A round made again on an operator's machine, of what the coordinator kept; `aggregation.replay` with files."""
+
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from umbel.aggregation.audit.bundle import AuditFailed, ModelId, Participant, RoundEnded, RunCreated
+from umbel.aggregation.audit.chain import section_of, update_sha256_of
+from umbel.aggregation.audit.replay import Replay
+from umbel.aggregation.downlink.publishing import Publication, Spread
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.run.sections import DownlinkSection
+from umbel.aggregation.update.grid import PIECE_VALUES
+from umbel.client.files import file_sha256
+from umbel.client.operator.operator import Operator
+from umbel.client.wire.model_changes import MappedModel
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a replay takes files from: bundle `number` of a run at a coordinator."""
+
+    operator: Operator
+    run: str
+    number: int
+
+
+def replay(source: Source, ended: RoundEnded, created: RunCreated, tell: Tell) -> ModelId:
+    """Make a committed round's model again; the model, which is the bundle's. `tell` hears what was recomputed.
+
+    Raises `AuditFailed` for the first thing that does not fit, or a `ClientError` for what cannot be fetched.
+    """
+    layout, change_step = _layout(created.layout), section_of(created.run_file, "downlink", DownlinkSection).change_step
+    again = Replay(ended, layout)
+    with tempfile.TemporaryDirectory(prefix="umbel-replay-") as folder:
+        for one in ended.accepted:
+            _fold(source, one, again, Path(folder) / "update")
+        found = again.require_sum()
+        updates = counted(
+            len(ended.accepted), "update has its report's hash", "updates have the hashes of their reports"
+        )
+        add = agreeing(len(ended.accepted), "adds", "add")
+        tell(f"{updates}, and {add} up to the sum {found[:16]}…")
+        made = _make_model(source, ended, layout, again, Path(folder), change_step)
+    if made != ended.model_out:
+        raise AuditFailed(_other_model(made, ended))
+    tell(f"the sum makes version {made.version} of the model, sha256 {made.sha256}: the same hash")
+    return made
+
+
+def _fold(source: Source, one: Participant, again: Replay, path: Path) -> None:
+    """Fetch one update, see that it is the one that was reported, and add it. One at a time is on disk."""
+    sha256, bytes_max = update_sha256_of(one), again.codec.update_bytes[-1]
+    found = source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
+    if found != sha256:
+        raise AuditFailed(
+            f"the update of {one.client} was changed: it has the hash {found[:16]}…, its report says {sha256[:16]}…"
+        )
+    with path.open("rb", buffering=0) as file:
+        again.fold(one, file.read(again.codec.header_bytes), _pieces(file.readinto))
+
+
+def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview]:
+    """What follows the header of an update. Each piece is overwritten by the next."""
+    buffer = memoryview(bytearray(4 * PIECE_VALUES))
+    while n_bytes := readinto(buffer):
+        yield buffer[:n_bytes]
+
+
+def _make_model(
+    source: Source, ended: RoundEnded, layout: Layout, again: Replay, folder: Path, change_step: float | None
+) -> ModelId:
+    """The files of the next version, written as the coordinator writes them; what they hash to."""
+    start = folder / "start"
+    source.operator.download_start(source.run, source.number, ended.model_in.master_sha256, start)
+    with _state(start) as master:
+        stepped = again.next_master(master)
+    path, is_apart = folder / "made", change_step is not None or not layout.is_full_precision
+    if change_step is None:
+        save_file(layout.published(stepped), path, metadata_of(layout))
+    else:
+        source.operator.download_model(ended.model_in.sha256, path)
+        _publish(layout, stepped, path, change_step)
+    published = master_sha256 = file_sha256(path)
+    if is_apart:
+        save_file(stepped, path, metadata_of(layout) if layout.is_full_precision else master_metadata_of(layout))
+        master_sha256 = file_sha256(path)
+    return ModelId(ended.model_in.version + 1, published, master_sha256)
+
+
+def _publish(layout: Layout, master: dict[str, Tensor], path: Path, change_step: float) -> None:
+    """Move the published model at `path` towards the next master copy, as the coordinator has done."""
+    with _state(path):
+        pass  # so that a file which is no model is told as one
+    public, new, spread = MappedModel(path), InMemory(master), Spread()
+    for piece in pieces(layout):
+        spec = piece.spec
+        spread.add(spec, piece.of(new, spec.master_dtype), piece.of(public, spec.torch_dtype))
+    publication = Publication(layout, spread.step(change_step), new, public)
+    for _ in chain(publication.exact(), publication.segments()):
+        pass
+
+
+@contextmanager
+def _state(path: Path) -> Generator[dict[str, Tensor]]:
+    """The tensors of a model file, mapped from disk."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise AuditFailed(f"the model that the round began with cannot be read: {error}") from error
+
+
+def _layout(text: str) -> Layout:
+    try:
+        return Layout.from_json(text)
+    except LayoutError as error:
+        raise AuditFailed(f"the layout in the run's first bundle cannot be read: {error}") from error
+
+
+def _other_model(made: ModelId, ended: RoundEnded) -> str:
+    assert ended.model_out is not None, "a round with a sum has a model"
+    expected, maker = ended.model_out, f"this machine runs torch {torch.__version__}"
+    what, (ours, theirs) = "published model", (made.sha256, expected.sha256)
+    if ours == theirs:
+        what, (ours, theirs) = "full-precision model", (made.master_sha256, expected.master_sha256)
+    return f"the {what} comes out as {ours[:16]}…, the bundle says {theirs[:16]}…; {maker}, see the bundle's `maker`"

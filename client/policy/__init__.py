@@ -1,0 +1,1 @@
+"""What a site allows, whatever the coordinator asks."""

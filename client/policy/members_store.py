@@ -1,0 +1,169 @@
+"""Which member list this site trusts: pinned in its state directory, and never changed by what a coordinator says.
+
+```
+<state>/members/<list>.json     the newest list that was taken, signatures and all; <list>: its name
+```
+
+The pin stands beside the coordinators' directories, not in one: the list is the consortium's, and a coordinator under
+another address must not begin a new one.
+
+| what is shown | is taken if |
+|---|---|
+| the first list of its name | it has the hash that this site's policy names, or a person confirms it |
+| the pinned list again | always: nothing changes |
+| the next epoch | officers of the pinned list have signed it (`check_successor`) |
+| a later epoch | its hash is the one that the policy names: the site's own word |
+| an earlier epoch, or another list of this one | never |
+"""
+
+from pathlib import Path
+
+from umbel.aggregation.trust.fingerprint import grouped, short_groups
+from umbel.aggregation.trust.member_files import FILE_BYTES_MAX, members_bytes, read_members
+from umbel.aggregation.trust.members import (
+    MemberList,
+    MembersRefused,
+    NotTheSuccessor,
+    SignedMembers,
+    check_first,
+    check_successor,
+)
+from umbel.client.errors import StateError
+from umbel.client.files import make_private, write_atomically
+from umbel.client.policy.policy import SitePolicy
+
+_SIGNATURES = b'"signatures"'  # the last key of a list's file: without it, it is another file, or the end is missing
+
+
+class NotConfirmed(MembersRefused):
+    """The first list of its name, and nobody has said that it is the right one."""
+
+
+def read_members_file(path: Path) -> SignedMembers:
+    """A member list's file, its signatures not yet checked. Raises `OSError`, or `MembersRefused`, which names it."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    try:
+        return read_members(data)
+    except MembersRefused as error:
+        what_to_do = "" if _SIGNATURES in data else "; this needs the whole file that `umbel members new` made"
+        raise MembersRefused(f"{path}: {error}{what_to_do}") from error
+
+
+def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = False) -> MemberList | None:
+    """The list that this site's policy names, taken by the rules above; None if it names none.
+
+    Only for the holder of the state directory's lock. Raises `MembersRefused`, also if the list's file cannot be read,
+    `WorkRefused` for a list older than the policy takes, `StateError`, `OSError`.
+    """
+    if policy.members is None:
+        return None
+    shown, store = _shown(policy.members), MembersStore(state_dir)
+    pin = store.pinned(shown.list.name)
+    if pin is not None and shown.list.epoch < pin.list.epoch:
+        raise NotTheSuccessor(
+            f"{policy.members} is epoch {shown.list.epoch} of {shown.list.name!r}, and this site trusts epoch "
+            f"{pin.list.epoch} ({short_groups(pin.list.sha256)}) and does not go back: name the file of that epoch in "
+            'the policy, members = "FILE"'
+        )
+    policy.check_members(shown.list)
+    return store.take(shown, policy.members_sha256, is_confirmed).list
+
+
+def _shown(path: Path) -> SignedMembers:
+    """The list in the file that a policy names."""
+    try:
+        return read_members_file(path)
+    except OSError as error:
+        raise MembersRefused(
+            f"the policy's key members names the file {path}, which cannot be read: {error.strerror or error}. Name "
+            'the file that holds the member list, members = "FILE"'
+        ) from error
+
+
+class MembersStore:
+    """The pins of one state directory. Only for the holder of its lock."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._root = make_private(state_dir / "members")
+
+    def pinned(self, name: str) -> SignedMembers | None:
+        """The list of this name that this site trusts; None before the first. Raises `StateError` if it is damaged."""
+        path = self._path(name)
+        if not path.exists():
+            return None
+        try:
+            signed = read_members_file(path)
+        except (OSError, MembersRefused) as error:
+            raise StateError(
+                f"{path} is damaged; compare the list anew with an officer, then remove it and start again"
+            ) from error
+        if signed.list.name != name:
+            raise StateError(f"{path} holds the list {signed.list.name!r}; remove it and start again")
+        return signed
+
+    def every(self) -> list[MemberList]:
+        """All lists that are pinned here, by their names. Raises `StateError` if one is damaged."""
+        pins = (self.pinned(path.stem) for path in sorted(self._root.glob("*.json")))
+        return [pin.list for pin in pins if pin is not None]
+
+    def take(self, shown: SignedMembers, trusted_sha256: str = "", is_confirmed: bool = False) -> SignedMembers:
+        """Trust this list from now on, by the rules above; what is pinned then.
+
+        `trusted_sha256`: of the list that this site's policy names. `is_confirmed`: a person has compared its hash,
+        which counts for the first list only. Raises `MembersRefused`, `StateError`; then nothing has changed.
+        """
+        pin = self.pinned(shown.list.name)
+        if pin is not None and pin.list.sha256 == shown.list.sha256:
+            return pin
+        if pin is not None:
+            _require_later(pin.list, shown.list)
+        if trusted_sha256 and shown.list.sha256 == trusted_sha256:
+            check_first(shown)
+        elif pin is not None:
+            _check_next(pin.list, shown)
+        else:
+            _check_confirmed(shown, trusted_sha256, is_confirmed)
+        write_atomically(self._path(shown.list.name), members_bytes(shown))
+        return shown
+
+    def _path(self, name: str) -> Path:
+        return self._root / f"{name}.json"
+
+
+def _require_later(pinned: MemberList, shown: MemberList) -> None:
+    if shown.epoch < pinned.epoch:
+        raise NotTheSuccessor(
+            f"this site is at epoch {pinned.epoch} of {pinned.name!r} and does not go back to epoch {shown.epoch}"
+        )
+    if shown.epoch == pinned.epoch:
+        raise NotTheSuccessor(
+            f"this site knows another epoch {pinned.epoch} of {pinned.name!r}; two lists of one epoch are a mistake of "
+            "the officers, or an attack: ask them"
+        )
+
+
+def _check_next(pinned: MemberList, shown: SignedMembers) -> None:
+    if shown.list.epoch > pinned.epoch + 1:
+        raise NotTheSuccessor(
+            f"this site is at epoch {pinned.epoch} of {pinned.name!r} and was not shown those before epoch "
+            f"{shown.list.epoch}: take them one by one (`umbel members trust`), or, once an officer has told you its "
+            f'hash, name it in the policy: members_sha256 = "{shown.list.sha256}"'
+        )
+    check_successor(pinned, shown)
+
+
+def _check_confirmed(shown: SignedMembers, trusted_sha256: str, is_confirmed: bool) -> None:
+    """Raise unless a person has confirmed the first list; a policy that names another one is not talked over."""
+    check_first(shown)
+    if trusted_sha256:
+        raise NotConfirmed(
+            f"the policy names another member list ({short_groups(trusted_sha256)}) than {shown.list.words}: ask an "
+            f'officer which it is to be; the whole hash of this one is members_sha256 = "{shown.list.sha256}"'
+        )
+    if not is_confirmed:
+        raise NotConfirmed(
+            f"this site has not seen the member list {shown.list.name!r} ({grouped(shown.list.sha256)}) before: "
+            "compare its hash with an officer, by telephone or in person, and write it into the policy as "
+            "members_sha256, or confirm it with `umbel members trust`"
+        )

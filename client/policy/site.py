@@ -1,0 +1,284 @@
+"""What a site lets itself be asked: its policy, its consortium's member list, and what it has done already.
+
+Everything here is settled before a word is said in a secure round, and before anything is trained.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
+from umbel.aggregation.secagg.client import Floor, SecureClient
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.messages import Roster
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import CONTRIBUTION_SECRET_BYTES
+from umbel.aggregation.secagg.parameters import parameters_for, roster_min
+from umbel.aggregation.trust.fingerprint import short_groups
+from umbel.aggregation.trust.members import MemberList, MembersRefused
+from umbel.aggregation.types import Assignment, RunId
+from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused
+from umbel.client.policy.members_store import MembersStore, members_in_force
+from umbel.client.policy.policy import SecureRound, SitePolicy
+from umbel.client.policy.sum_memory import SumMemory
+from umbel.client.rounds.refusals import alarm_of
+from umbel.client.rounds.secure_offers import Asked
+from umbel.client.state.identity import Identity
+from umbel.client.state.secure_store import Begun, SecureStore
+
+_SEED_BITS = 62  # what every generator takes
+log = logging.getLogger("umbel.client")
+
+
+class SecureRandom:
+    """What a site draws for its part in a secure round: nobody else knows it, and no two attempts have the same."""
+
+    def training_seed(self, _offer: Assignment) -> int:
+        """For its training: trained twice from a seed of the coordinator's, an update would be the same in two sums."""
+        return secrets.randbits(_SEED_BITS)
+
+    def contribution_secret(self, _offer: Assignment) -> bytes:
+        """For its dither and its noise: 32 bytes."""
+        return os.urandom(CONTRIBUTION_SECRET_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A secure round that this site takes part in. `seed`: for its training. `secret`: for its contribution."""
+
+    client: SecureClient
+    composition: Composition
+    seed: int
+    secret: bytes = field(repr=False)
+
+
+class Site:
+    """One site in one run. `policy` None: there is none, and so it believes its coordinator who the others are.
+
+    Raises, in its constructor and for runs that are not allowed, `WorkRefused`, `MembersRefused`, `OSError`.
+    """
+
+    def __init__(
+        self,
+        run: RunId,
+        identity: Identity,
+        policy: SitePolicy | None,
+        state_dir: Path,
+        kept: SecureStore,
+        random: SecureRandom | None = None,
+    ) -> None:
+        self.policy = policy or SitePolicy()
+        self._has_policy = policy is not None
+        self._run = run
+        self._identity = identity
+        self._state_dir = state_dir
+        self._kept = kept
+        self._random = random or SecureRandom()
+        self._memory = SumMemory(run, self.policy, kept)
+        self._has_warned = False
+        self.policy.check_run(run)
+        self._list = members_in_force(self.policy, state_dir)
+
+    def check_plain(self, layout: Layout) -> None:
+        """Raise `WorkRefused` where this site takes part in secure rounds only, and in a run that had some."""
+        self.policy.check_plain_round(layout.n_values)
+        begun = self._kept.begun()
+        if not self._memory.is_empty or (begun is not None and begun.assignment.startswith(f"{self._run}.")):
+            raise WorkRefused(
+                "this site has taken part in secure rounds of this run, and a round without secure aggregation would "
+                "reveal what they hide"
+            )
+
+    def admit(self, asked: Asked, layout: Layout) -> Admitted:
+        """Take part in a secure round, or raise `WorkRefused`, `AttemptRefused`, `Alarm`: the reason to decline it.
+
+        A private round is charged here, durably: whatever becomes of it afterwards may hang on this site's data, and
+        so it costs.
+        """
+        self._kept.require_room()  # first: what is beyond it is not to be read through at each offer
+        context = asked.context
+        ledger = self._ledger_with(asked)
+        self._check_own_key(asked)
+        self._check_limits(asked, context.names, layout, ledger)
+        self._check_members(asked)
+        self._memory.check_invitation(asked, self._members())
+        begun = Begun(asked.assignment.id, context.attempt_id)
+        if self._kept.begun() == begun:
+            raise AttemptRefused(
+                "this client already began this attempt, and a restart or an error lost its keys; it can take part in "
+                "the next attempt"
+            )
+        self._memory.check_attempt(asked)
+        try:
+            client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
+        except SecAggError as error:
+            raise alarm_of(error) from error
+        self._kept.begin(begun)  # first: a restart declines what was begun, so nothing is charged twice
+        if ledger is not None:
+            self._kept.spend(self._run, ledger)
+        seed = self._random.training_seed(asked.assignment)
+        return Admitted(client, asked.composition, seed, self._random.contribution_secret(asked.assignment))
+
+    def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
+        """Raise `AttemptRefused` unless those who have come are within the limits, too."""
+        names = asked.context.names
+        charged = None if asked.offer.plan.noise is None else self._kept.spent(self._run, self.policy.delta)
+        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout, charged)
+
+    def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
+        """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
+        self._memory.check_sum(asked, clients, self._members())
+
+    def sending(self, asked: Asked) -> None:
+        """Remember, before the masked update is sent, that it may be in a sum: others can open it without this site."""
+        self._memory.sending(asked)
+
+    def signing(self, asked: Asked, clients: Collection[str]) -> None:
+        """Remember, before it is signed, whose sum it is."""
+        self._memory.signing(asked, clients)
+
+    def revealing(self, asked: Asked) -> None:
+        """Remember, before it happens, that shares of the sum are revealed."""
+        self._memory.revealing(asked)
+
+    # --- the checks ---
+
+    def _check_own_key(self, asked: Asked) -> None:
+        key = dict(asked.context.cohort).get(asked.client)
+        if key != self._identity.public_key:
+            raise Alarm(
+                f"the cohort of round {asked.assignment.round} lists another key for this client, or none, so somebody "
+                "could act in its place. This client sends nothing in this attempt. Ask the coordinator's operator at "
+                "once",
+                "this client is not in the cohort with its own key",
+            )
+
+    def _check_limits(self, asked: Asked, names: Collection[str], layout: Layout, ledger: Ledger | None) -> None:
+        """Raise `AttemptRefused` for what hangs on who they are, for others may come next time; `WorkRefused` for what
+        the run asks of everyone. `ledger`: of the run with this round; None without noise.
+        """
+        if len(names) < 2:
+            raise AttemptRefused("only one client takes part, and a sum of one client is its update")
+        n_invited = len(asked.context.cohort)
+        if len(names) < roster_min(n_invited):
+            raise AttemptRefused(
+                f"only {len(names)} of {n_invited} invited clients take part, and a secure round needs at least "
+                f"{roster_min(n_invited)}"
+            )
+        plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
+        round_ = SecureRound(
+            cohort=names,
+            minimum=plan.minimum,
+            threshold=parameters.t,
+            n_holders=parameters.k + 1,
+            n_parameters=layout.n_values,
+            colluders=None if plan.noise is None else plan.noise.colluders,
+            epsilon=self._epsilon_of(ledger),
+            epsilon_total=self._epsilon_in_all(ledger),
+        )
+        if self._has_policy:
+            self.policy.check_secure_round(round_)
+        else:
+            self.policy.check_secure_limits(round_)
+
+    def _ledger_with(self, asked: Asked) -> Ledger | None:
+        """What the run's private rounds have cost this site, with this one; None for a round without noise."""
+        noise = asked.offer.plan.noise
+        return None if noise is None else self._kept.spent(self._run, self.policy.delta).after(noise.release)
+
+    def _epsilon_of(self, ledger: Ledger | None) -> float | None:
+        return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger, self.policy.epsilon)
+
+    def _epsilon_in_all(self, ledger: Ledger | None) -> float | None:
+        """Of all runs, `ledger` in the place of this one's."""
+        if ledger is None or self.policy.epsilon_total is None:
+            return None
+        beside = self._kept.spent_beside(self._run, self._state_dir, self.policy.delta)
+        return _epsilon(beside.plus(ledger), self.policy.epsilon_total)
+
+    def _check_members(self, asked: Asked) -> None:
+        lists = self._lists()
+        if not lists:
+            self._warn_of_no_list()
+            return
+        named = asked.context.members_sha256
+        members = next((one for one in lists if one.sha256 == named), None)
+        if members is None:
+            raise WorkRefused(_bound_elsewhere(named, lists))
+        wrong = [name for name, key in asked.context.cohort if members.members.get(name) != key]
+        if asked.client in wrong:
+            raise Alarm(
+                f"this client is not on member list {members.words}, under its present key. Have an officer compare "
+                "its fingerprint (umbel fingerprint) and list the key in the next epoch. This client sends nothing in "
+                "this attempt",
+                "this client is not on the member list with its own key",
+            )
+        if wrong:
+            others = _and_others(len(wrong) - 1)
+            raise StrangersInvited(
+                f"the cohort of round {asked.assignment.round} has clients that are not on member list "
+                f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{others}. "
+                "This client sends nothing in this attempt. The coordinator's operator must give the run its list "
+                "(umbel run create --members), so that only members are drawn, or remove the stranger (umbel client "
+                "remove)"
+            )
+
+    # --- the member list ---
+
+    def _lists(self) -> list[MemberList]:
+        """What is trusted: the policy's list in its newest state, or without a policy whatever is pinned."""
+        if self.policy.members is None:
+            return MembersStore(self._state_dir).every()
+        try:
+            self._list = members_in_force(self.policy, self._state_dir)
+        except (OSError, MembersRefused) as error:
+            log.warning("%s; the member list accepted before stays in force", error)
+        return [] if self._list is None else [self._list]
+
+    def _members(self) -> Collection[str] | None:
+        """Whose names are on the policy's list, as it was when the round was admitted; None where it names none.
+
+        A list that is pinned without a policy is not meant: of several, the coordinator could choose.
+        """
+        return None if self._list is None else self._list.members.keys()
+
+    def _warn_of_no_list(self) -> None:
+        if not self._has_warned:
+            log.warning(
+                "no member list is pinned here, so a coordinator that lies could make up the other clients of a secure "
+                "round; name the consortium's list in a policy (--policy)"
+            )
+        self._has_warned = True
+
+
+def _epsilon(ledger: Ledger, budget: float) -> float:
+    try:
+        return ledger.epsilon_within(budget)
+    except AccountantMissing as error:
+        raise WorkRefused(
+            f"the cost of this round for this site's privacy budget cannot be computed: {error}"
+        ) from error
+
+
+def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
+    """Why a round is declined that is bound to none of these lists, which this site trusts."""
+    trusted = " or ".join(one.words for one in lists)
+    lines = " or ".join(f'members_sha256 = "{one.sha256}"' for one in lists)
+    bound = (
+        f"to another member list ({short_groups(named)}) than"
+        if named
+        else "to no member list, and not to the one that"
+    )
+    return (
+        f"this round is bound {bound} this site trusts: {trusted}. Ask an officer which is the newest. For this site's "
+        f"list the run file needs {lines}"
+    )
+
+
+def _and_others(n_others: int) -> str:
+    return f" (and {counted(n_others, 'other')})" if n_others else ""

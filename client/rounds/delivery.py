@@ -1,0 +1,77 @@
+"""What a client sends of its work: the update, the report, and how many of those have counted."""
+
+import logging
+import time
+from dataclasses import replace
+
+from umbel.aggregation.messages import AssignmentState, Outcome, ReportAnswer
+from umbel.aggregation.types import AssignmentId
+from umbel.client.errors import AssignmentClosed
+from umbel.client.rounds.offers import WINDOW_S_MAX
+from umbel.client.state.store import PendingReport, Store
+from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.transport import Patience, patiently
+from umbel.client.wire.upload import Upload
+
+log = logging.getLogger("umbel.client")
+
+
+class Delivery:
+    """The way from one client's disk to its coordinator. `link`: how fast it is, as far as it was measured.
+
+    `reports`: sent; `accepted`: those of which the coordinator has said at once that they count; it may have abandoned
+    their rounds since. `masked`: those of secure rounds; `opened`: of these, those in sums that this client has given
+    its shares for.
+    """
+
+    def __init__(self, coordinator: Coordinator, store: Store) -> None:
+        self.link = Link()
+        self.reports = 0
+        self.accepted = 0
+        self.masked = 0
+        self.opened = 0
+        self._coordinator = coordinator
+        self._store = store
+
+    def deliver(self, pending: PendingReport, window_s: float, patience: Patience, resume: bool) -> None:
+        """Upload, report, and forget once the report is answered: the coordinator has it on its own disk then."""
+        self.upload(pending.assignment, pending.update_bytes, pending.work.update_sha256, window_s, patience, resume)
+        # Of an upload that was resumed, a part was there before.
+        work = replace(pending.work, upload_bytes_per_s=None if resume else self.link.up)
+        answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
+        if answer.outcome is Outcome.ACCEPTED:
+            self._store.feedback.keep()
+        self._store.forget_work()
+        self.note(pending.assignment, answer, pending.work.steps_done, pending.work.steps_planned)
+
+    def upload(
+        self,
+        assignment: AssignmentId,
+        n_bytes: int,
+        sha256: str,
+        window_s: float,
+        patience: Patience,
+        resume: bool = False,
+    ) -> None:
+        """Send the update that is on disk. `resume`: some of it may be there already."""
+        started = time.perf_counter()
+        with self._store.open_update() as file:
+            Upload(self._coordinator, assignment, file, n_bytes, sha256, self.link, window_s).send(patience, resume)
+        self.link = self.link.after_upload(n_bytes, time.perf_counter() - started)
+
+    def window_left_s(self, assignment: AssignmentId, patience: Patience) -> float:
+        """How long the coordinator waits for it from now on. Raises `AssignmentClosed` if it does not."""
+        status = patiently(lambda: self._coordinator.status(assignment), patience)
+        if status.state is AssignmentState.CLOSED:
+            raise AssignmentClosed("assignment-closed", status.reason, 200)
+        return min(status.window_s, WINDOW_S_MAX)
+
+    def note(self, assignment: AssignmentId, answer: ReportAnswer, done: int, planned: int) -> None:
+        """A report of so many of the planned steps was answered."""
+        self.count(answer)
+        log.info("%s: %d of %d steps, %s: %s", assignment, done, planned, answer.outcome.value, answer.reason)
+
+    def count(self, answer: ReportAnswer) -> None:
+        self.reports += 1
+        self.accepted += answer.outcome is Outcome.ACCEPTED

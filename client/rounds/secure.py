@@ -1,0 +1,268 @@
+"""One attempt at a secure round in the main thread: from trained weights to the opened sum.
+
+```
+training, beside it the exchange of keys (`exchange.py`)
+      v
+masked update on disk -> upload -> report -- late, surplus --> forget
+                                    v accepted
+            GET consistency-check -> PUT its signature          who is in the sum
+                                    v
+            GET unmasking -> PUT unmasking                      shares
+```
+
+Before each of the last three steps, the upload too, the site remembers what it is about to give (`sum_memory.py`).
+
+The keys are in memory and nowhere else. So whatever ends the process ends this client's part in the attempt; the
+coordinator being away does not: it is asked again until it answers.
+"""
+
+import base64
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from umbel.aggregation.messages import ReportAnswer
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input
+from umbel.aggregation.secagg.messages import decode_indices
+from umbel.aggregation.secagg.numbers.contribution import (
+    SILENT,
+    Contribution,
+    ContributionRefused,
+    LocalWork,
+    contribution,
+    nothing,
+)
+from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT
+from umbel.aggregation.secagg.numbers.work_floor import ONE_STEP
+from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
+from umbel.aggregation.types import Assignment, MaskedInput
+from umbel.client.app import Client, LocalPlan
+from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
+from umbel.client.policy.site import Admitted, Site
+from umbel.client.rounds.refusals import alarm_of
+from umbel.client.rounds.secure_keys import Exchange
+from umbel.client.rounds.secure_offers import Asked, check_window
+from umbel.client.rounds.steps import check_floor, check_steps
+from umbel.client.rounds.watch import PAUSE_S, renewal_s
+from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
+from umbel.client.state.store import Store
+from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.transport import Patience, patiently
+
+T = TypeVar("T")
+_WINDOWS_MAX = 2.0  # of the round, for which a coordinator that answers may say "not yet"
+log = logging.getLogger("umbel.client")
+
+
+class SecureRound:
+    """This client's part in one attempt. `patience`: with a coordinator that is away."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        site: Site,
+        layout: Layout,
+        asked: Asked,
+        admitted: Admitted,
+        patience: Patience,
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._site = site
+        self._layout = layout
+        self._asked = asked
+        self._admitted = admitted
+        self._patience = patience
+        self._id = asked.assignment.id
+        plan = asked.offer.plan
+        self._floor = site.policy.work_floor(plan.minimum_work, plan.noise)
+
+    @property
+    def update_bytes(self) -> int:
+        """How long the masked update will be."""
+        return MaskedReader(self._admitted.composition).update_bytes.start
+
+    def exchange(self) -> Exchange:
+        """The thread that talks while the site trains."""
+        return Exchange(
+            self._coordinator,
+            self._id,
+            self._asked.offer.window_s,
+            self._admitted.client,
+            lambda roster: self._site.check_roster(self._asked, roster, self._layout),
+        )
+
+    @property
+    def offer(self) -> Assignment:
+        return self._asked.assignment
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether noise that the site relies on covers what it contributes. Then nothing may show how its training
+        went.
+        """
+        return self._site.policy.relies_on(self._asked.offer.plan.noise)
+
+    def mask(self, app: Client, start: Path, done: Trained | None) -> tuple[str, int]:
+        """Write the masked update to disk: its SHA-256 and length. `done`: None if training has failed, in a covered
+        round alone. Raises `UnfitWork` for what must not be sent, never in a covered round.
+        """
+        for complaint in self._admitted.client.complaints:
+            log.warning(
+                "round %d: a share from another client cannot be decrypted: %s", self._asked.assignment.round, complaint
+            )
+        made = self._contribution(app, start, done)
+        for remark in made.remarks:
+            log.warning("%s: %s", self._id, remark)
+        self._site.sending(self._asked)
+        return self._store.save_update(masked_input(made, self._admitted.client))
+
+    def _contribution(self, app: Client, start: Path, done: Trained | None) -> Contribution:
+        def change() -> Iterator[Tensor]:
+            return weight_changes(app, self._layout, start)
+
+        if self.is_covered:
+            return self._unseen(nothing(self._asked.composition) if done is None else change)
+        assert done is not None, "where no noise covers it, training that has failed is declined"
+        try:
+            with unfit_refused(self._asked.assignment):
+                return self._made(change, self._local_work(done))
+        except (ContributionRefused, WorkRefused) as error:
+            raise UnfitWork(str(error)) from error
+        except Exception as error:
+            log.error("%s: this client's update cannot be read", self._id, exc_info=error)
+            raise UnfitWork(
+                f"the trained model could not be read: {type(error).__name__}; see this client's log"
+            ) from error
+
+    def _unseen(self, change: Callable[[], Iterator[Tensor]]) -> Contribution:
+        """Under the noise, whatever comes of `change`: to decline would tell the coordinator of it."""
+        try:
+            return self._made(change, SILENT)
+        except Exception as error:
+            log.error(
+                "%s: this client has no update for this private round, so it sends only noise: %s",
+                self._id,
+                error,
+                exc_info=error,
+            )
+            return self._made(nothing(self._asked.composition), SILENT)
+
+    def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
+        return contribution(self._asked.composition, change, work, self._admitted.secret, is_covered=self.is_covered)
+
+    def check_time(self, left_s: float) -> None:
+        """Raise `AttemptRefused` where the model has come too late for the work that this site's update must have."""
+        if self._floor > ONE_STEP:
+            check_window(self._asked, left_s, MODEL_SHARE, "the model arrived")
+
+    def check_work(self, plan: LocalPlan, done: Trained) -> None:
+        """Raise `TooLittleDone` for an update with less of the work in it than this site sends, and `UnfitWork` for one
+        whose steps its code cannot have done.
+        """
+        if self._floor > ONE_STEP:
+            check_steps(plan, done)
+            check_floor(done, self._floor)
+
+    def _local_work(self, done: Trained) -> LocalWork:
+        result, evaluation, words = done.result, done.evaluation, self._asked.composition.words
+        if result.sample_count > words.sample_count_max:
+            log.info(
+                "%s: at most %d of this client's %d samples count, because the run's sample_count_max is %d",
+                self._id,
+                words.sample_count_max,
+                result.sample_count,
+                words.sample_count_max,
+            )
+        metrics, measured = result.metrics, evaluation.metrics if evaluation else {}
+        if not self._site.policy.share_metrics:
+            metrics, measured = {}, {}
+        of_both = [*((metrics, name) for name in words.metrics), *((measured, name) for name in words.evaluation)]
+        if cut := {name for values, name in of_both if not abs(values.get(name, 0.0)) <= METRIC_LIMIT}:
+            log.warning(
+                "metrics cut to +-%g, the largest value that a masked sum can carry, or sent as that because they are "
+                "not numbers: %s",
+                METRIC_LIMIT,
+                ", ".join(sorted(cut)),
+            )
+        count = self._site.policy.samples_that_count
+        return LocalWork(
+            sample_count=count(result.sample_count),
+            steps_done=result.steps_done,
+            steps_planned=result.steps_planned,
+            metrics=metrics,
+            evaluation=measured,
+            evaluation_sample_count=count(evaluation.sample_count) if evaluation else 0,
+            draws=self._asked.offer.draws,
+        )
+
+    def report(self, update_sha256: str) -> ReportAnswer:
+        """Say which update is this client's, and with whom it is masked."""
+        signature = self._admitted.client.sign_input(bytes.fromhex(update_sha256))
+        masked = MaskedInput(update_sha256, base64.b64encode(signature).decode())
+        return patiently(lambda: self._coordinator.report(self._id, masked), self._patience)
+
+    def open(self) -> bool:
+        """Help to take the masks off the sum, once everybody has signed whose it is: whether this client's shares were
+        taken. Whether the sum was opened with them the coordinator does not say.
+
+        Raises `AttemptRefused` if the site does not want this sum: others may go on without its shares. `Alarm`;
+        `OutOfTime` where the sum is never asked for.
+        """
+        try:
+            self._open()
+        except SecAggError as error:
+            raise alarm_of(error) from error
+        except AttemptRefused as error:
+            raise AttemptRefused(f"this client does not sign this sum and reveals no shares: {error}") from error
+        except AssignmentClosed as error:
+            log.info("%s: this client's shares are not needed: %s", self._id, error.detail)
+            return False
+        log.info("%s: the coordinator has received this client's shares", self._id)
+        return True
+
+    def _open(self) -> None:
+        client, context = self._admitted.client, self._asked.context
+        inputs = self._ask(Phase.CONSISTENCY_CHECK)
+        clients = [context.names[index] for index in decode_indices(inputs, len(context.cohort))]
+        self._site.check_sum(self._asked, clients)
+        agreed = client.agree(inputs)
+        self._site.signing(self._asked, clients)
+        patiently(lambda: self._coordinator.say(self._id, Phase.CONSISTENCY_CHECK, agreed), self._patience)
+        shares = client.reveal(self._ask(Phase.UNMASKING))
+        self._site.revealing(self._asked)
+        self._until_done(lambda hold_s: self._coordinator.say(self._id, Phase.UNMASKING, shares, hold_s) or None)
+
+    def _ask(self, phase: Phase) -> bytes:
+        n_cohort = len(self._asked.context.cohort)
+        return self._until_done(lambda hold_s: self._coordinator.hear(self._id, phase, n_cohort, hold_s))
+
+    def _until_done(self, step: Callable[[float], T | None]) -> T:
+        """Repeat what is held open until there is an answer.
+
+        Only time in which the coordinator has answered counts, for after a failure it puts its own deadlines off.
+        """
+        window_s, waited_s = self._asked.offer.window_s, 0.0
+        hold_s, waits_s = renewal_s(window_s), _WINDOWS_MAX * window_s
+
+        def timed() -> tuple[T | None, float]:
+            started = time.monotonic()
+            return step(hold_s), time.monotonic() - started
+
+        while waited_s < waits_s:
+            found, took_s = patiently(timed, self._patience)
+            if found is not None:
+                return found
+            time.sleep(PAUSE_S)
+            waited_s += took_s + PAUSE_S
+        raise OutOfTime(
+            f"the coordinator answers, but did not continue this round within {waits_s:g} s; this client leaves the "
+            "attempt"
+        )

@@ -1,0 +1,129 @@
+"""While a site trains in a secure round: advertise keys, share them, and hear who else has; then watch, as ever.
+
+```
+PUT advertise-keys -> GET share-keys (roster) -> PUT share-keys -> GET masked-input (inbox) -> status, to the end
+```
+
+Each request is one of the watch's polls: repeated until it is answered, with the same bytes. The first thing that is
+wrong ends it: nothing more is said, and training is told to stop.
+"""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from umbel.aggregation.messages import REASON_CHARS_MAX
+from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.errors import SecAggError
+from umbel.aggregation.secagg.messages import Roster
+from umbel.aggregation.secagg.turns import Phase
+from umbel.aggregation.types import AssignmentId
+from umbel.client.errors import AssignmentClosed, ClientError, OutOfTime
+from umbel.client.rounds.refusals import alarm_of
+from umbel.client.rounds.watch import PAUSE_S, Watch, renewal_s
+from umbel.client.wire.coordinator import Coordinator
+
+
+class Exchange(Watch):
+    """A background thread that talks for a `SecureClient` until it has heard its inbox, and watches from then on.
+
+    `window_s`: of the round. `check_roster` raises `ClientError` for one that this site takes no part in. Once `wait`
+    has returned, the client is the caller's.
+    """
+
+    start_after_s = 0.0  # the others wait for these keys
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        assignment: AssignmentId,
+        window_s: float,
+        client: SecureClient,
+        check_roster: Callable[[Roster], None],
+    ) -> None:
+        super().__init__(coordinator, assignment, window_s)
+        self._client = client
+        self._check_roster = check_roster
+        self._n_cohort = len(client.context.cohort)
+        self._hold_s = renewal_s(window_s)
+        self._next = self._advertise
+        self._has_heard = False
+        self._is_abandoned = False
+        self._is_settled = threading.Event()
+
+    @property
+    def ended(self) -> str | None:
+        has_failed = self._given_up is not None and not self._has_heard  # later only the watch has, which is no matter
+        return self._closed or ("the secure round has failed" if has_failed else None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_abandoned = error is not None
+        super().__exit__(kind, error, trace)
+
+    def wait(self, seconds: float) -> None:
+        """Until the client knows with whom it masks. Raises what has ended the exchange before, `OutOfTime`."""
+        is_settled = self._is_settled.wait(seconds)
+        self.check()
+        if not self._has_heard:
+            what = "the thread that exchanges keys has failed" if is_settled else "who masks was not told in time"
+            raise OutOfTime(f"{what}; the next attempt is another matter") from self._given_up
+
+    def check(self) -> None:
+        """Raise what has ended the exchange, if anything has."""
+        if self._closed is not None:
+            raise AssignmentClosed("assignment-closed", self._closed[:REASON_CHARS_MAX], 409)
+        if not self._has_heard and isinstance(self._given_up, ClientError):
+            raise self._given_up
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except SecAggError as error:
+            self._given_up = alarm_of(error)
+        finally:
+            if self._is_abandoned or not self._has_heard:
+                self._client.abort()
+            self._is_settled.set()
+
+    def _poll(self) -> None:
+        self._next()
+
+    def _advertise(self) -> None:
+        self._say(Phase.ADVERTISE_KEYS, self._client.advertise())
+        self._go_on(self._hear_roster)
+
+    def _hear_roster(self) -> None:
+        roster = self._hear(Phase.SHARE_KEYS)
+        if roster is not None:
+            self._check_roster(Roster.decode(roster, self._n_cohort))
+            self._go_on(self._share_by(roster))
+
+    def _share_by(self, roster: bytes) -> Callable[[], None]:
+        message = self._client.share(roster)
+
+        def share() -> None:
+            self._say(Phase.SHARE_KEYS, message)
+            self._go_on(self._hear_inbox)
+
+        return share
+
+    def _hear_inbox(self) -> None:
+        inbox = self._hear(Phase.MASKED_INPUT)
+        if inbox is not None:
+            self._client.hear(inbox)
+            self._has_heard = True
+            self._next = super()._poll
+            self._is_settled.set()
+
+    def _go_on(self, following: Callable[[], None]) -> None:
+        """What comes next is asked at once."""
+        self._next, self.pause_s = following, 0.0
+
+    def _say(self, phase: Phase, message: bytes) -> None:
+        self._coordinator.say(self._assignment, phase, message)
+
+    def _hear(self, phase: Phase) -> bytes | None:
+        self.pause_s = PAUSE_S
+        return self._coordinator.hear(self._assignment, phase, self._n_cohort, self._hold_s)

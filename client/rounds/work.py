@@ -1,0 +1,228 @@
+"""One assignment's work between its model and its update: train, subtract, check, and put it on disk."""
+
+import logging
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from umbel.aggregation.codec.update_codec import codec_for
+from umbel.aggregation.codec.vector_update import VectorUpdateCodec
+from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.model.layout import Layout, weight_change
+from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, TrainingPlan, WorkDone
+from umbel.aggregation.update.grid import PIECE_VALUES
+from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
+from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.state.store import PendingReport, Store
+from umbel.client.training.probe import probe_of
+from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.fetch import load_model
+
+_STEPS_TO_SPARE = 2  # the next step may take longer than any before it
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the site's own code answered, and how long it took; `step_s`: one step, the first left out if possible.
+
+    `was_stopped`: whether that code has asked if it should stop, and was told that it should. `could_go_on`: whether it
+    was not, and still had time for more steps when it ended.
+    """
+
+    result: TrainResult
+    evaluation: Evaluation | None
+    train_s: float
+    step_s: float
+    was_stopped: bool = False
+    could_go_on: bool = False
+
+
+def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> LocalPlan:
+    """What a site's own code is asked, by the run file; whoever calls it adds until when, and what stops it."""
+    return LocalPlan(
+        epochs=training.local_epochs,
+        steps=training.local_steps,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        proximal_mu=training.proximal_mu,
+        seed=seed,
+        evaluate=training.evaluate,
+        share=share,
+    )
+
+
+def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
+    """Load the global weights from the model file `start`, measure them if asked, and train.
+
+    Raises `TrainingFailed` if the site's code fails.
+    """
+    set_weights(app, load_model(start, layout))
+    try:
+        return _call(app, plan)
+    except (Exception, SystemExit) as error:
+        # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
+        raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
+
+
+def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise `TrainingFailed` if the site's model no longer takes them: its own code may have changed it."""
+    try:
+        app.model.load_state_dict(weights)
+    except Exception as error:
+        raise TrainingFailed("the client's own model does not take the run's weights; see its log") from error
+
+
+def _call(app: Client, plan: LocalPlan) -> Trained:
+    evaluation = evaluated(app) if plan.evaluate else None
+    asks, started = _Asks(plan), time.perf_counter()
+    result = app.train(app.model, replace(plan, told_to_stop=asks))
+    ended = time.perf_counter()
+    _require_kind(result, TrainResult, "train")
+    step_s = _step_s(result.steps_done, started, asks.first_at, ended)
+    could_go_on = not asks.was_stopped and plan.seconds_left > _STEPS_TO_SPARE * max(step_s, asks.longest_s)
+    return Trained(result, evaluation, ended - started, step_s, asks.was_stopped, could_go_on)
+
+
+def evaluated(app: Client) -> Evaluation | None:
+    """What the site's own code says of its model; raises what that code raises, and `TypeError` for another answer."""
+    evaluation = app.evaluate(app.model)
+    if evaluation is not None:
+        _require_kind(evaluation, Evaluation, "evaluate")
+    return evaluation
+
+
+def _require_kind(answer: object, kind: type, method: str) -> None:
+    if not isinstance(answer, kind):
+        raise TypeError(f"{method} must return {kind.__name__}, not {type(answer).__name__}")
+
+
+class _Asks:
+    """Passes the question on whether to stop. It notes when that was asked first, which is after the first step; the
+    longest time between two questions, which is that of a step; and whether the answer was ever yes, or the deadline
+    had passed.
+    """
+
+    def __init__(self, plan: LocalPlan) -> None:
+        self.first_at: float | None = None
+        self.longest_s = 0.0
+        self.was_stopped = False
+        self._plan = plan
+        self._last_at = 0.0
+
+    def __call__(self) -> str | None:
+        now = time.perf_counter()
+        if self.first_at is None:
+            self.first_at = now
+        else:
+            self.longest_s = max(self.longest_s, now - self._last_at)
+        self._last_at = now
+        reason = self._plan.told_to_stop()
+        self.was_stopped |= reason is not None or self._plan.seconds_left <= 0
+        return reason
+
+
+def _step_s(n_steps: int, started: float, first_at: float | None, ended: float) -> float:
+    """The mean without the first step, unless that is unknown or, where GPUs lag behind, the greater."""
+    mean_s = (ended - started) / max(n_steps, 1)
+    return mean_s if first_at is None or n_steps < 2 else min(mean_s, (ended - first_at) / (n_steps - 1))
+
+
+def save_work(
+    app: Client, layout: Layout, start: Path, offer: Assignment, done: Trained, store: Store, link: Link
+) -> PendingReport:
+    """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent.
+
+    `link`: how fast the model came, for a canary's report.
+    """
+    with unfit_refused(offer):
+        sha256, update_bytes = _save_update(app, layout, start, offer, store)
+    pending = PendingReport(offer.id, _work_done(app, done, sha256, offer, link), update_bytes)
+    store.save_report(pending)
+    return pending
+
+
+@contextmanager
+def unfit_refused(offer: Assignment) -> Generator[None]:
+    """Raise `WorkRefused` for a weight change that cannot be sent; no number of it is in its words."""
+    try:
+        yield
+    except LayoutError as error:
+        raise WorkRefused(str(error)) from error
+    except NonFiniteUpdate as error:
+        raise WorkRefused(
+            "the update is not finite: training diverged, or the data hold a NaN or infinity; "
+            "check the data, then try a smaller learning rate"
+        ) from error
+    except UpdateOutOfRange as error:
+        log.info("%s", error)  # names a value, so it stays here
+        raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
+
+
+def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
+    """The update on disk, and beside it what error feedback leaves over; a canary tries out, so it leaves nothing."""
+    codec = codec_for(offer.codec, offer.grid, layout)
+
+    def change() -> Iterator[torch.Tensor]:
+        return weight_changes(app, layout, start)
+
+    if not (isinstance(codec, VectorUpdateCodec) and offer.codec.feedback) or offer.task.tries_clients:
+        return store.save_update(codec.encode(change, offer.rank))
+    version = offer.model.version
+    fed = codec.encode_fed(change, offer.rank, version, store.feedback.before(offer.run, offer.round, version))
+    saved = store.save_update(fed.pieces)
+    store.feedback.wait(offer.run, offer.round, fed.left)
+    return saved
+
+
+def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:
+    """The change as float32, in pieces.
+
+    The start weights are read from their file again: neither they nor the change are in memory beside the model.
+    (Nothing is yielded inside `torch.no_grad`, which would hold for whoever reads this, and for good where an update is
+    refused in the middle.)
+    """
+    local, before = app.model.state_dict(), load_model(start, layout)
+    layout.require(local, "the trained model")
+    for spec in layout.owners():
+        values, start_values = local[spec.name].detach().reshape(-1), before[spec.name].reshape(-1)
+        for first in range(0, spec.n_values, PIECE_VALUES):
+            piece = slice(first, first + PIECE_VALUES)
+            yield weight_change(spec, values[piece].cpu(), start_values[piece])
+
+
+def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link: Link) -> WorkDone:
+    result, evaluation = done.result, done.evaluation
+    if result.sample_count > app.sample_count:
+        raise WorkRefused(
+            f"trained on {result.sample_count} samples, but this client checked in with {app.sample_count}: "
+            "train must return no more than the client's sample_count"
+        )
+    if result.sample_count > offer.sample_count_max:
+        raise WorkRefused(f"trained on {result.sample_count} samples, the run accepts at most {offer.sample_count_max}")
+    try:
+        return WorkDone(
+            sample_count=result.sample_count,
+            steps_done=result.steps_done,
+            steps_planned=result.steps_planned,
+            update_sha256=sha256,
+            train_s=done.train_s,
+            metrics=finite(result.metrics),
+            evaluation=finite(evaluation.metrics) if evaluation else {},
+            evaluation_sample_count=evaluation.sample_count if evaluation else 0,
+            probe=probe_of(app, result, done.step_s, offer, link) if offer.task.tries_clients else None,
+        )
+    except ValueError as error:
+        raise WorkRefused(f"the site's code returned a result that makes no sense: {error}") from error
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are numbers; the others are named in the log and left out."""
+    kept = {name: value for name, value in metrics.items() if abs(value) <= METRIC_ABS_MAX}
+    if bad := metrics.keys() - kept:
+        log.warning("left out of the report, for they are not finite or too large: %s", ", ".join(sorted(bad)))
+    return kept

@@ -1,0 +1,111 @@
+"""A training in progress, kept on disk, so that a client that is killed goes on from there while its round is open.
+
+One safetensors file: the tensors, and in its metadata the rest as JSON, with the assignment and the model it belongs
+to. It is written aside, flushed and renamed, so that a kill leaves the one before.
+
+How often is a matter of time alone: saving may take `_SHARE` of the training's time, by what the last one took. The
+work of one such interval is what a kill can cost. A disk that is full or not writable costs a line in the log.
+"""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from umbel.aggregation.types import AssignmentId
+from umbel.client.app import Checkpoint
+from umbel.client.files import make_private, sync_directory, sync_file
+from umbel.client.state.nested import Packing, unpack
+
+_SHARE = 1 / 40
+# Until one was saved, expect weights and as much again twice (Adam's moments), on a disk that turns.
+_FIRST_COPIES = 3
+_FIRST_BYTES_PER_S = 100e6
+# What the smallest one costs: two flushes to a disk that turns.
+_LEAST_S = 0.025
+_KEY = "umbel.checkpoint"
+log = logging.getLogger("umbel.client")
+
+
+class DiskCheckpoint(Checkpoint):
+    """The checkpoint of one assignment, at `path`. `model_bytes`: the model's size, for a first guess at the cost."""
+
+    def __init__(
+        self,
+        path: Path,
+        assignment: AssignmentId,
+        model_sha256: str,
+        model_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._aside = path, path.with_suffix(".tmp")
+        self._belongs = {"assignment": assignment, "model_sha256": model_sha256}
+        self._clock = clock
+        self._cost_s = _LEAST_S + _FIRST_COPIES * model_bytes / _FIRST_BYTES_PER_S
+        self._since = clock()
+        self._has_failed = False
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds of training between two, now."""
+        return self._cost_s / _SHARE
+
+    def is_due(self) -> bool:
+        return self._clock() - self._since >= self.interval_s
+
+    def save(self, state: Mapping[str, object]) -> None:
+        started = self._clock()
+        try:
+            self._write(state)
+        except (OSError, SafetensorError, RuntimeError, TypeError, ValueError) as error:  # the last three: odd state
+            self._give_up(error)
+        ended = self._clock()
+        self._cost_s, self._since = max(ended - started, _LEAST_S, 2 * self._cost_s * self._has_failed), ended
+
+    def load(self) -> dict[str, Any] | None:
+        """What was saved for this assignment, its tensors mapped from the file: changing one changes only memory.
+
+        What belongs to another assignment, or is damaged, is removed.
+        """
+        if not self._path.exists():
+            return None
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                kept: dict[str, Any] = json.loads(file.metadata()[_KEY])
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if kept["belongs"] == self._belongs:
+                state: dict[str, Any] = unpack(kept["state"], tensors)
+                return state
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            log.warning("the checkpoint of an earlier training is damaged (%s); training starts anew", error)
+        self.forget()
+        return None
+
+    def forget(self) -> None:
+        for path in (self._path, self._aside):
+            path.unlink(missing_ok=True)
+
+    def _write(self, state: Mapping[str, object]) -> None:
+        packing = Packing()
+        packed = packing.pack(state)
+        tensors = {name: tensor.contiguous() for name, tensor in packing.tensors.items()}
+        make_private(self._path.parent)
+        save_file(tensors, self._aside, {_KEY: json.dumps({"belongs": self._belongs, "state": packed})})
+        sync_file(self._aside)
+        self._aside.replace(self._path)
+        sync_directory(self._path.parent)
+
+    def _give_up(self, error: Exception) -> None:
+        """Training goes on. After each failure the next try comes later; only the first is told."""
+        with contextlib.suppress(OSError):
+            self._aside.unlink()
+        if not self._has_failed:
+            log.warning("the training could not be saved (%s); it goes on, and a restart would begin it anew", error)
+        self._has_failed = True

@@ -1,0 +1,73 @@
+"""Become known to a coordinator: once, with a one-time token; later starts only read who they are."""
+
+import hashlib
+import logging
+import re
+import socket
+import time
+from collections.abc import Mapping
+
+from umbel.aggregation.messages import Enrolment
+from umbel.aggregation.types import require_slug
+from umbel.client.errors import StateError
+from umbel.client.state.identity import Identity
+from umbel.client.state.store import Store
+from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.transport import Patience, patiently
+
+CLOCK_WARNING_S = 60.0
+log = logging.getLogger("umbel.client")
+
+
+def identify(store: Store, name: str | None, token: str | None) -> Identity:
+    """Who this client is, or will be once enrolled. Raises `StateError` if that needs a token, or another directory."""
+    known = store.enrolled_name()
+    if known is not None:
+        if name is not None and name != known:
+            raise StateError(f"this state directory is enrolled as {known!r}, not {name!r}; use another --state")
+        return store.identity(known)
+    if not token:
+        raise StateError(_not_enrolled(store))
+    if name is not None:
+        require_slug(name, "name")
+    return store.identity(name or _default_name(store))
+
+
+def ensure_enrolled(
+    coordinator: Coordinator,
+    store: Store,
+    identity: Identity,
+    token: str | None,
+    labels: Mapping[str, str],
+    patience: Patience | None = None,
+) -> None:
+    """Enrol unless that is done. Killed in between, the next start repeats the same enrolment with the same key."""
+    if store.enrolled_name() is not None or not token:
+        return
+    enrolment = Enrolment(token.strip(), identity.name, identity.public_key, labels)
+    enrolled = patiently(lambda: coordinator.enrol(enrolment), patience or Patience())
+    store.remember_enrolment(identity.name)
+    log.info("enrolled as %s", identity.name)
+    if abs(ahead_s := time.time() - enrolled.server_time) > CLOCK_WARNING_S:
+        log.warning(
+            "this machine's clock is %+.0f s from the coordinator's; set it, or requests will be refused", ahead_s
+        )
+
+
+def _not_enrolled(store: Store) -> str:
+    elsewhere = [known for known in store.enrolled_elsewhere() if known.server]
+    if not elsewhere:
+        return "this client is not enrolled yet; pass the one-time token its operator gave you (--token)"
+    known = " and ".join(f"{enrolled.client!r} with {enrolled.server}" for enrolled in elsewhere)
+    return (
+        f"this state directory is enrolled as {known}, not with {store.server_url}; "
+        f"if that is the same coordinator, keep that address in the list, --server {elsewhere[0].server},"
+        f"{store.server_url}, whether it answers or not; else pass a one-time token of this one (--token)"
+    )
+
+
+def _default_name(store: Store) -> str:
+    """The host's name and six digits of the key: stable, and two clients on one host differ."""
+    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")[:40] or "client"
+    key = hashlib.sha256(store.identity(host).public_key.encode()).hexdigest()
+    return f"{host}-{key[:6]}"

@@ -1,0 +1,70 @@
+"""A client's state directory: one process at a time has it, and each coordinator has a directory in it.
+
+What lies in a coordinator's directory is in `store.py`; this much is known without what trains a model.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from umbel.aggregation.types import require_slug
+from umbel.client.errors import StateError
+from umbel.client.files import make_private
+from umbel.client.wire.addresses import addresses_in
+
+KEY_FILE = "key.pem"
+ENROLMENT_FILE = "enrolment.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledAs:
+    """The name this client is enrolled under, and the coordinator's (first) address then, remembered."""
+
+    client: str
+    server: str = ""
+
+    def __post_init__(self) -> None:
+        require_slug(self.client, "client")
+
+
+@contextmanager
+def locked(state_dir: Path, advice: str = "give each its own state directory with --state") -> Generator[None]:
+    """Hold a state directory for this process. Raises `StateError`, with this advice, if another one has it."""
+    make_private(state_dir)
+    fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise StateError(f"another client process uses {state_dir}; {advice}") from error
+    try:
+        yield
+    finally:
+        os.close(fd)  # closing drops the lock, and so does dying
+
+
+def home_of(state_dir: Path, server: str) -> tuple[Path, str]:
+    """The directory for a coordinator, made unless it is there, and the address that names it.
+
+    `server`: `URL[,URL...]`. The first address under which this client is enrolled names its directory, else the first
+    of all: addresses may come, go and change places, as long as one that was first once stays in the list.
+    """
+    addresses = addresses_in(server)
+    homes = [state_dir / _directory_name(address) for address in addresses]
+    known = next((i for i, home in enumerate(homes) if (home / ENROLMENT_FILE).exists()), 0)
+    return make_private(homes[known]), addresses[known]
+
+
+def _directory_name(server_url: str) -> str:
+    """One name for a coordinator however its address is written; readable, and unique by a digest."""
+    parts = urlsplit(server_url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    place = f"{(parts.hostname or '').lower()}:{port}"
+    readable = re.sub(r"[^a-z0-9]+", "-", place).strip("-")[:60]
+    return f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"

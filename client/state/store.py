@@ -1,0 +1,174 @@
+"""What a client keeps on disk, so that killed and started again it goes on.
+
+```
+<state>/lock                          one process at a time
+<state>/members/                      the member lists that this site trusts: members_store.py
+<state>/<coordinator>/key.pem         Ed25519, mode 0600
+<state>/<coordinator>/enrolment.json  the name this client is enrolled under, and the coordinator's address
+<state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it; changes to it
+<state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
+<state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
+<state>/<coordinator>/feedback/       what error feedback has left over: VERSION.safetensors
+<state>/<coordinator>/failures/       how often this client has failed in secure rounds: failures.py
+<state>/<coordinator>/secure/         which secure attempt was begun, and which sums hold an update of this client
+```
+
+`report.json` is written last and removed first: while it is there, the update is whole and unanswered. A masked update
+has none: the keys to it are in memory alone, so nothing comes of it after a restart. `<coordinator>` is the address
+under which the client enrolled; where there are several, the first.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.types import Assignment, AssignmentId, WorkDone
+from umbel.client.errors import StateError
+from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
+from umbel.client.state.checkpoint import DiskCheckpoint
+from umbel.client.state.failures import FailureStore
+from umbel.client.state.feedback_store import FeedbackStore
+from umbel.client.state.identity import Identity, load_or_make_key
+from umbel.client.state.secure_store import SecureStore
+from umbel.client.state.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, home_of
+
+T = TypeVar("T")
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReport:
+    """Work that was done and waits to be sent: the report, and how long the update beside it is."""
+
+    assignment: AssignmentId
+    work: WorkDone
+    update_bytes: int
+
+
+_ENROLMENT = TypeAdapter(EnrolledAs)
+_PENDING = TypeAdapter(PendingReport)
+
+
+class Store:
+    """One client's files for one coordinator. Only for the holder of the state directory's lock."""
+
+    def __init__(self, state_dir: Path, server: str) -> None:
+        """`server`: `URL[,URL...]`; which of them names the directory is told in `home_of`."""
+        self._state_dir = state_dir
+        self._root, self.server_url = home_of(state_dir, server)
+        self._models = make_private(self._root / "models")
+        self._pending = make_private(self._root / "pending")
+        self._report = self._pending / "report.json"
+        self._update = self._pending / "update.bin"
+        self.secure = SecureStore(self._root / "secure")
+        self.failures = FailureStore(self._root / "failures")
+        self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
+
+    def enrolled_name(self) -> str | None:
+        """The name this client is enrolled under, None before its enrolment."""
+        path = self._root / ENROLMENT_FILE
+        return _read_json(path, _ENROLMENT).client if path.exists() else None
+
+    def remember_enrolment(self, name: str) -> None:
+        write_atomically(self._root / ENROLMENT_FILE, _ENROLMENT.dump_json(EnrolledAs(name, self.server_url)))
+
+    def enrolled_elsewhere(self) -> list[EnrolledAs]:
+        """The enrolments in this state directory with coordinators at other addresses."""
+        paths = sorted(self._state_dir.glob(f"*/{ENROLMENT_FILE}"))
+        return [_read_json(path, _ENROLMENT) for path in paths if path.parent != self._root]
+
+    def identity(self, name: str) -> Identity:
+        return Identity(name, load_or_make_key(self._root / KEY_FILE))
+
+    # --- models ---
+
+    def model_path(self, sha256: str) -> Path:
+        return self._models / f"{sha256}.safetensors"
+
+    def part_path(self, sha256: str) -> Path:
+        """Where a model, or a change, that is being fetched stands until it is whole."""
+        return self._models / f"{sha256}.part"
+
+    def change_path(self, sha256: str) -> Path:
+        """Where a change from one model to the next stands when it is whole."""
+        return self._models / f"{sha256}.change"
+
+    def making_path(self, sha256: str) -> Path:
+        """Where a model is made of changes."""
+        return self._models / f"{sha256}.making"
+
+    def keep_only(self, *sha256s: str) -> None:
+        """Remove every file, whole or part, of models and changes of other digests."""
+        for path in self._models.iterdir():
+            if path.stem not in sha256s:
+                path.unlink()
+
+    # --- work that waits to be sent ---
+
+    def checkpoint(self, offer: Assignment) -> DiskCheckpoint:
+        """Where the training for this assignment is kept while it lasts; what is there of another is removed."""
+        path = self._root / "training" / "checkpoint.safetensors"
+        checkpoint = DiskCheckpoint(path, offer.id, offer.model.sha256, offer.model.size_bytes)
+        checkpoint.load()
+        return checkpoint
+
+    def save_update(self, parts: Iterable[bytes | memoryview]) -> tuple[str, int]:
+        """Write an update durably, piece by piece; its SHA-256 and length in bytes."""
+        self.forget_pending()
+        digest, n_bytes = hashlib.sha256(), 0
+        fd = os.open(self._update, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            for part in parts:
+                write_all(fd, (part,))
+                digest.update(part)
+                n_bytes += memoryview(part).nbytes
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return digest.hexdigest(), n_bytes
+
+    def save_report(self, pending: PendingReport) -> None:
+        """From here on the work survives a kill."""
+        write_atomically(self._report, _PENDING.dump_json(pending))
+
+    def pending(self) -> PendingReport | None:
+        """The work of an earlier process that was never answered, if there is any; what is damaged, or half, is
+        dropped.
+        """
+        if not self._report.exists():
+            self.forget_pending()
+            return None
+        pending = _read_json(self._report, _PENDING)
+        is_whole = self._update.exists() and self._update.stat().st_size == pending.update_bytes
+        if is_whole and file_sha256(self._update) == pending.work.update_sha256:
+            return pending
+        log.warning("dropped the unsent update for %s: its file is damaged", pending.assignment)
+        self.forget_pending()
+        return None
+
+    def open_update(self) -> BinaryIO:
+        return self._update.open("rb")
+
+    def forget_work(self) -> None:
+        """An assignment has ended: nothing of it is needed any more."""
+        self.forget_pending()
+        for path in (self._root / "training").glob("*"):
+            path.unlink()
+
+    def forget_pending(self) -> None:
+        for path in (self._report, self._update, self.feedback.waiting):
+            path.unlink(missing_ok=True)
+        sync_directory(self._pending)
+
+
+def _read_json(path: Path, adapter: TypeAdapter[T]) -> T:
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except (ValidationError, OSError) as error:
+        raise StateError(f"{path} is damaged; remove it and start again") from error

@@ -1,0 +1,1 @@
+"""Local training: the ready trainer, its data, its metrics and its device."""

@@ -1,0 +1,92 @@
+"""The ready trainer's training in progress: all that its next step depends on, kept and taken up again, to the bit.
+
+Weights and buffers, the optimizer, the loss scale, the place in the data, the generators and the sums behind the
+metrics. What the user's own objects hold beside these, such as a schedule in a data set, is not known here.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from umbel.client.app import Checkpoint
+from umbel.client.training.batches import EndlessBatches
+from umbel.client.training.metrics import Means
+from umbel.client.training.randomness import generators, set_generators
+
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """`terms`: what must be the same where a checkpoint was made and where it is taken up."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler
+    means: Means
+    batches: EndlessBatches
+    device: torch.device
+    terms: dict[str, object]
+
+    def keep(self, checkpoint: Checkpoint, steps_done: int) -> None:
+        checkpoint.save(
+            {
+                "terms": self.terms,
+                "steps_done": steps_done,
+                "model": dict(_values_of(self.model)),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "means": self.means.state(),
+                "place": self.batches.place,
+                "generators": generators(self.device),
+            }
+        )
+
+    def resume(self, checkpoint: Checkpoint) -> int:
+        """Go on from a checkpoint, if there is one that fits; the steps that are done already."""
+        kept = checkpoint.load()
+        if kept is None:
+            return 0
+        if misfit := self._misfit(kept):
+            log.warning("the checkpoint of an earlier training does not fit (%s); training starts anew", misfit)
+            return 0
+        with torch.no_grad():
+            for name, value in _values_of(self.model):
+                value.copy_(kept["model"][name])
+        self.optimizer.load_state_dict(kept["optimizer"])
+        self.scaler.load_state_dict(kept["scaler"])
+        self.means.set_state(kept["means"], self.device)
+        self.batches.go_to(kept["place"])
+        set_generators(kept["generators"], self.device)  # last, for finding the place has drawn from them
+        log.info("training goes on after step %d, from the checkpoint of an earlier process", kept["steps_done"])
+        return int(kept["steps_done"])
+
+    def _misfit(self, kept: Mapping[str, Any]) -> str:
+        """Why this process cannot go on from there, in words, found before anything is changed; empty if it can."""
+        if kept.get("terms") != self.terms:
+            return "it was made under other terms"
+        if _shapes(kept["model"]) != _shapes(dict(_values_of(self.model))):
+            return "it is of another model"
+        if _groups(kept["optimizer"]) != _groups(self.optimizer.state_dict()):
+            return "it is of another optimizer"
+        return ""
+
+
+def _values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, those that no state dict names included; each once, however many names it has."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _groups(optimizer_state: Mapping[str, Any]) -> list[tuple[set[str], int]]:
+    """What the optimizer's groups are made of: the names of their settings, and how many parameters."""
+    return [(set(group), len(group["params"])) for group in optimizer_state["param_groups"]]

@@ -1,0 +1,198 @@
+"""The ready trainer: any `nn.Module`, any loss, any map-style data set.
+
+It picks the device and the precision, adds FedProx's proximal term, draws batch order and dropout from the plan's seed,
+and when told to stop, or when the next step would not fit, returns the steps done so far: partial work. A long training
+is kept on disk from time to time; killed and started again, it goes on and ends in the same bits.
+
+It hides nothing: a loss that turns into NaN trains on, and the loop declines the update with the reason.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
+from umbel.client.training.batches import Batch, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
+from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision
+from umbel.client.training.metrics import Means, Metric, default_metrics
+from umbel.client.training.progress import Training
+from umbel.client.training.proximal import ProximalTerm
+from umbel.client.training.randomness import seeded
+
+EVALUATION_BATCH_SIZE = 256
+Data = Dataset[Any] | DataLoader[Any]
+Loss = Callable[[Any, Any], Tensor]
+OptimizerFactory = Callable[[Iterable[nn.Parameter], float], Optimizer]
+
+
+def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+    return SGD(parameters, lr=learning_rate)
+
+
+class TorchClient(Client):
+    """A client from a model, a loss and data.
+
+    `loss(output, target)`: a mean over the batch, as a scalar. `train`, `holdout`: data sets of (inputs, target) pairs,
+    or `DataLoader`s, which keep their own batch size; inputs that are a tuple or a mapping become the model's
+    positional or keyword arguments. `optimizer(parameters, learning_rate)`: made anew each round; plain SGD by default.
+    `metrics`: name -> function of (output, target) that returns a mean over the batch; by default the accuracy, where
+    targets are classes. The loss is always among the metrics. `device`: "auto" or a name that torch knows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        train: Data,
+        holdout: Data | None = None,
+        optimizer: OptimizerFactory | None = None,
+        device: str = "auto",
+        precision: Precision = "auto",
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> None:
+        self.device = pick_device(device)
+        self.precision = pick_precision(precision, self.device)
+        self.model = model.to(self.device)
+        self.sample_count = n_samples(train)
+        if self.sample_count < 1 or n_batches(train, 1) < 1:
+            raise ValueError("the training data are empty; a client needs at least one sample, and one batch")
+        self._loss, self._train, self._holdout, self._metrics = loss, train, holdout, metrics
+        self._optimizer = optimizer or _sgd
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        """Train for the planned steps, or as many as there is time for; at least one."""
+        n_in_pass = n_batches(self._train, plan.batch_size)
+        planned, full = plan.steps_for(n_in_pass), plan.full_steps_for(n_in_pass)
+        was_training = model.training
+        model.to(self.device).train()
+        try:
+            with seeded(plan.seed, self.device):
+                done, means = self._run_steps(model, plan, planned)
+        finally:
+            model.train(was_training)
+        first, last = means.first("loss"), means.last("loss")
+        return TrainResult(self.sample_count, done, planned, means.result(), full, first, last)
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        """Loss and metrics over the held-out data, None without any."""
+        if self._holdout is None or n_samples(self._holdout) == 0:
+            return None
+        means, was_training = Means(), model.training
+        model.to(self.device).eval()
+        try:
+            with torch.no_grad():
+                for batch in ordered_batches(self._holdout, EVALUATION_BATCH_SIZE):
+                    self._forward(model, batch, means)
+        finally:
+            model.train(was_training)
+        return Evaluation(n_samples(self._holdout), means.result())
+
+    def _run_steps(self, model: nn.Module, plan: LocalPlan, planned: int) -> tuple[int, Means]:
+        batches = EndlessBatches(self._train, plan.batch_size, plan.seed, self.device)
+        step = _Step(model, self._optimizer, plan, self.device, self.precision)
+        training = Training(
+            model, step.optimizer, step.scaler, Means(), batches, self.device, self._terms(plan, planned)
+        )
+        done, step_s, pace = training.resume(plan.checkpoint), 0.0, Pace(self.device)
+        started = time.perf_counter()
+        for batch in batches:
+            step.apply(self._forward(model, batch, training.means))
+            pace.step_queued()
+            done += 1
+            now = time.perf_counter()
+            started, step_s = now, now - started
+            if done >= planned or plan.should_stop() or plan.seconds_left < step_s:
+                break
+            if plan.checkpoint.is_due():
+                training.keep(plan.checkpoint, done)
+                started = time.perf_counter()
+        return done, training.means
+
+    def _terms(self, plan: LocalPlan, planned: int) -> dict[str, object]:
+        """What must be the same for a training to go on from a checkpoint of another process."""
+        device, precision = self.device.type, str(self.precision)
+        batches = {"batch_size": plan.batch_size, "sample_count": self.sample_count, "steps": planned}
+        numbers = {"learning_rate": plan.learning_rate, "proximal_mu": plan.proximal_mu, "seed": plan.seed}
+        order = "sample order 1"  # of `aggregation/sample_order.py`
+        return {
+            "torch": torch.__version__,
+            "order": order,
+            "device": device,
+            "precision": precision,
+            **batches,
+            **numbers,
+        }
+
+    def _forward(self, model: nn.Module, batch: Batch, means: Means) -> Tensor:
+        """The batch's loss; it and the metrics are added to `means`."""
+        inputs, target = to_device(batch[0], self.device), to_device(batch[1], self.device)
+        with autocast(self.device, self.precision):
+            output = _call(model, inputs)
+            loss = self._loss(output, target)
+        with torch.no_grad():
+            means.add({"loss": loss, **self._measure(output, target)}, _batch_size(target))
+        return loss
+
+    def _measure(self, output: Any, target: Any) -> Mapping[str, Tensor]:
+        if self._metrics is None:
+            return default_metrics(output, target)
+        return {name: metric(output, target) for name, metric in self._metrics.items()}
+
+
+class _Step:
+    """Backward, proximal term and optimizer step, with loss scaling where float16's range asks for it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerFactory,
+        plan: LocalPlan,
+        device: torch.device,
+        precision: torch.dtype,
+    ) -> None:
+        self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
+        self._proximal = ProximalTerm(model, plan.proximal_mu)
+        self._within = [(p, plan.within[n]) for n, p in _named(model) if n in plan.within and p.requires_grad]
+        # A model that is itself float16 cannot be unscaled; it trains as its author made it.
+        is_half = any(p.dtype == torch.float16 for p in model.parameters())
+        scales = precision == torch.float16 and device.type != "cpu" and not is_half
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scales)
+
+    def apply(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        self._proximal.add_gradient()
+        for parameter, project in self._within:
+            if parameter.grad is not None:
+                parameter.grad = project(parameter.grad)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def _named(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """The parameters, one that is shared under each of its names."""
+    return model.named_parameters(remove_duplicate=False)
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    match inputs:
+        case Mapping():
+            return model(**cast(Mapping[str, Any], inputs))
+        case list():
+            return model(*inputs)
+        case _:
+            return model(inputs)
+
+
+def _batch_size(target: Any) -> int:
+    """Samples in a batch, by its target's first tensor; 1 where there is none."""
+    while isinstance(target, Mapping | list) and target:
+        values = cast(Any, target.values() if isinstance(target, Mapping) else target)
+        target = next(iter(values))
+    return int(target.shape[0]) if isinstance(target, Tensor) and target.dim() else 1

@@ -1,0 +1,1 @@
+"""How a client talks to the coordinator over HTTP."""

@@ -1,0 +1,90 @@
+"""A coordinator's addresses: one, or one for each of its replicas where no load balancer stands in front of them.
+
+Who speaks to a coordinator goes on with the next address when one does not answer or answers 5xx, and stays there. Each
+process has its own order, so that neither a start nor the death of a replica sends every client to the same one.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Sequence
+from typing import Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from umbel.client.wire.deadline import bound
+
+ADDRESSES_MAX = 64
+log = logging.getLogger("umbel.client")
+
+
+def addresses_in(text: str) -> tuple[str, ...]:
+    """The addresses in `URL[,URL...]`, as they stand there. Raises `ValueError` for what is no `http(s)://host[:port]`."""
+    addresses = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if len(addresses) > ADDRESSES_MAX:
+        raise ValueError(f"at most {ADDRESSES_MAX} addresses of a coordinator, not {len(addresses)}")
+    for address in addresses:
+        _require_address(address)
+    return addresses
+
+
+def warn_if_readable(addresses: Sequence[str], what: str) -> None:
+    """Say in the log that others can read `what`, if the way to one of these leaves the machine unencrypted."""
+    hosts = [parts.hostname for parts in map(urlsplit, addresses) if parts.scheme == "http"]
+    if not {*hosts} <= {"localhost", "127.0.0.1", "::1"}:
+        log.warning("http:// is not encrypted: others on the way can read %s; use https://", what)
+
+
+class Replicas:
+    """One HTTP client for each address. Threads may share it."""
+
+    def __init__(self, addresses: Sequence[str], transport: httpx.BaseTransport | None = None) -> None:
+        """`transport`: for tests and proxies."""
+        self._clients = [
+            _client(address, transport) for address in random.SystemRandom().sample(addresses, len(addresses))
+        ]
+        self._current = 0
+        self._n_failed = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    @property
+    def current(self) -> httpx.Client:
+        """Whom to ask now."""
+        return self._clients[self._current]
+
+    def note_answer(self) -> None:
+        self._n_failed = 0
+
+    def note_failure(self, client: httpx.Client) -> bool:
+        """This one did not answer: go on with the next. Whether that one has not failed since the last answer."""
+        with self._lock:
+            if client is not self.current:  # another thread was here first
+                return True
+            self._current = (self._current + 1) % len(self._clients)
+            self._n_failed += 1
+            return self._n_failed % len(self._clients) != 0
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def _client(address: str, transport: httpx.BaseTransport | None) -> httpx.Client:
+    parts = urlsplit(address)
+    base_url = f"{parts.scheme}://{parts.netloc}"
+    return bound(httpx.Client(base_url=base_url, transport=transport, follow_redirects=False))
+
+
+def _require_address(address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise ValueError(f"the server's address must look like https://host or https://host:port, not {address!r}")
+    if parts.username is not None:
+        raise ValueError("the server's address must not hold a user name or password")

@@ -1,0 +1,184 @@
+"""The client's side of docs/wire.md: one method a request, typed both ways, each a single try.
+
+Whoever calls decides how patiently to repeat (`transport.patiently`); every method may be repeated.
+"""
+
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+from pydantic import TypeAdapter
+
+from umbel.aggregation.messages import (
+    REASON_CHARS_MAX,
+    AssignmentStatus,
+    CheckedIn,
+    CheckIn,
+    Decline,
+    Enrolled,
+    Enrolment,
+    ReportAnswer,
+)
+from umbel.aggregation.secagg.turns import Phase
+from umbel.aggregation.trust.signatures import content_digest
+from umbel.aggregation.types import AssignmentId, EvaluationDone, MaskedInput, WorkDone
+from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
+from umbel.client.printable import printable
+from umbel.client.wire.bodies import Body
+from umbel.client.wire.timing import check_s
+from umbel.client.wire.transport import Answer, Transport
+
+_ENROLLED = TypeAdapter(Enrolled)
+_CHECKED_IN = TypeAdapter(CheckedIn)
+_STATUS = TypeAdapter(AssignmentStatus)
+_REPORT_ANSWER = TypeAdapter(ReportAnswer)
+_JSON = {"Content-Type": "application/json"}
+_BINARY = {"Content-Type": "application/octet-stream"}
+# The longest entry that any list of a secure round has for one client, a roster's, is 132 bytes; a head has 36.
+_ENTRY_BYTES, _HEAD_BYTES = 132, 64
+
+
+@dataclass(frozen=True, slots=True)
+class UploadState:
+    """How much of an update the coordinator holds. `complete`: all of it, and it passed every check."""
+
+    offset: int
+    complete: bool
+
+
+class Coordinator:
+    """A coordinator as one client sees it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def enrol(self, enrolment: Enrolment) -> Enrolled:
+        return self._send_json("POST", "/v1/enrolments", enrolment).parse(_ENROLLED)
+
+    def check_in(self, check_in: CheckIn) -> CheckedIn:
+        """Held open for up to `check_in.wait_s` seconds."""
+        checked_in = self._send_json("POST", "/v1/check-ins", check_in, hold_s=check_in.wait_s).parse(_CHECKED_IN)
+        return replace(checked_in, reason=printable(checked_in.reason))
+
+    def status(self, assignment: AssignmentId, wait_s: float = 0.0) -> AssignmentStatus:
+        """Held open for up to `wait_s` seconds; answered at once when the round closes."""
+        path = f"/v1/assignments/{assignment}"
+        status = self._transport.ask("GET", path, query=_wait(wait_s), hold_s=wait_s).parse(_STATUS)
+        return replace(status, reason=printable(status.reason))
+
+    @contextmanager
+    def model(
+        self, sha256: str, first_byte: int = 0, until: float = math.inf, is_direct: bool = False
+    ) -> Generator[httpx.Response]:
+        """The model file as a stream, from `first_byte` on if the answer's status is 206, else from the start.
+
+        `until`: when it must be here, on `time.monotonic`'s clock. `is_direct`: from the coordinator itself; otherwise
+        it may raise `Redirected`.
+        """
+        headers = {"Range": f"bytes={first_byte}-", "If-Range": f'"{sha256}"'} if first_byte else None
+        path, query = f"/v1/models/{sha256}", "direct=true" if is_direct else ""
+        with self._transport.stream("GET", path, query=query, headers=headers, until=until) as response:
+            yield response
+
+    def create_upload(self, assignment: AssignmentId, total: int, sha256: str, chunk: Body) -> UploadState:
+        """Begin an upload with its first bytes."""
+        headers = {
+            "Upload-Length": str(total),
+            "Upload-Complete": _flag(len(chunk) == total),
+            "Repr-Digest": content_digest(bytes.fromhex(sha256)),
+            "Content-Type": "application/octet-stream",
+        }
+        hold_s = _hold_s(0, chunk, total)
+        answer = self._transport.ask("POST", _upload_path(assignment), body=chunk, headers=headers, hold_s=hold_s)
+        return _upload_state(answer, total)
+
+    def append_upload(self, assignment: AssignmentId, total: int, offset: int, chunk: Body) -> UploadState:
+        """Go on with an upload at `offset`."""
+        headers = {
+            "Upload-Offset": str(offset),
+            "Upload-Complete": _flag(offset + len(chunk) == total),
+            "Content-Type": "application/partial-upload",
+        }
+        hold_s = _hold_s(offset, chunk, total)
+        answer = self._transport.ask("PATCH", _upload_path(assignment), body=chunk, headers=headers, hold_s=hold_s)
+        return _upload_state(answer, total)
+
+    def upload_state(self, assignment: AssignmentId, total: int) -> UploadState | None:
+        """How far an upload is, None if none was begun."""
+        try:
+            return _upload_state(self._transport.ask("HEAD", _upload_path(assignment)), total)
+        except CoordinatorRefused as error:
+            # The answer to HEAD has no body, so no problem document says which of the 404s it is.
+            if error.status == 404:
+                return None
+            raise
+
+    def forget_upload(self, assignment: AssignmentId) -> None:
+        self._transport.ask("DELETE", _upload_path(assignment))
+
+    def report(self, assignment: AssignmentId, work: WorkDone | MaskedInput) -> ReportAnswer:
+        answer = self._send_json("PUT", f"/v1/assignments/{assignment}/report", work).parse(_REPORT_ANSWER)
+        return replace(answer, reason=printable(answer.reason))
+
+    def report_evaluation(self, assignment: AssignmentId, done: EvaluationDone) -> ReportAnswer:
+        answer = self._send_json("PUT", f"/v1/assignments/{assignment}/evaluation", done).parse(_REPORT_ANSWER)
+        return replace(answer, reason=printable(answer.reason))
+
+    def decline(self, assignment: AssignmentId, reason: str) -> None:
+        self._send_json(
+            "PUT",
+            f"/v1/assignments/{assignment}/decline",
+            Decline(reason[:REASON_CHARS_MAX].replace("\x00", " ") or "no reason given"),
+        )
+
+    def say(self, assignment: AssignmentId, phase: Phase, message: bytes, wait_s: float = 0.0) -> bool:
+        """This client's message of a secure round's phase: whether all is done that comes of it (else say it again).
+
+        `wait_s`: held open so long for that, where the phase is the unmasking.
+        """
+        path, query = f"/v1/assignments/{assignment}/secure/{phase.value}", _wait(wait_s) if wait_s else ""
+        answer = self._transport.ask("PUT", path, query=query, body=message, headers=_BINARY, hold_s=wait_s)
+        return answer.status != 202
+
+    def hear(self, assignment: AssignmentId, phase: Phase, n_cohort: int, wait_s: float) -> bytes | None:
+        """What this client needs for a phase of a secure round of `n_cohort` clients; None: not yet.
+
+        Held open for up to `wait_s` seconds.
+        """
+        path, n_bytes = f"/v1/assignments/{assignment}/secure/{phase.value}", _HEAD_BYTES + n_cohort * _ENTRY_BYTES
+        answer = self._transport.ask("GET", path, query=_wait(wait_s), hold_s=wait_s, bytes_max=n_bytes)
+        return None if answer.status == 204 else answer.body
+
+    def _send_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> Answer:
+        adapter: TypeAdapter[Any] = TypeAdapter(type(message))
+        return self._transport.ask(method, path, body=adapter.dump_json(message), headers=_JSON, hold_s=hold_s)
+
+
+def _wait(wait_s: float) -> str:
+    return f"wait_s={wait_s:.3f}"
+
+
+def _upload_path(assignment: AssignmentId) -> str:
+    return f"/v1/assignments/{assignment}/update"
+
+
+def _hold_s(offset: int, chunk: Body, total: int) -> float:
+    """How much longer than usual a chunk's answer may take, for the checks after the last one."""
+    return check_s(total) if offset + len(chunk) == total else 0.0
+
+
+def _flag(value: bool) -> str:
+    """A boolean as a structured field (RFC 9651)."""
+    return "?1" if value else "?0"
+
+
+def _upload_state(answer: Answer, total: int) -> UploadState:
+    offset, complete = answer.headers.get("upload-offset", ""), answer.headers.get("upload-complete")
+    if not (offset.isascii() and offset.isdigit() and len(offset) < 20) or int(offset) > total:
+        raise CoordinatorMisbehaved(f"the coordinator names no upload offset between 0 and {total}")
+    if complete not in ("?0", "?1") or (complete == "?1" and int(offset) != total):
+        raise CoordinatorMisbehaved("the coordinator does not say whether the upload is complete")
+    return UploadState(int(offset), complete == "?1")

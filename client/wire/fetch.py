@@ -1,0 +1,116 @@
+"""Have the model of an assignment on disk: by the changes since a version that is there already, or whole.
+
+A client that trained in one of the last rounds has that round's model, and needs only what has changed since. The
+changes are applied to a copy, which counts only if it has the model's SHA-256. If anything goes wrong with them,
+whatever it is, the model is fetched whole.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from umbel.aggregation.errors import LayoutError, UpdateRefused
+from umbel.aggregation.model.artifact import layout_of
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.types import ModelChange, ModelRef
+from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
+from umbel.client.files import file_sha256
+from umbel.client.state.store import Store
+from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.download import download
+from umbel.client.wire.model_changes import apply_changes
+from umbel.client.wire.redirect import Links
+from umbel.client.wire.transport import Patience
+
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model of this layout, and the `changes` that lead to it; see `Assignment`."""
+
+    model: ModelRef
+    layout: Layout
+    changes: Sequence[ModelChange] = ()
+
+
+def fetch_model(
+    coordinator: Coordinator, store: Store, wanted: Wanted, link: Link, patience: Patience, links: Links
+) -> tuple[Path, Link]:
+    """Where the model lies on disk, and what the link was seen to carry. Every other model is removed.
+
+    Raises `CoordinatorMisbehaved` for bytes that do not hash to `model.sha256`, or that are too many.
+    """
+    model = wanted.model
+    path = store.model_path(model.sha256)
+    if _is_here(path, model.sha256):
+        store.keep_only(model.sha256)
+        return path, link
+    needed = _needed(store, wanted.changes)
+    store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
+    if not (needed and _is_made(coordinator, store, wanted, needed, patience, links)):
+        store.keep_only(model.sha256)  # first, for there may be no room for both
+        part = store.part_path(model.sha256)
+        came = download(coordinator, model, part, patience, links)
+        link = link.after_download(came.n_bytes, came.seconds)
+        part.replace(path)
+    store.keep_only(model.sha256)
+    return path, link
+
+
+def _is_here(path: Path, sha256: str) -> bool:
+    return path.exists() and file_sha256(path) == sha256
+
+
+def _needed(store: Store, changes: Sequence[ModelChange]) -> Sequence[ModelChange]:
+    """The changes that lead from a model that is here to the one that is wanted, as few as possible; none if there is
+    no such model."""
+    for i in reversed(range(len(changes))):
+        if _is_here(store.model_path(changes[i].from_sha256), changes[i].from_sha256):
+            return changes[i:]
+    return ()
+
+
+def _is_made(
+    coordinator: Coordinator,
+    store: Store,
+    wanted: Wanted,
+    needed: Sequence[ModelChange],
+    patience: Patience,
+    links: Links,
+) -> bool:
+    """Fetch the changes and make the model of them; False if that cannot be done."""
+    base, making = store.model_path(needed[0].from_sha256), store.making_path(wanted.model.sha256)
+    try:
+        for change in needed:
+            if not (path := store.change_path(change.sha256)).exists():
+                download(coordinator, change, part := store.part_path(change.sha256), patience, links)
+                part.replace(path)
+        load_model(base, wanted.layout)  # where a client was killed before its training, nobody has looked into it yet
+        apply_changes(wanted.layout, base, [store.change_path(change.sha256) for change in needed], making)
+        if file_sha256(making) != wanted.model.sha256:
+            raise CoordinatorMisbehaved("what they make does not have its SHA-256")
+    except (CoordinatorRefused, CoordinatorMisbehaved, UpdateRefused, OSError) as error:
+        making.unlink(missing_ok=True)
+        log.warning("the changes since the last model are of no use, so all of it is fetched: %s", error)
+        return False
+    making.replace(store.model_path(wanted.model.sha256))
+    return True
+
+
+def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
+    """The state dict in a model file, mapped from disk. Raises `CoordinatorMisbehaved` unless it has this layout."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = layout_of(file.metadata(), owned)
+    except (SafetensorError, LayoutError, KeyError) as error:  # the last: a dtype that torch does not know
+        raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
+    if difference := layout.difference(found):
+        raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")
+    return layout.full_state(owned)

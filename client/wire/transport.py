@@ -1,0 +1,247 @@
+"""One HTTP exchange with a coordinator, and the patient repetition of it.
+
+Which answers are final and which are tried again is decided in `_raise_for`, and nowhere else:
+
+```
+connection refused, reset, cut, timed out      CoordinatorUnreachable   ┐
+408, 425, 429, 500, 502, 503, 504              CoordinatorBusy          ├ TryAgain
+401 replayed-nonce (a proxy's own retry)       CoordinatorBusy          ┘
+any other 4xx, and 3xx                         CoordinatorRefused: AccessRefused, AssignmentClosed, ...   final
+a body over its cap, or not what was asked     CoordinatorMisbehaved                                      final
+```
+
+Every try is authorised afresh: new nonce, new time. The coordinator may be hostile: no answer is read past its cap, no
+compressed answer is unpacked, no redirect is followed, and no exchange outlasts its deadline.
+
+Where the coordinator has several addresses, an exchange goes to the one that answered last; one that cannot be reached,
+or answers 5xx, is left for the next.
+"""
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.messages import Problem
+from umbel.aggregation.trust.signatures import Target
+from umbel.client.errors import (
+    CoordinatorBusy,
+    CoordinatorMisbehaved,
+    CoordinatorUnreachable,
+    OutOfTime,
+    Redirected,
+    TryAgain,
+    first_finding,
+    refusal_of,
+)
+from umbel.client.printable import printable
+from umbel.client.wire.addresses import ADDRESSES_MAX, Replicas, addresses_in
+from umbel.client.wire.backoff import RETRY_AFTER_MAX_S
+from umbel.client.wire.bodies import Body, FileBody, sha256_of
+from umbel.client.wire.deadline import exchange_until, timed_by, timing
+from umbel.client.wire.timing import IDLE, Timing
+
+JSON_BYTES_MAX = 1 << 20
+_BUSY = {408, 425, 429, 500, 502, 503, 504}
+_PROBLEM = TypeAdapter(Problem)
+_PROBLEM_TYPE = "urn:umbel:problem:"
+
+# Not the process-wide generator: that one is seeded, and drawn from, by the training beside us.
+_jitter = random.SystemRandom().random
+T = TypeVar("T")
+Authorize = Callable[[Target, bytes], Mapping[str, str]]
+log = logging.getLogger("umbel.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer, read whole."""
+
+    headers: Mapping[str, str]
+    body: bytes
+    status: int
+
+    def parse(self, adapter: TypeAdapter[T]) -> T:
+        """The body as JSON of this type. Raises `CoordinatorMisbehaved`."""
+        try:
+            return adapter.validate_json(self.body)
+        except (ValidationError, RecursionError) as error:
+            raise CoordinatorMisbehaved(f"the coordinator's answer does not parse: {_brief(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to go on trying. `until`: on `time.monotonic`'s clock, None for ever. `wait`: sleeps between tries."""
+
+    timing: Timing = IDLE
+    until: float | None = None
+    wait: Callable[[float], None] = time.sleep
+
+
+class Transport:
+    """Exchanges with one coordinator. Threads may share it. `authorize` makes the headers that say who asks."""
+
+    def __init__(self, replicas: Replicas, authorize: Authorize) -> None:
+        self._replicas = replicas
+        self._authorize = authorize
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: str = "",
+        body: Body = b"",
+        headers: Mapping[str, str] | None = None,
+        hold_s: float = 0.0,
+        bytes_max: int = JSON_BYTES_MAX,
+    ) -> Answer:
+        """One try. `hold_s`: how much longer than usual the answer may take, for long polls; `bytes_max`: its cap."""
+        large_bytes = len(body) + max(0, bytes_max - JSON_BYTES_MAX)
+        until = time.monotonic() + timing().exchange_s(large_bytes) + hold_s
+        with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s, until=until) as response:
+            return Answer(response.headers, read_capped(response, bytes_max), response.status_code)
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: str = "",
+        body: Body = b"",
+        headers: Mapping[str, str] | None = None,
+        hold_s: float = 0.0,
+        until: float = math.inf,
+    ) -> Generator[httpx.Response]:
+        """One try whose body the caller reads, with `iter_raw`. Raises as the module's table says.
+
+        `until`: when it must all be over, on `time.monotonic`'s clock.
+        """
+        signed = self._authorize(Target(method, path, query), sha256_of(body))
+        url = f"{path}?{query}" if query else path
+        timeout = httpx.Timeout(timing().answer_s + hold_s, connect=timing().stall_s)
+        fields = {"Accept-Encoding": "identity", **(headers or {}), **signed}
+        if isinstance(body, FileBody):
+            fields["Content-Length"] = str(len(body))
+        content = body if isinstance(body, bytes) else body.pieces()
+        http = self._replicas.current
+        try:
+            with (
+                exchange_until(until),
+                http.stream(method, url, content=content, headers=fields, timeout=timeout) as response,
+            ):
+                _raise_for(response)
+                self._replicas.note_answer()
+                yield response
+        except httpx.TransportError as error:
+            has_other = self._replicas.note_failure(http)
+            raise CoordinatorUnreachable(
+                f"no answer from the coordinator at {http.base_url.netloc.decode()}: {_brief(error)}",
+                has_other=has_other,
+            ) from error
+        except CoordinatorBusy as error:
+            error.has_other = error.is_down and self._replicas.note_failure(http)
+            raise
+
+    def close(self) -> None:
+        self._replicas.close()
+
+
+def connect(server: str, transport: httpx.BaseTransport | None = None) -> Replicas:
+    """A coordinator at `URL[,URL...]`. Raises `ValueError` for what is no `http(s)://host[:port]`."""
+    return Replicas(addresses_in(server), transport)
+
+
+def patiently(step: Callable[[], T], patience: Patience) -> T:
+    """Repeat `step` while it raises `TryAgain`; `OutOfTime` if the next try would come too late.
+
+    It waits in between, but not where there is another address that has not failed.
+    """
+    failures, n_others, until = 0, 0, math.inf if patience.until is None else patience.until
+    while True:
+        try:
+            with timed_by(patience.timing):
+                found = step()
+        except TryAgain as error:
+            if error.has_other and n_others < ADDRESSES_MAX:  # another thread's luck must not keep us from waiting
+                if failures == n_others == 0:
+                    log.info("%s; trying its next address", error)
+                n_others += 1
+                continue
+            failures, n_others = failures + 1, 0
+            wait_s = patience.timing.backoff.wait_s(failures, _jitter(), error.retry_after_s)
+            if time.monotonic() + wait_s > until:
+                raise OutOfTime(f"gave up at the end of the window: {error}") from error
+            if failures == 1 or failures % 10 == 0:
+                log.warning("%s; trying again (try %d)", error, failures + 1)
+            patience.wait(wait_s)
+        else:
+            if failures:
+                log.info("the coordinator answers again, at try %d", failures + 1)
+            return found
+
+
+def at_any_address(step: Callable[[], T]) -> T:
+    """Try `step` once at each address, until one answers; no waiting."""
+    while True:
+        try:
+            return step()
+        except TryAgain as error:
+            if not error.has_other:
+                raise
+
+
+def read_capped(response: httpx.Response, bytes_max: int) -> bytes:
+    """The body as sent, if it is at most `bytes_max` long; reads no further than that."""
+    body = bytearray()
+    for piece in response.iter_raw():
+        if len(body) + len(piece) > bytes_max:
+            raise CoordinatorMisbehaved(f"the coordinator's answer is longer than {bytes_max} bytes")
+        body += piece
+    return bytes(body)
+
+
+def _raise_for(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    kind, detail = _problem(response)
+    if response.status_code in _BUSY or kind == "replayed-nonce":
+        is_down = response.status_code >= 500
+        text = f"the coordinator cannot answer now ({kind}): {detail}"
+        raise CoordinatorBusy(text, _retry_after_s(response), is_down)
+    if response.status_code == 307:
+        asked = response.request.url
+        raise Redirected(kind, detail, 307, response.headers.get("location", ""), asked.scheme == "https", asked.host)
+    raise refusal_of(kind, detail, response.status_code)
+
+
+def _problem(response: httpx.Response) -> tuple[str, str]:
+    """Kind and detail of an error answer, which may also come from something between us and the coordinator."""
+    body = read_capped(response, JSON_BYTES_MAX)
+    try:
+        problem = _PROBLEM.validate_json(body)
+    except (ValidationError, RecursionError):
+        place = f" (redirects to {response.headers['location'][:200]!r})" if response.has_redirect_location else ""
+        return f"http-{response.status_code}", f"it answered HTTP {response.status_code}{place} without saying why"
+    return printable(problem.type.removeprefix(_PROBLEM_TYPE)[:64]), printable(problem.detail)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """Retry-After in seconds; its date form, which no coordinator of ours sends, counts as none."""
+    text = response.headers.get("retry-after", "")
+    return min(float(text), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0.0
+
+
+def _brief(error: Exception) -> str:
+    """An error's text in one line."""
+    if isinstance(error, ValidationError):
+        return first_finding(error, "body")
+    return (str(error) or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,1 @@
+"""Large files: models, updates and partial sums, on disk or in an S3 bucket."""

@@ -1,0 +1,157 @@
+"""Blobs in an S3 bucket, or in any store that speaks S3's API (MinIO, Ceph, R2, ...).
+
+Nothing is ever whole in memory: files go up in parts of 8 MiB, four at a time, and come down in ranges of 8 MiB, each
+a request of its own that is tried again by itself. A part or a range is signed over its hash, so none is damaged on
+the way. What a broken upload leaves behind is invisible; a rule of the bucket should remove it
+(AbortIncompleteMultipartUpload).
+"""
+
+import hashlib
+import secrets
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from io import RawIOBase
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import PreconditionError
+
+from umbel.server.blobs.blobs import BlobsUnavailable, is_model_key, model_sha256, require_key
+from umbel.server.blobs.bucket import Bucket
+from umbel.server.blobs.model_cache import ModelCache
+from umbel.server.blobs.scratch import Scratch
+
+_PIECE_BYTES = 8 << 20  # of the 10,000 parts that S3 takes: files of up to 78 GiB
+_PARTS_AT_ONCE = 4
+
+
+class S3Blobs:
+    """A bucket of blobs; on the local disk files in the making, and copies of the models in use."""
+
+    def __init__(self, bucket: Bucket, scratch: Scratch, cache: ModelCache) -> None:
+        self._bucket = bucket
+        self._store = bucket.store
+        self._scratch = scratch
+        self._cache = cache
+
+    def prepare(self) -> None:
+        self._scratch.prepare()
+        self._cache.prepare()
+        probe = f"probes/{secrets.token_hex(8)}"
+        with self.scratch() as path:
+            path.write_bytes(b"umbel")
+            self.put(path, probe)
+        with self.open(probe, 1, 3) as file:
+            if file.read() != b"mbe":
+                raise BlobsUnavailable(
+                    f"bucket {self._bucket.name} does not serve ranges; umbel needs a store that does"
+                )
+        if probe not in self.keys("probes"):
+            raise BlobsUnavailable(f"bucket {self._bucket.name} does not list what was just stored in it")
+        self.delete([probe])
+
+    def put(self, path: Path, key: str) -> None:
+        require_key(key)
+        with self._bucket.writing():
+            self._bucket.again(
+                lambda: obstore.put(self._store, key, path, chunk_size=_PIECE_BYTES, max_concurrency=_PARTS_AT_ONCE)
+            )
+        if is_model_key(key):
+            self._cache.add(path, model_sha256(key))  # whoever made a model needs it next
+
+    @contextmanager
+    def open(self, key: str, offset: int = 0, length: int | None = None) -> Generator[RawIOBase]:
+        require_key(key)
+        with self._bucket.reading(key):
+            found = self._bucket.again(lambda: obstore.head(self._store, key))
+        stop = found["size"] if length is None else min(offset + length, found["size"])
+        with _Ranges(self._bucket, key, found["e_tag"], offset, stop) as file:
+            yield file
+
+    def size(self, key: str) -> int | None:
+        require_key(key)
+        with self._bucket.reading(key):
+            try:
+                return self._bucket.again(lambda: obstore.head(self._store, key))["size"]
+            except FileNotFoundError:
+                return None
+
+    def delete(self, keys: Iterable[str]) -> None:
+        gone = list(keys)
+        for key in gone:
+            require_key(key)
+            if is_model_key(key):
+                self._cache.drop(model_sha256(key))
+        with self._bucket.writing():
+            self._bucket.again(lambda: obstore.delete(self._store, gone))
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        require_key(prefix)
+        with self._bucket.reading(prefix):
+            for page in obstore.list(self._store, prefix + "/"):
+                yield from (found["path"] for found in page)
+
+    @contextmanager
+    def local(self, key: str) -> Generator[Path]:
+        sha256 = model_sha256(key)
+        with self._cache.hold(sha256, lambda: self._fetch(key)) as path:
+            yield path
+
+    def link(self, key: str, expires_s: float) -> str | None:
+        require_key(key)
+        return self._bucket.link(key, expires_s)
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        return self._scratch.path()
+
+    def _fetch(self, key: str) -> None:
+        sha256, digest = model_sha256(key), hashlib.sha256()
+        with self.scratch() as path:
+            with self.open(key) as source, path.open("xb") as target:
+                while piece := source.read(_PIECE_BYTES):
+                    digest.update(piece)
+                    target.write(piece)
+            if digest.hexdigest() != sha256:
+                raise BlobsUnavailable(f"{key} in bucket {self._bucket.name} is damaged: it hashes to something else")
+            self._cache.add(path, sha256)
+
+
+class _Ranges(RawIOBase):
+    """Bytes `place` to `stop` of an object, fetched a range at a time; all of the version that `e_tag` names."""
+
+    def __init__(self, bucket: Bucket, key: str, e_tag: str | None, place: int, stop: int) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._e_tag = e_tag
+        self._place = place
+        self._stop = stop
+        self._piece = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "bytearray | memoryview", /) -> int:  # type: ignore[override]  # what we hand in
+        if not self._piece and self._place < self._stop:
+            self._piece = self._next_piece()
+            self._place += len(self._piece)
+        n_bytes = min(len(buffer), len(self._piece))
+        buffer[:n_bytes] = self._piece[:n_bytes]
+        self._piece = self._piece[n_bytes:]
+        return n_bytes
+
+    def _next_piece(self) -> memoryview:
+        span = (self._place, min(self._place + _PIECE_BYTES, self._stop))
+        with self._bucket.reading(self._key):
+            try:
+                piece = memoryview(
+                    self._bucket.again(
+                        lambda: obstore.get(
+                            self._bucket.store, self._key, options={"range": span, "if_match": self._e_tag}
+                        ).bytes()
+                    )
+                )
+            except PreconditionError as error:
+                raise BlobsUnavailable(f"{self._key} was replaced while it was read; read it again") from error
+        if len(piece) != span[1] - span[0]:
+            raise BlobsUnavailable(f"bucket {self._bucket.name} served {len(piece)} bytes of {self._key} for {span}")
+        return piece

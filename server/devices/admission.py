@@ -1,0 +1,149 @@
+"""Signed requests are admitted in batches, whose nonces are stored in one transaction.
+
+A request is admitted when its nonce is durable, so that no crash and no other replica lets it pass a second time. What
+a check-in changes is stored with its nonce.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+
+from sqlalchemy import bindparam, delete, insert, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from umbel.aggregation.errors import ReplayedNonce
+from umbel.aggregation.trust.signatures import CLOCK_SKEW_S, Claims
+from umbel.server.store import tables
+from umbel.server.store.batches import Batches
+from umbel.server.store.database import Database
+from umbel.server.store.prepared import Prepared
+from umbel.server.store.tables import table_of
+from umbel.server.store.waiters import WaiterStore, Waiting
+
+_HEARD_EVERY_S = 30.0
+_HEARD_ROWS_MAX = 100
+_NONCES = insert(table_of(tables.Nonce))
+_KEY = tuple_(tables.Nonce.expires_at, tables.Nonce.client, tables.Nonce.nonce)
+_HEARD = update(tables.Client).where(tables.Client.id == bindparam("client")).values(last_heard_at=bindparam("at"))
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A request whose signature was verified at the time `now`. `waiting`: what it changes in the waiting room."""
+
+    claims: Claims
+    now: float
+    waiting: Waiting | None = None
+
+
+class Admission:
+    """The memory of signed requests."""
+
+    def __init__(self, database: Database, waiters: WaiterStore) -> None:
+        self._db = database
+        self._waiters = waiters
+        self._batches: Batches[Signed, None] = Batches(self._admit)
+        self._nonces = Prepared(_NONCES, database.dialect, ("expires_at", "client", "nonce"))
+        self._heard_rows = Prepared(_HEARD, database.dialect, ("client", "at"))
+        self._heard: dict[str, float] = {}
+        self._heard_since = float("-inf")
+        self._storing: dict[str, float] = {}
+
+    async def admit(self, signed: Signed) -> None:
+        """Returns when the request's nonce is stored. Raises `ReplayedNonce` if it was before; then nothing is."""
+        await self._batches.do(signed)
+
+    def heard_at(self, client: str) -> float:
+        """When a client's last request was admitted here, in Unix seconds; 0 if the database knows it as well."""
+        return self._heard.get(client) or self._storing.get(client, 0.0)
+
+    async def _admit(self, batch: Sequence[Signed]) -> Sequence[ReplayedNonce | None]:
+        """Replays are looked for and left out: were such a batch halved until each is alone, whoever sends one request
+        again and again would take everyone's share.
+        """
+        try:
+            await self._store(batch)
+        except IntegrityError:
+            if len(batch) == 1:
+                return [replayed()]
+            is_fresh = await self._which_are_fresh(batch)
+            if all(is_fresh):  # another replica was faster just now
+                raise
+            await self._store([signed for signed, fresh in zip(batch, is_fresh, strict=True) if fresh])
+            return [None if fresh else replayed() for fresh in is_fresh]
+        return [None] * len(batch)
+
+    async def _which_are_fresh(self, batch: Sequence[Signed]) -> Sequence[bool]:
+        """Of each request whether its nonce is neither stored nor that of one before it."""
+        keys = [_key(signed.claims) for signed in batch]
+        async with self._db.reading() as tx:
+            stored = await tx.execute(select(*_KEY.clauses).where(_KEY.in_(keys)))
+            seen = {tuple(row) for row in stored}
+        is_fresh: list[bool] = []
+        for key in keys:
+            is_fresh.append(key not in seen)
+            seen.add(key)
+        return is_fresh
+
+    async def _store(self, batch: Sequence[Signed]) -> None:
+        """One transaction for all nonces, and for what is not worth one: when some were heard of, and who has left."""
+        if not batch:
+            return
+        heard, left = self._next_heard(batch[-1].now), self._waiters.take_noted()
+        nonces = self._nonces.of(_ordered(signed.claims for signed in batch))
+        waiting = self._waiters.writes([*left, *(signed.waiting for signed in batch if signed.waiting)])
+        try:
+            await self._db.write("admit", (nonces, self._heard_rows.of(sorted(heard.items())), *waiting))
+        except BaseException:
+            self._waiters.note_all(left)
+            raise
+        self._note_stored(heard)
+        self._heard.update((signed.claims.key_id, signed.now) for signed in batch)
+
+    def _next_heard(self, now: float) -> Mapping[str, float]:
+        """Each client's time is stored every half minute or so, a few rows in each transaction."""
+        if not self._storing and now - self._heard_since >= _HEARD_EVERY_S:
+            self._storing, self._heard, self._heard_since = self._heard, {}, now
+        return dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
+
+    def _note_stored(self, heard: Mapping[str, float]) -> None:
+        for client in heard:
+            self._storing.pop(client, None)
+
+    async def forget_nonces(self, now: float) -> None:
+        """Drop the nonces that no signature can carry any more, a second's worth at a time: others write meanwhile."""
+        oldest = select(tables.Nonce.expires_at).order_by(tables.Nonce.expires_at).limit(1)
+        while True:
+            async with self._db.writing("forget_nonces") as tx:
+                found = (await tx.execute(oldest)).scalar()
+                if found is None or found >= now:
+                    return
+                await tx.execute(delete(tables.Nonce).where(tables.Nonce.expires_at < min(found + 1, now)))
+
+    async def store_heard(self) -> None:
+        """Store all that is not stored yet of when clients were last heard of."""
+        self._storing, self._heard = self._storing | self._heard, {}
+        while self._storing:
+            heard = dict(islice(self._storing.items(), _HEARD_ROWS_MAX))
+            await self._db.write("store_heard", [self._heard_rows.of(sorted(heard.items()))])
+            self._note_stored(heard)
+
+    async def remember(self, tx: AsyncConnection, claims: Iterable[Claims]) -> None:
+        """Remember each nonce for as long as its signature would pass. Raises `IntegrityError` for one seen before."""
+        await self._nonces.execute(tx, _ordered(claims))
+
+
+def _key(claims: Claims) -> tuple[int, str, str]:
+    """What a request has in common with its replays, in the order of the table's primary key."""
+    return int(claims.created + CLOCK_SKEW_S + 1), claims.key_id, claims.nonce
+
+
+def _ordered(claims: Iterable[Claims]) -> Sequence[tuple[int, str, str]]:
+    """The rows of their nonces, in one order at every replica, or two could deadlock. (So are all rows here.)"""
+    return sorted(map(_key, claims), key=itemgetter(1, 2))
+
+
+def replayed() -> ReplayedNonce:
+    return ReplayedNonce("this signed request was seen before; sign each attempt afresh")

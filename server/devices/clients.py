@@ -1,0 +1,200 @@
+"""Who may speak: every query on enrolled clients, in named short transactions.
+
+How they came in: `enrolments.py`; their requests' nonces: `admission.py`. Any number of replicas share the database. A
+client's key never changes, so it is remembered; that its client was revoked at another replica is seen by `refresh`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select, update
+
+from umbel.aggregation.errors import BadSignature
+from umbel.aggregation.trust.signatures import Check, Claims, Target
+from umbel.server import journal
+from umbel.server.devices.admission import Admission, Signed
+from umbel.server.devices.enrolments import Enrolments
+from umbel.server.problems import client_removed
+from umbel.server.store import tables
+from umbel.server.store.batches import Batches
+from umbel.server.store.database import Database
+from umbel.server.store.tables import table_of
+from umbel.server.store.waiters import WaiterStore
+
+_CLIENT = table_of(tables.Client)
+_KNOWN_MAX = 100_000
+_LOOK_BACK_S = 600.0
+"""Replicas' clocks differ, and a revocation is dated before its transaction ends: `refresh` looks that far back."""
+TIER_LABEL = "tier"
+_NOT_SIGNED = (
+    "no client enrolled here as {!r} has signed this; if it is not enrolled (any more), enrol it with a token, "
+    "else see that nothing on the way changes method, path or query"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownClient:
+    """An enrolled client. `tier`: the label of that name that its token binds, or the empty string: its own word for
+    it counts nowhere. `is_name_bound`: its token binds its name, too.
+    """
+
+    id: str
+    public_key: bytes
+    tier: str
+    is_name_bound: bool
+    is_removed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """A client as the operator sees it. Times in Unix seconds.
+
+    `labels`: all that are known of it; `bound_labels` and `is_name_bound`: what of that its token has said.
+    """
+
+    id: str
+    labels: dict[str, str]
+    bound_labels: dict[str, str]
+    is_name_bound: bool
+    enrolled_at: float
+    last_heard_at: float
+    revoked_at: float | None
+
+
+class Registry:
+    """The clients. `enrolments`: how new ones come in."""
+
+    def __init__(self, database: Database, waiters: WaiterStore) -> None:
+        self._db = database
+        self._admission = Admission(database, waiters)
+        self._known: dict[str, KnownClient] = {}
+        self._revoked: set[str] = set()  # as far as is known: for requests that were under way when it happened
+        self._looked_at: float | None = None
+        self._lookups: Batches[str, KnownClient | None] = Batches(self._look_up)
+        self.enrolments = Enrolments(database, self._admission)
+        # Of nobody: its private half is forgotten here.
+        self._nobodys_key = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+
+    async def close(self) -> None:
+        """Store what is not stored yet."""
+        await self._admission.store_heard()
+
+    async def client(self, name: str) -> KnownClient | None:
+        """An enrolled client; None for one that was removed."""
+        found = self._known.get(name) or await self._lookups.do(name)
+        return None if found is None or found.is_removed or name in self._revoked else found
+
+    async def keys(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The public keys of enrolled clients, also of those that were removed since: a key never changes."""
+        found = {name: self._known.get(name) or await self._lookups.do(name) for name in names}
+        return {name: one.public_key for name, one in found.items() if one is not None}
+
+    async def signer(self, claims: Claims, target: Target, now: float, check: Check | None = None) -> KnownClient:
+        """The client that signed a request; its nonce is not looked at (`admit`). `check`: as `Claims.verify` has it.
+
+        Raises a `SignatureRefused`, or `Refused` to a client that was removed. A name that nobody has is refused as
+        another client's is, in words and in work: strangers cannot find out who takes part.
+        """
+        cached = self._known.get(claims.key_id)
+        client = cached or await self._lookups.do(claims.key_id)
+        try:
+            claims.verify(client.public_key if client else self._nobodys_key, target, now, check)
+        except BadSignature:
+            if cached is not None:
+                await self._lookups.do(claims.key_id)  # takes as long as for a name that nobody has
+            raise BadSignature(_NOT_SIGNED.format(claims.key_id)) from None
+        assert client is not None, "nobody signs with nobody's key"
+        if client.is_removed:
+            raise client_removed()
+        self.refuse_revoked(client.id)
+        return client
+
+    async def _look_up(self, names: Sequence[str]) -> Sequence[KnownClient | None]:
+        clients = tables.Client
+        columns = select(
+            clients.id, clients.public_key, clients.bound_labels, clients.is_name_bound, clients.revoked_at
+        )
+        async with self._db.reading() as tx:
+            rows = (await tx.execute(columns.where(clients.id.in_(names)))).all()
+        found = {
+            row.id: KnownClient(
+                row.id, row.public_key, _tier(row.bound_labels), row.is_name_bound, row.revoked_at is not None
+            )
+            for row in rows
+        }
+        if len(self._known) + len(found) > _KNOWN_MAX:
+            self._known.clear()
+        self._known.update(
+            (name, one) for name, one in found.items() if not one.is_removed and name not in self._revoked
+        )
+        return [found.get(name) for name in names]
+
+    async def admit(self, signed: Signed) -> None:
+        """Remember the nonce of a request for as long as its signature passes.
+
+        Returns when that is stored. Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
+        """
+        await self._admission.admit(signed)
+        self.refuse_revoked(signed.claims.key_id)
+
+    async def forget_nonces(self, now: float) -> None:
+        """To be called every minute or so: drop the nonces that no signature can carry any more."""
+        await self._admission.forget_nonces(now)
+        await self._admission.store_heard()
+
+    async def refresh(self, now: float) -> tuple[str, ...]:
+        """The clients that were revoked at other replicas since the last look. To be called twice a second or so."""
+        clients, since = tables.Client, min(now, self._looked_at or now) - _LOOK_BACK_S
+        async with self._db.reading() as tx:
+            found = await tx.scalars(select(clients.id).where(clients.revoked_at > since))
+            news = tuple(name for name in found if name not in self._revoked)
+        self._looked_at = now
+        for name in news:
+            self._forget(name)
+        return news
+
+    def _forget(self, name: str) -> None:
+        self._revoked.add(name)
+        self._known.pop(name, None)
+
+    def refuse_revoked(self, name: str) -> None:
+        """Raise `Refused` if this client was revoked while its request, which had passed `client`, was under way."""
+        if name in self._revoked:
+            raise client_removed()
+
+    async def clients(self) -> tuple[ClientView, ...]:
+        async with self._db.reading() as tx:
+            rows = (await tx.execute(select(_CLIENT).order_by(_CLIENT.c.id))).all()
+        return tuple(
+            ClientView(
+                row.id,
+                json.loads(row.labels),
+                json.loads(row.bound_labels),
+                row.is_name_bound,
+                row.enrolled_at,
+                max(row.last_heard_at, self._admission.heard_at(row.id)),
+                row.revoked_at,
+            )
+            for row in rows
+        )
+
+    async def revoke(self, name: str, now: float) -> bool:
+        """Take a client's right to speak; False if there is no such client."""
+        async with self._db.writing("revoke") as tx:
+            mine = _CLIENT.c.id == name
+            row = (await tx.execute(select(_CLIENT.c.revoked_at).where(mine).with_for_update())).one_or_none()
+            if row is None:
+                return False
+            is_new = row.revoked_at is None
+            if is_new:
+                await tx.execute(update(_CLIENT).where(mine).values(revoked_at=now))
+        self._forget(name)
+        if is_new:
+            journal.revoked(name)
+        return True
+
+
+def _tier(labels: str) -> str:
+    return str(json.loads(labels).get(TIER_LABEL, ""))

@@ -1,0 +1,100 @@
+"""Whether a client may wait for work in a run; if not, why, in words that its operator can act on."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from umbel.aggregation.errors import LayoutError, WrongLayout
+from umbel.aggregation.messages import CheckIn
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.trust.members import MemberList
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.types import ClientId
+from umbel.server.problems import Refused
+from umbel.server.services import Services
+
+_WORDS_MAX = 300  # the names of tensors are the client's word
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """`refusal`: what to answer. `in_place_of`: what was said of the same before the client had told more of it."""
+
+    refusal: WrongLayout | Refused
+    in_place_of: str = ""
+
+
+async def unfit(
+    services: Services,
+    layout: Layout,
+    sites: Collection[ClientId],
+    members: MemberList | None,
+    client: ClientId,
+    message: CheckIn,
+) -> Unfit | None:
+    """Why this client may not wait in a run of this layout, whose coverage names `sites`, and which is for `members`
+    (None: for all); None if it may.
+
+    That its name is bound is asked for here, whenever it enrolled: so nobody fills a place that coverage names.
+    """
+    if (found := await stranger(services, members, client)) is not None:
+        return found
+    if client in sites and not await _is_name_bound(services, client):
+        detail = "this run's coverage names this client, whose token binds no name; enrol with one that does"
+        return Unfit(Refused("unbound-name", detail))
+    if message.layout_digest != layout.digest:  # last: what differs tells of the run's model
+        return await _wrong_layout(services, layout, message)
+    return None
+
+
+async def _is_name_bound(services: Services, client: ClientId) -> bool:
+    known = await services.registry.client(client)
+    return known is not None and known.is_name_bound
+
+
+async def stranger(services: Services, members: MemberList | None, client: ClientId) -> Unfit | None:
+    """Why this client may not wait in a run that is for `members` (None: for all); None if it may.
+
+    Held against the list is the key that it has enrolled with, for every site asks the same of the cohort.
+    """
+    if members is None:
+        return None
+    known = await services.registry.client(client)
+    listed, which = members.members.get(client), f"epoch {members.epoch} of the member list {members.name!r}"
+    if known is not None and listed == public_key_text(known.public_key):
+        return None
+    if listed is None:
+        detail = (
+            f"this run is for the members of {which}, and {client!r} is none: have an officer add its name and key "
+            "(umbel fingerprint) to the list's next epoch, which takes a new run, or take part in another run"
+        )
+    else:
+        detail = (
+            f"this run is for the members of {which}, where {client!r} has another key than the one that it is "
+            "enrolled with: start it with the state directory whose key an officer has listed (umbel fingerprint), or "
+            "have an officer list this key in the next epoch, which takes a new run; or take part in another run"
+        )
+    return Unfit(Refused("not-a-member", detail))
+
+
+async def _wrong_layout(services: Services, layout: Layout, message: CheckIn) -> Unfit:
+    digests = f"its layout digest is {message.layout_digest[:12]}…, not {layout.digest[:12]}…"
+    theirs = await services.models.layout(message.layout_digest) or await asyncio.to_thread(_layout_in, message)
+    if theirs is None:
+        return Unfit(WrongLayout(_sentence(digests)))
+    words = layout.difference(theirs)
+    return Unfit(
+        WrongLayout(_sentence(words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}…")), _sentence(digests)
+    )
+
+
+def _sentence(difference: str) -> str:
+    return f"this client's model does not fit the run's: {difference}; build the model that the run was created with"
+
+
+def _layout_in(message: CheckIn) -> Layout | None:
+    """The layout that a client has sent along; None if there is none, or none that can be read."""
+    try:
+        return Layout.from_json(message.layout) if message.layout else None
+    except LayoutError:
+        return None

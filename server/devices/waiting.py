@@ -1,0 +1,194 @@
+"""Who waits for what: bells that wake held-open requests, and the clients that wait for work.
+
+Nothing here polls: a request listens for its bell, and whoever changes something rings it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from starlette.types import Receive
+
+from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.types import ClientId, RunId
+from umbel.server.clock import Clock
+from umbel.server.store.waiters import WaiterStore, Waiting
+
+HELD_MAX = 4
+HEARD_S = 600.0
+Store: TypeAlias = Callable[[Waiting], Awaitable[None]]
+"""Stores a check-in together with the nonce of its request."""
+
+
+class Bells:
+    """One bell a name; any number of requests listen for it."""
+
+    def __init__(self) -> None:
+        self._listening: dict[str, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def listen(self, name: str) -> Generator[asyncio.Event]:
+        """An event that the next ring sets."""
+        event = asyncio.Event()
+        self._listening.setdefault(name, set()).add(event)
+        try:
+            yield event
+        finally:
+            others = self._listening[name]
+            others.discard(event)
+            if not others:
+                del self._listening[name]
+
+    def ring(self, names: Iterable[str]) -> None:
+        for name in names:
+            for event in self._listening.get(name, ()):
+                event.set()
+
+    def ring_all(self) -> None:
+        self.ring(tuple(self._listening))
+
+    def is_heard(self, name: str) -> bool:
+        """Whether a request is listening for this bell now."""
+        return name in self._listening
+
+
+@dataclass(slots=True)
+class Waiter:
+    """One client in the waiting room. `held`: how many of its check-ins are held open here."""
+
+    client: ClientId
+    seen_at: float
+    held: int = 0
+
+
+class WaitingRoom:
+    """The clients that wait for work in one run, wherever they have checked in.
+
+    A client waits while its check-in is held open and, after an answer without work, for as long as it was told to stay
+    away, and a little. One that hangs up leaves at once. The list is stored, for all replicas to draw from; here is
+    only what this replica must know to keep it.
+    """
+
+    def __init__(self, run: RunId, waiters: WaiterStore, clock: Clock) -> None:
+        self._run = run
+        self._store = waiters
+        self._clock = clock
+        self._here: dict[ClientId, Waiter] = {}
+
+    async def enter(self, candidate: Candidate, stays_s: float, store: Store) -> Waiter:
+        """A check-in of this client is held open from now on; it counts as waiting for `stays_s`. Stored on return."""
+        now = self._clock.now()
+        await store(self._row(candidate, now, now + stays_s))  # a replay goes no further, and changes nothing here
+        waiter = self._here.setdefault(candidate.client, Waiter(candidate.client, now))
+        waiter.seen_at = now
+        waiter.held += 1
+        return waiter
+
+    async def pass_by(self, candidate: Candidate, store: Store) -> None:
+        """This client was here, and was told to come back later."""
+        now = self._clock.now()
+        await store(self._row(candidate, now, now))
+
+    def leave(self, waiter: Waiter, still_waits: bool) -> None:
+        """That check-in has ended. A client with another one here, or one at another replica since, goes on waiting."""
+        waiter.held -= 1
+        if waiter.held <= 0 and self._here.get(waiter.client) is waiter:
+            del self._here[waiter.client]
+            if not still_waits:
+                self._store.note(Waiting(self._run, waiter.client, 0, "", waiter.seen_at, 0.0, has_left=True))
+
+    async def expel(self, client: ClientId) -> None:
+        """This client may not wait any more."""
+        await self._store.put(Waiting(self._run, client, 0, "", self._clock.now(), 0.0))
+
+    async def count(self) -> int:
+        """How many wait now."""
+        return await self._store.count(self._run, self._clock.now())
+
+    async def candidates(self) -> tuple[Candidate, ...]:
+        return await self._store.candidates(self._run, self._clock.now())
+
+    def _row(self, candidate: Candidate, now: float, until: float) -> Waiting:
+        return Waiting(self._run, candidate.client, candidate.sample_count, candidate.tier, now, until)
+
+
+class Heard:
+    """When each client was last heard of, in Unix seconds.
+
+    Whoever is silent for `HEARD_S` is forgotten before as long again has passed: by then the time that is stored of it,
+    which comes half a minute late, tells the same.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since = self._turned_at = clock.now()
+        self._lately: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+
+    def note(self, client: str) -> None:
+        if (now := self._clock.now()) - self._turned_at >= HEARD_S:
+            self._before, self._lately, self._turned_at = self._lately, {}, now
+        self._lately[client] = now
+
+    def at(self, client: str) -> float:
+        """A client not heard of since the coordinator started counts as heard of then."""
+        return self._lately.get(client) or self._before.get(client, self._since)
+
+    def __len__(self) -> int:
+        """How many are remembered, those that were heard of lately once more."""
+        return len(self._lately) + len(self._before)
+
+
+class Line:
+    """The connection of a request that is held open. `is_gone`: the peer has hung up, or is to be answered now."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._bell: asyncio.Event | None = None
+        self.is_gone = False
+
+    async def hold(self, clock: Clock, bell: asyncio.Event, timeout_s: float) -> None:
+        """Wait for the bell, the end of the time, or the peer to hang up. The request's body must have been read."""
+        self._bell = bell
+        async with asyncio.TaskGroup() as group:  # it tells a cancellation of the watch from one of the request
+            watch = group.create_task(self._watch())
+            await clock.wait(bell, timeout_s)
+            watch.cancel()
+
+    def let_go(self) -> None:
+        """Hold the request open no longer: it is answered with what there is."""
+        self.is_gone = True
+        if self._bell:
+            self._bell.set()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.let_go()
+
+
+class Lines:
+    """The requests that each client holds open, at most `HELD_MAX`.
+
+    The newest win: a client whose network failed asks again, and those it has lost are its oldest.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[ClientId, list[Line]] = {}
+
+    @contextmanager
+    def open(self, client: ClientId, receive: Receive) -> Generator[Line]:
+        """One more request of this client, for as long as it is worked on."""
+        line, held = Line(receive), self._held.setdefault(client, [])
+        held.append(line)
+        if len(held) > HELD_MAX:
+            held.pop(0).let_go()
+        try:
+            yield line
+        finally:
+            if line in held:
+                held.remove(line)
+            if not held and self._held.get(client) is held:
+                del self._held[client]

@@ -1,0 +1,186 @@
+"""Who is asking: devices by HTTP message signatures (`umbel.aggregation.trust.signatures`), operators by the admin key.
+
+A device's signature is verified when the headers are in, and its nonce remembered, before a byte of the body is read;
+the body is hashed as it comes.
+"""
+
+import hashlib
+import hmac
+import secrets
+import stat
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope
+
+from umbel.aggregation.errors import MalformedSignature
+from umbel.aggregation.messages import Enrolment
+from umbel.aggregation.trust.signatures import Check, Claims, SignedHeaders, Target, parse
+from umbel.aggregation.types import ClientId
+from umbel.server import journal
+from umbel.server.blobs.files import write_private_once
+from umbel.server.devices.admission import Signed
+from umbel.server.devices.enrolments import Enrolling
+from umbel.server.http.door import vouch_for
+from umbel.server.problems import Refused
+from umbel.server.services import Services
+from umbel.server.store.waiters import Waiting
+
+_KEY_BYTES_MIN = 32
+
+
+class UnfitAdminKey(Exception):
+    """The key file would let others in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A verified client, and the hash that the body of its request must have (32 bytes)."""
+
+    client: ClientId
+    body_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client that signed a request, which may have come before: nothing may change until it is admitted."""
+
+    client: ClientId
+    claims: Claims
+    _at: float
+    _scope: Scope
+    _services: Services
+
+    async def admit(self, waiting: Waiting | None = None) -> None:
+        """Remember this request, and with it what it changes in the waiting room.
+
+        Returns when both are stored. Raises `ReplayedNonce`, or `Refused` if the client was revoked meanwhile.
+        """
+        await self._services.registry.admit(Signed(self.claims, self._at, waiting))
+        self._services.heard.note(self.client)
+        vouch_for(self._scope)
+
+
+class AdminKey:
+    """The operator's key, of which only the hash is kept in memory."""
+
+    def __init__(self, sha256: bytes) -> None:
+        self._sha256 = sha256
+
+    @classmethod
+    def load(cls, path: Path) -> "AdminKey":
+        """Read the key, or make one on the first start, readable by its owner only.
+
+        Raises `UnfitAdminKey` for a key that can be guessed, or read by other users of this machine.
+        """
+        if not path.exists():
+            write_private_once(path, secrets.token_urlsafe(32) + "\n")
+            journal.admin_key_made(path)
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+            raise UnfitAdminKey(
+                f"others may have read {path} (mode {mode:o}); remove it for a new key, or chmod 600 it"
+            )
+        key = path.read_bytes().strip()
+        if len(key) < _KEY_BYTES_MIN:
+            raise UnfitAdminKey(
+                f"the key in {path} has {len(key)} characters, not {_KEY_BYTES_MIN} or more; remove it for a new key"
+            )
+        return cls(hashlib.sha256(key).digest())
+
+    def fingerprint(self, salt: str) -> str:
+        """Eight hex digits by which two keys can be told apart, and from which none can be guessed."""
+        return hashlib.sha256(salt.encode() + self._sha256).hexdigest()[:8]
+
+    def check(self, authorization: str | None) -> None:
+        """Raise `Refused` unless `authorization` is `Bearer` and the key."""
+        scheme, _, key = (authorization or "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        if not key.strip() or not hmac.compare_digest(given, self._sha256) or scheme.lower() != "bearer":
+            detail = "send Authorization: Bearer and the key in the coordinator's admin.key"
+            raise Refused("admin-key-refused", detail, {"WWW-Authenticate": "Bearer"})
+
+
+def claims_of(request: Request) -> Claims:
+    """What a request's signature claims. Raises `MalformedSignature`."""
+    found = {b"content-digest": "", b"signature-input": "", b"signature": ""}
+    for name, value in request.scope["headers"]:
+        if name in found:
+            if found[name]:  # of two, a proxy might check one and this coordinator the other
+                raise MalformedSignature(f"{name.decode()} came 2 times; send it once")
+            found[name] = value.decode("latin-1")
+    return parse(SignedHeaders(found[b"content-digest"], found[b"signature-input"], found[b"signature"]))
+
+
+def target_of(request: Request) -> Target:
+    """The signed part of the request line, as it was sent."""
+    path, query = request.scope["raw_path"], request.scope["query_string"]
+    return Target(request.method, path.decode("latin-1"), query.decode("latin-1"))
+
+
+async def verify_device(request: Request, services: Services) -> Device:
+    """Verify a signed request by its headers, and admit it. Raises `Refused` or a `SignatureRefused`."""
+    caller = await caller_of(request, services)
+    await caller.admit()
+    return Device(caller.client, caller.claims.body_sha256)
+
+
+async def caller_of(request: Request, services: Services, check: Check | None = None) -> Caller:
+    """Verify a signed request by its headers. `check`: as `Claims.verify` has it. Raises `Refused` or a
+    `SignatureRefused`.
+    """
+    claims = claims_of(request)
+    now = services.clock.now()
+    client = await services.registry.signer(claims, target_of(request), now, check)
+    request.state.client = client.id  # for the log, if what follows is refused
+    return Caller(ClientId(client.id), claims, now, request.scope, services)
+
+
+async def enrol(request: Request, services: Services, enrolment: Enrolment, is_counted_on: bool) -> None:
+    """Enrol a client whose request (its body already checked against its digest) is signed with the key it brings.
+
+    `is_counted_on`: a run's coverage names it.
+    """
+    claims = claims_of(request)
+    if claims.key_id != enrolment.client:
+        raise Refused("malformed-request", "client: the request must be signed with keyid = client")
+    now = services.clock.now()
+    claims.verify(enrolment.public_key_bytes, target_of(request), now)
+    await services.registry.enrolments.enrol(Enrolling(enrolment, claims, now, is_counted_on))
+
+
+async def checked_pieces(request: Request, sha256: bytes) -> AsyncIterator[bytes]:
+    """A body in pieces as they come; raises `Refused` at its end unless it hashed to `sha256`."""
+    sha = hashlib.sha256()
+    async for piece in request.stream():
+        sha.update(piece)
+        yield piece
+    require_digest(sha.digest(), sha256)
+
+
+async def read_body(request: Request, sha256: bytes) -> bytes:
+    """A whole small body, within the cap that `limits.py` holds."""
+    first = await request.receive()
+    if first["type"] == "http.request" and not first.get("more_body"):  # most come in one piece
+        body: bytes = first["body"]
+        require_digest(hashlib.sha256(body).digest(), sha256)
+        return body
+    pieces = checked_pieces(Request(request.scope, _resumed(first, request.receive)), sha256)
+    return b"".join([piece async for piece in pieces])
+
+
+def require_digest(found: bytes, claimed: bytes) -> None:
+    """Raise `Refused` unless a body's SHA-256 is the one that was signed."""
+    if not hmac.compare_digest(found, claimed):
+        raise Refused("wrong-digest", "the body does not hash to its Content-Digest; send it again")
+
+
+def _resumed(first: Message, receive: Receive) -> Receive:
+    """`receive`, with a message before it that was received already."""
+    ahead = [first]
+
+    async def resumed() -> Message:
+        return ahead.pop() if ahead else await receive()
+
+    return resumed

@@ -1,0 +1,139 @@
+"""What all routes share: the verified device or operator of a request, and bodies that parse or are refused.
+
+FastAPI would read a body before it looks at who sent it, so routes take the raw request and read it themselves; their
+OpenAPI entries are written with `body_of`.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request, Response
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.messages import Problem
+from umbel.server.devices.waiting import Lines
+from umbel.server.http.auth import AdminKey, Device, read_body, verify_device
+from umbel.server.http.copies import Copies
+from umbel.server.http.door import vouch_for
+from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
+from umbel.server.runs.coordinator import Coordinator
+from umbel.server.runs.reception import Reception
+from umbel.server.runs.uploads import Uploads
+from umbel.server.services import Services
+
+T = TypeVar("T")
+
+
+class State:
+    """What `create_app` leaves in `app.state.umbel` for the routes."""
+
+    __slots__ = ("admin_key", "coordinator", "copies", "lines", "reception", "services", "uploads")
+
+    def __init__(self, services: Services, admin_key: AdminKey) -> None:
+        self.services = services
+        self.admin_key = admin_key
+        self.lines = Lines()
+        self.copies = Copies(services.blobs)
+        self.coordinator = Coordinator(services)
+        self.reception = Reception(self.coordinator)
+        self.uploads = Uploads(services, self.reception)
+
+
+def state_in(request: Request) -> State:
+    """The state of the application that this request came to."""
+    state = request.app.state.umbel
+    assert isinstance(state, State)
+    return state
+
+
+async def state_of(request: Request) -> State:
+    """`state_in` as a dependency. Asynchronous because FastAPI runs anything else in a thread."""
+    return state_in(request)
+
+
+async def device_of(request: Request, state: Annotated[State, Depends(state_of)]) -> Device:
+    """The client that signed a request. Raises `Refused` or a `SignatureRefused`."""
+    return await verify_device(request, state.services)
+
+
+async def _operator(request: Request, state: Annotated[State, Depends(state_of)]) -> None:
+    state.admin_key.check(request.headers.get("authorization"))
+    request.state.is_operator = True  # for the log, if what follows is refused
+    vouch_for(request.scope)
+
+
+StateDep = Annotated[State, Depends(state_of)]
+DeviceDep = Annotated[Device, Depends(device_of)]
+Operator = Depends(_operator)
+
+
+async def read_message(request: Request, sha256: bytes, adapter: TypeAdapter[T]) -> T:
+    """A JSON body that hashes to `sha256`. Raises `Refused`, naming the field, for one that does not parse."""
+    return parse_json(await read_body(request, sha256), adapter)
+
+
+async def require_no_body(request: Request, device: Device) -> None:
+    """Read to the end of a request that should have no body, and hold it to its digest."""
+    await read_body(request, device.body_sha256)
+
+
+def parse_json(body: bytes, adapter: TypeAdapter[T]) -> T:
+    """A message, read strictly: `true` and `"3"` are no counts."""
+    try:
+        return adapter.validate_json(body, strict=True)
+    except ValidationError as error:
+        raise Refused("malformed-request", first_error(error)) from error
+
+
+def json_answer(adapter: TypeAdapter[T], message: T) -> Response:
+    """A message as the answer to a request."""
+    return Response(adapter.dump_json(message), media_type="application/json")
+
+
+def body_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """The OpenAPI entry of a JSON body that a route reads itself."""
+    content = {"application/json": {"schema": adapter.json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def binary_body(media_type: str) -> dict[str, Any]:
+    """The OpenAPI entry of a body that is not JSON."""
+    schema = {"type": "string", "format": "binary"}
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
+
+
+def either_body(*entries: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI entry of a body in any of several media types."""
+    content = {name: schema for entry in entries for name, schema in entry["requestBody"]["content"].items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def header_field(name: str, pattern: str, is_required: bool = True) -> dict[str, Any]:
+    """The OpenAPI entry of a header field that a route reads itself."""
+    schema = {"type": "string", "pattern": pattern}
+    return {"name": name, "in": "header", "required": is_required, "schema": schema}
+
+
+def problems(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entries of the problem documents that a route may answer with."""
+    by_status: dict[int, list[str]] = {}
+    for kind in ("internal-error", "database-unavailable", *kinds):
+        by_status.setdefault(KINDS[kind].status, []).append(kind)
+    schema = TypeAdapter(Problem).json_schema()
+    return {
+        status: {"description": ", ".join(sorted(found)), "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status, found in sorted(by_status.items())
+    }
+
+
+ANY = ("malformed-request", "body-too-large", "length-required")  # by the length that a request declares
+SIGNED = (
+    *ANY,
+    "malformed-signature",
+    "bad-signature",
+    "stale-signature",
+    "replayed-nonce",
+    "client-removed",
+    "wrong-digest",
+    "lying-length",
+)
+ADMIN = (*ANY, "admin-key-refused", "lying-length")

@@ -1,0 +1,134 @@
+"""A model file as an HTTP answer, with ETag, If-None-Match and a single byte range (RFC 9110).
+
+Streamed in pieces from a local copy, or a redirect to where the client can read it itself.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from umbel.server.http.copies import Copies
+from umbel.server.problems import Refused
+
+_PIECE_BYTES = 1 << 18
+_RANGE = re.compile(r"bytes=(?:(?P<first>\d{1,15})-(?P<last>\d{1,15})?|-(?P<suffix>\d{1,15}))")
+MEDIA_TYPE = "application/vnd.safetensors"
+CHANGE_MEDIA_TYPE = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes `start` to `stop` (exclusive) of a file."""
+
+    start: int
+    stop: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.stop - self.start
+
+
+def parse_range(header: str | None, size_bytes: int) -> Span | None:
+    """The single range asked for, or None for the whole file: also where the header is malformed or lists several.
+
+    Raises `Refused` for a range that lies outside.
+    """
+    match = _RANGE.fullmatch(header or "")
+    if match is None:
+        return None
+    if match["suffix"] is not None:
+        span = Span(max(0, size_bytes - int(match["suffix"])), size_bytes)
+    else:
+        last = int(match["last"]) if match["last"] else size_bytes - 1
+        if last < int(match["first"]) < size_bytes:
+            return None  # RFC 9110, section 14.1.1: an invalid range is ignored
+        span = Span(int(match["first"]), min(last + 1, size_bytes))
+    if span.start >= span.stop:
+        detail = f"the file has {size_bytes} bytes; ask for a range within them"
+        raise Refused("range-not-satisfiable", detail, {"Content-Range": f"bytes */{size_bytes}"})
+    return span
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What a GET or HEAD of a model file, or a change, is answered with, as far as its name and length tell."""
+
+    status: int
+    headers: Mapping[str, str]
+    span: Span
+    media_type: str
+
+
+def download(request: Request, sha256: str, size_bytes: int, media_type: str = MEDIA_TYPE) -> Download:
+    """Raises `Refused` for a range outside the file."""
+    etag = f'"{sha256}"'
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, max-age=31536000, immutable"}
+    if _matches(request.headers.get("if-none-match"), etag):
+        return Download(304, headers, Span(0, 0), media_type)
+    wants_range = request.headers.get("if-range", etag) == etag
+    span = parse_range(request.headers.get("range"), size_bytes) if wants_range else None
+    whole = Span(0, size_bytes)
+    headers["Content-Length"] = str((span or whole).n_bytes)
+    if span is None:
+        return Download(200, headers, whole, media_type)
+    headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size_bytes}"
+    return Download(206, headers, span, media_type)
+
+
+def without_body(request: Request, wanted: Download) -> Response | None:
+    """The answer to HEAD, or to who has the file already; None where bytes must follow."""
+    if wanted.status != 304 and request.method != "HEAD":
+        return None
+    return Response(status_code=wanted.status, headers=wanted.headers, media_type=wanted.media_type)
+
+
+def redirect(link: str) -> Response:
+    """Send a client to where it can read the file itself: now, and not for long."""
+    return Response(status_code=307, headers={"Location": link, "Cache-Control": "no-store"})
+
+
+class FileAnswer(StreamingResponse):
+    """A span of such a file. `on_sent` is told of each piece that was sent, in bytes."""
+
+    def __init__(self, copies: Copies, key: str, wanted: Download, on_sent: Callable[[int], None]) -> None:
+        super().__init__((), wanted.status, wanted.headers, wanted.media_type)
+        self._copies = copies
+        self._key = key
+        self._span = wanted.span
+        self._on_sent = on_sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._copies.hold(self._key) as path:
+            self.body_iterator = _pieces(path, self._span, self._on_sent)
+            await super().__call__(scope, receive, send)
+
+
+async def _pieces(path: Path, span: Span, on_sent: Callable[[int], None]) -> AsyncIterator[bytes]:
+    offset = span.start
+    while offset < span.stop:
+        piece = await asyncio.to_thread(_read, path, offset, min(_PIECE_BYTES, span.stop - offset))
+        yield piece
+        offset += len(piece)
+        on_sent(len(piece))
+
+
+def _read(path: Path, offset: int, n_bytes: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        piece = file.read(n_bytes)
+    if not piece:
+        raise OSError(f"{path.name} is shorter than it was")
+    return piece
+
+
+def _matches(if_none_match: str | None, etag: str) -> bool:
+    if if_none_match is None:
+        return False
+    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return "*" in tags or etag in tags

@@ -1,0 +1,99 @@
+"""Caps on request bodies, as ASGI middleware: by the declared length before a byte is read, then by what really comes.
+
+A body needs a declared length (411), within the cap of its address (413), and must have exactly that length.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from umbel.aggregation.trust.member_files import FILE_BYTES_MAX
+from umbel.server.problems import Refused, refusal
+from umbel.server.settings import Settings
+
+RUN_FILE_BYTES_MAX = 16 << 10  # reading TOML takes time with the square of its length
+RUN_BYTES_MAX = 2 * (RUN_FILE_BYTES_MAX + FILE_BYTES_MAX)  # with its member list, in JSON, where \n is two bytes
+REPORT_BYTES_MAX = 16 << 10  # it is kept, as it was signed, in its round's audit bundle
+SECURE_BYTES_MAX = 64 << 10  # shares for three hundred neighbours are 34 KB
+_LENGTH = re.compile(r"\d{1,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """At addresses that match `path`, a body holds at most `bytes_max`."""
+
+    path: re.Pattern[str]
+    bytes_max: int
+
+
+def caps_of(settings: Settings) -> tuple[Cap, ...]:
+    """The caps in order: the first whose path matches counts; everything else is a control message."""
+    return (
+        Cap(re.compile(r"/v1/assignments/[^/]+/update"), settings.chunk_bytes_max),
+        Cap(re.compile(r"/v1/assignments/[^/]+/(?:report|evaluation)"), min(REPORT_BYTES_MAX, settings.json_bytes_max)),
+        Cap(re.compile(r"/v1/assignments/[^/]+/secure/[^/]+"), SECURE_BYTES_MAX),
+        Cap(re.compile(r"/v1/admin/models/[^/]+"), settings.model_bytes_max),
+        Cap(re.compile(r"/v1/admin/runs/[^/]+"), RUN_BYTES_MAX),
+        Cap(re.compile(r".*", re.DOTALL), settings.json_bytes_max),
+    )
+
+
+def cap_at(path: str, caps: Sequence[Cap]) -> Cap:
+    """The cap that counts at a path."""
+    return next((cap for cap in caps[:-1] if cap.path.fullmatch(path)), caps[-1])  # the last is for all the rest
+
+
+class BodyLimits:
+    """The middleware. Refusals raised while the body is read surface where it is read, and are answered there."""
+
+    def __init__(self, app: ASGIApp, caps: Sequence[Cap]) -> None:
+        self._app = app
+        self._caps = caps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            declared = self._declared(scope)
+        except Refused as refused:
+            # The body stays unread, so the connection cannot be used again.
+            response = refusal(scope, refused.kind, refused.detail, {"Connection": "close"})
+            await response(scope, receive, send)
+            return
+        await self._app(scope, _counted(receive, declared), send)
+
+    def _declared(self, scope: Scope) -> int:
+        if "\x00" in scope["path"]:  # no name holds one, and PostgreSQL would not even look for it
+            raise Refused("malformed-request", "the address holds a NUL character")
+        text = "0"
+        for name, value in scope["headers"]:
+            if name == b"transfer-encoding":
+                raise Refused("length-required", "send the body with Content-Length, not chunked")
+            if name == b"content-length":
+                text = value.decode("latin-1")
+        if not _LENGTH.fullmatch(text):
+            raise Refused("malformed-request", "Content-Length: not a number of bytes")
+        cap = cap_at(scope["path"], self._caps)
+        if int(text) > cap.bytes_max:
+            raise Refused("body-too-large", f"at most {cap.bytes_max} bytes are taken here, not {int(text)}")
+        return int(text)
+
+
+def _counted(receive: Receive, declared: int) -> Receive:
+    """`receive`, but a body longer or shorter than declared is refused."""
+    received = 0
+
+    async def counted() -> Message:
+        nonlocal received
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        received += len(message.get("body", b""))
+        if received > declared or (received < declared and not message.get("more_body", False)):
+            raise Refused("lying-length", f"Content-Length says {declared} bytes, but {received} came")
+        return message
+
+    return counted

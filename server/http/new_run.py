@@ -1,0 +1,80 @@
+"""What an operator sends to create a run, read and checked: a run file and, if there is one, its member list."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.trust.bound_list import require_named
+from umbel.aggregation.trust.member_files import read_members
+from umbel.aggregation.trust.members import MembersRefused, SignedMembers
+from umbel.server.http.deps import parse_json
+from umbel.server.http.limits import RUN_FILE_BYTES_MAX
+from umbel.server.problems import Refused, first_error
+
+_RUN_FILE = TypeAdapter(RunFile)
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """PUT /v1/admin/runs/{name}, as JSON. `run_file`: its TOML; `members`: what the member list's file holds, or null
+    where clients that are on none may take part.
+    """
+
+    run_file: str
+    members: str | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - a list under a misspelt key would let everybody in
+
+
+RUN_ORDER = TypeAdapter(RunOrder)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """`members`: the list that the file names; its officers' signatures are for sites to check."""
+
+    file: RunFile
+    members: SignedMembers | None = None
+
+
+def read_new_run(body: bytes, content_type: str) -> NewRun:
+    """A run file's TOML, or JSON that holds it. Raises `Refused`. Run it in a thread: it can take a second."""
+    if content_type.partition(";")[0].strip().lower() != _JSON:
+        return NewRun(read_run_file(body))
+    order = parse_json(body, RUN_ORDER)
+    file = read_run_file(order.run_file.encode())
+    return NewRun(file, None if order.members is None else _members_of(file, order.members))
+
+
+def read_run_file(body: bytes) -> RunFile:
+    """A run file's TOML, by way of JSON, whose strict reading takes no `true` for a count. Raises `Refused`.
+
+    Run it in a thread: it can take a second.
+    """
+    if len(body) > RUN_FILE_BYTES_MAX:
+        raise Refused("body-too-large", f"a run file has at most {RUN_FILE_BYTES_MAX} bytes, this one {len(body)}")
+    try:
+        return _RUN_FILE.validate_json(json.dumps(tomllib.loads(body.decode())), strict=True)
+    except ValidationError as error:
+        raise Refused("malformed-request", f"run file, {first_error(error)}") from error
+    except (ValueError, TypeError, RecursionError) as error:  # no TOML, numbers of thousands of digits, dates
+        raise Refused("malformed-request", f"the run file does not parse: {error}") from error
+
+
+def _members_of(file: RunFile, text: str) -> SignedMembers:
+    try:
+        signed = read_members(text.encode())
+        require_named(file, signed.list)
+    except MembersRefused as error:
+        raise Refused("malformed-request", f"members: {error}") from error
+    if (n_members := len(signed.list.members)) < file.rounds.minimum:
+        raise Refused(
+            "malformed-request",
+            f"members: the list has {counted(n_members, 'member')}, and no round ends with fewer than "
+            f"{file.rounds.minimum} (rounds.minimum): name a list with more members",
+        )
+    return signed

@@ -1,0 +1,198 @@
+"""What operators ask, with the admin key: tokens, clients, models, runs."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import TypeAdapter
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.messages import WAIT_S_MAX, require_labels
+from umbel.aggregation.run.records import RunProgress, RunView
+from umbel.aggregation.types import ClientId, ModelRef, RunId, require_slug
+from umbel.server.blobs.blobs import model_key
+from umbel.server.devices.clients import ClientView
+from umbel.server.devices.enrolments import Binding
+from umbel.server.devices.waiting import Line
+from umbel.server.http.deps import (
+    ADMIN,
+    Operator,
+    State,
+    StateDep,
+    binary_body,
+    body_of,
+    either_body,
+    parse_json,
+    problems,
+)
+from umbel.server.http.model_upload import write_stream
+from umbel.server.http.new_run import RUN_ORDER, read_new_run
+from umbel.server.http.routes_models import MODEL_RESPONSES, model_response
+from umbel.server.problems import Refused
+from umbel.server.runs.driver import RunDriver
+from umbel.server.runs.view import PROGRESS_BELL, view_of
+from umbel.server.sums.model_files import inspect_model
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Operator], responses=problems(*ADMIN))
+TOKENS_MAX = 1000
+ENDED_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOrder:
+    """POST /v1/admin/tokens: how many one-time tokens, and for how many seconds they are good.
+
+    `client`: the name of the one client that it enrols; None: any name. `labels`: what is said of the clients.
+    """
+
+    count: int = 1
+    ttl_s: float = 7 * 86400.0
+    client: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= TOKENS_MAX:
+            raise ValueError(f"count must lie between 1 and {TOKENS_MAX}, not {self.count}")
+        if not 1 <= self.ttl_s <= 366 * 86400:
+            raise ValueError(f"ttl_s must lie between a second and a year, not {self.ttl_s}")
+        if self.client is not None:
+            require_slug(self.client, "client")
+            if self.count != 1:
+                raise ValueError("a token that binds a name is made alone; order one for each client")
+        require_labels(self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens, told once: the coordinator keeps only their hashes."""
+
+    tokens: tuple[str, ...]
+
+
+_TOKEN_ORDER = TypeAdapter(TokenOrder)
+
+
+@router.post("/tokens", openapi_extra=body_of(_TOKEN_ORDER), responses=problems("name-taken"))
+async def post_tokens(request: Request, state: StateDep) -> Tokens:
+    """Make one-time enrolment tokens, which may bind the name of a client that is not enrolled yet, and labels."""
+    order = parse_json(await request.body(), _TOKEN_ORDER)
+    tokens = tuple(secrets.token_urlsafe(24) for _ in range(order.count))
+    binding = Binding(order.client, order.labels)
+    await state.services.registry.enrolments.add_tokens(tokens, state.services.clock.now(), order.ttl_s, binding)
+    return Tokens(tokens)
+
+
+@router.get("/clients")
+async def get_clients(state: StateDep) -> tuple[ClientView, ...]:
+    """Every enrolled client."""
+    return await state.services.registry.clients()
+
+
+@router.delete("/clients/{client}", status_code=204, responses=problems("not-found"))
+async def delete_client(state: StateDep, client: str) -> Response:
+    """Take a client's right to speak. Its name stays taken."""
+    if not await state.services.registry.revoke(client, state.services.clock.now()):
+        raise Refused("not-found", "no client of this name is enrolled")
+    await state.coordinator.release(ClientId(client))
+    return Response(status_code=204)
+
+
+@router.put(
+    "/models/{sha256}", openapi_extra=binary_body("application/octet-stream"), responses=problems("wrong-digest")
+)
+async def put_model(request: Request, state: StateDep, sha256: str) -> ModelRef:
+    """Upload a model to start runs from. The same again is the same."""
+    blobs, loop = state.services.blobs, asyncio.get_running_loop()
+    with blobs.scratch() as path:
+        came = await write_stream(request.stream(), path)
+        if came.sha256 != sha256:
+            raise Refused("wrong-digest", "the body does not hash to the SHA-256 in the address; send it again")
+        try:
+            layout = await loop.run_in_executor(state.services.worker, inspect_model, path)
+        except LayoutError as error:
+            raise Refused("malformed-request", str(error)) from error
+        await loop.run_in_executor(state.services.worker, blobs.put, path, model_key(sha256))
+    ref = ModelRef(0, sha256, came.size_bytes, layout.digest)
+    await state.services.models.add_model(ref, layout, state.services.clock.now())
+    return ref
+
+
+@router.head("/models/{sha256}", response_class=Response, include_in_schema=False)
+@router.get(
+    "/models/{sha256}",
+    response_class=Response,
+    responses=MODEL_RESPONSES,
+)
+async def get_admin_model(request: Request, state: StateDep, sha256: str) -> Response:
+    """A model version by its hash."""
+    return await model_response(request, state, sha256, None)
+
+
+@router.put(
+    "/runs/{name}",
+    openapi_extra=either_body(binary_body("application/toml"), body_of(RUN_ORDER)),
+    responses={201: {"model": RunView, "description": "The run is new"}, **problems("run-exists", "unknown-model")},
+)
+async def put_run(request: Request, response: Response, state: StateDep, name: str, model: str) -> RunView:
+    """Create a run from a run file (TOML; or JSON, with the member list that it names) and an uploaded model. The same
+    again is the same; with a list that was not given before, the run has it from then on."""
+    new = await asyncio.to_thread(read_new_run, await request.body(), request.headers.get("content-type", ""))
+    if new.file.name != name:
+        raise Refused("malformed-request", f"name: the run file says {new.file.name!r}, the address {name!r}")
+    driver, is_new = await state.coordinator.create_run(new.file, model, new.members)
+    response.status_code = 201 if is_new else 200
+    return view_of(driver.live)
+
+
+@router.get("/runs")
+async def get_runs(state: StateDep) -> tuple[RunView, ...]:
+    """Every run, the oldest first."""
+    return state.coordinator.views()
+
+
+@router.get("/runs/{name}", responses=problems("unknown-run"))
+async def get_run(state: StateDep, name: str) -> RunView:
+    """One run at a glance."""
+    return view_of((await state.coordinator.driver(RunId(name))).live)
+
+
+@router.get("/runs/{name}/progress", responses=problems("unknown-run", "shutting-down"))
+async def get_progress(
+    request: Request,
+    state: StateDep,
+    name: str,
+    after: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+    mark: Annotated[str, Query(max_length=64)] = "",
+) -> RunProgress:
+    """Ended attempts from the `after`-th on, and the round under way; held open until something changes.
+
+    `mark`: that of the last answer. What has changed since then is told at once.
+    """
+    driver = await state.coordinator.driver(RunId(name))
+    with driver.bells.listen(PROGRESS_BELL) as bell:
+        if wait_s == 0 or await _has_ended(state, driver, after):
+            return await _progress(state, driver, after)
+        state.coordinator.refuse_if_closing()
+        await request.body()
+        if not driver.now.has_changed_since(mark):
+            await Line(request.receive).hold(state.services.clock, bell, wait_s)
+    if not await _has_ended(state, driver, after):
+        await driver.now.let_changes_gather()
+    return await _progress(state, driver, after)
+
+
+async def _has_ended(state: State, driver: RunDriver, after: int) -> bool:
+    """Whether the run is over, or more than `after` of its attempts have ended."""
+    return driver.is_over or bool(await state.services.rounds.ended(driver.name, after, 1))
+
+
+async def _progress(state: State, driver: RunDriver, after: int) -> RunProgress:
+    mark = driver.now.mark  # before all that may change while it is read
+    view = view_of(driver.live)  # before the records: whoever is told that the run is over can have its last round
+    ended = await state.services.rounds.ended(driver.name, after, ENDED_MAX)
+    away = await state.services.turned_away.newest(driver.name)
+    return RunProgress(view, ended, after + len(ended), await driver.now.look(), away, mark)

@@ -1,0 +1,131 @@
+"""What devices ask: enrol, check in, look at an assignment, report, decline. Parse, call the coordinator, answer."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, TypeAdapter
+
+from umbel.aggregation.messages import (
+    WAIT_S_MAX,
+    AssignmentStatus,
+    CheckedIn,
+    CheckIn,
+    Decline,
+    Enrolled,
+    Enrolment,
+    ReportAnswer,
+)
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, MaskedInput, Work, WorkDone
+from umbel.server.devices import libsodium
+from umbel.server.http.auth import Device, caller_of, claims_of, enrol, read_body
+from umbel.server.http.deps import (
+    SIGNED,
+    DeviceDep,
+    State,
+    StateDep,
+    body_of,
+    json_answer,
+    parse_json,
+    problems,
+    read_message,
+    require_no_body,
+    state_in,
+)
+from umbel.server.http.express import Handler
+from umbel.server.http.signed_reports import signed_report
+from umbel.server.runs.reception import Visit
+
+router = APIRouter(prefix="/v1", tags=["devices"])
+_ENROLMENT, _CHECK_IN = TypeAdapter(Enrolment), TypeAdapter(CheckIn)
+_CHECKED_IN = TypeAdapter(CheckedIn)
+_WORK: TypeAdapter[Work] = TypeAdapter(Annotated[WorkDone | MaskedInput, Field(union_mode="left_to_right")])
+_EVALUATION, _DECLINE = TypeAdapter(EvaluationDone), TypeAdapter(Decline)
+_ENROLMENT_PROBLEMS = ("unknown-token", "expired-token", "token-used", "token-mismatch", "name-taken", "key-taken")
+
+
+@router.post("/enrolments", responses=problems(*SIGNED, *_ENROLMENT_PROBLEMS), openapi_extra=body_of(_ENROLMENT))
+async def post_enrolment(request: Request, state: StateDep) -> Enrolled:
+    """Exchange a one-time token for a name and a key. Signed with the key in the body."""
+    enrolment = await read_message(request, claims_of(request).body_sha256, _ENROLMENT)
+    is_counted_on = state.coordinator.counts_on(ClientId(enrolment.client))
+    await enrol(request, state.services, enrolment, is_counted_on)
+    return Enrolled(enrolment.client, state.services.clock.now())
+
+
+@router.post(
+    "/check-ins",
+    response_model=CheckedIn,
+    responses=problems(*SIGNED, "unknown-run", "wrong-layout", "unbound-name", "sample-count-needed", "shutting-down"),
+    openapi_extra=body_of(_CHECK_IN),
+)
+async def post_check_in(request: Request) -> Response:
+    """Wait for work in a run; held open for up to `wait_s`."""
+    state = state_in(request)
+    caller = await caller_of(request, state.services, libsodium.check)
+    message = await read_message(request, caller.claims.body_sha256, _CHECK_IN)
+    line = partial(state.lines.open, caller.client, request.receive)
+    visit = Visit(caller.client, message, caller.admit, line)
+    return json_answer(_CHECKED_IN, await state.reception.check_in(visit))
+
+
+@router.get("/assignments/{assignment}", responses=problems(*SIGNED, "unknown-assignment", "shutting-down"))
+async def get_assignment(
+    request: Request,
+    device: DeviceDep,
+    state: StateDep,
+    assignment: str,
+    wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+) -> AssignmentStatus:
+    """Whether the round still wants this report; held open while it does, answered at once when it does not."""
+    await require_no_body(request, device)
+    with state.lines.open(device.client, request.receive) as line:
+        return await state.reception.status(device.client, AssignmentId(assignment), wait_s, line)
+
+
+@router.put(
+    "/assignments/{assignment}/report",
+    responses=problems(*SIGNED, "unknown-assignment", "report-refused", "upload-incomplete"),
+    openapi_extra=body_of(_WORK),
+)
+async def put_report(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
+    """Report an uploaded update. Answered when the report is durable."""
+    return await _report(request, device, state, AssignmentId(assignment), _WORK, Task.TRAINING)
+
+
+@router.put(
+    "/assignments/{assignment}/evaluation",
+    responses=problems(*SIGNED, "unknown-assignment", "report-refused"),
+    openapi_extra=body_of(_EVALUATION),
+)
+async def put_evaluation(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> ReportAnswer:
+    """Report how a model did on held-out data, where the assignment asks for that. Answered when it is durable."""
+    return await _report(request, device, state, AssignmentId(assignment), _EVALUATION, Task.EVALUATION)
+
+
+@router.put(
+    "/assignments/{assignment}/decline",
+    status_code=204,
+    responses=problems(*SIGNED, "unknown-assignment"),
+    openapi_extra=body_of(_DECLINE),
+)
+async def put_decline(request: Request, device: DeviceDep, state: StateDep, assignment: str) -> Response:
+    """Say that no report will come, and why; or, once a secure round has closed, that its sum will not be signed."""
+    message = await read_message(request, device.body_sha256, _DECLINE)
+    await state.reception.decline(device.client, AssignmentId(assignment), message.reason)
+    return Response(status_code=204)
+
+
+async def _report(
+    request: Request, device: Device, state: State, assignment: AssignmentId, adapter: TypeAdapter[Any], task: Task
+) -> ReportAnswer:
+    """Take what a client did, and keep it as it was signed."""
+    body = await read_body(request, device.body_sha256)
+    work: Work = parse_json(body, adapter)
+    signed = signed_report(request, assignment, task, body)
+    return await state.reception.report(device.client, assignment, work, signed)
+
+
+EXPRESS: Mapping[tuple[str, str], Handler] = {("POST", "/v1/check-ins"): post_check_in}

@@ -1,0 +1,68 @@
+"""The assignment of a client, made from the stored state whenever it is asked for, so that a repeat cannot differ."""
+
+import base64
+import hashlib
+from dataclasses import replace
+
+from umbel.aggregation.round.states import Closing, Training
+from umbel.aggregation.secagg.offer import SecureOffer
+from umbel.aggregation.types import Assignment, ClientId, ranks_of
+from umbel.server.services import Services
+from umbel.server.store.stored import LiveRun
+
+
+class Assignments:
+    """Assignments of one run's newest attempt."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._offer: tuple[int, SecureOffer] | None = None
+        self._ranks: tuple[int, dict[ClientId, int]] | None = None
+
+    async def of(self, live: LiveRun, client: ClientId, state: Training | Closing) -> Assignment:
+        """What this client of the cohort is asked to do. (A client of a secure round draws a seed of its own.)"""
+        plan, file = state.plan, live.run.file
+        away_s = state.away_s
+        left_s = state.opened_at + plan.window_s + away_s - self._services.clock.now()
+        return Assignment(
+            id=live.assignment_id(client),
+            run=plan.run,
+            round=plan.number,
+            attempt=plan.attempt,
+            model=live.run.model,
+            training=file.training_plan(plan.number),
+            codec=plan.codec,
+            grid=plan.grid,
+            sample_count_max=plan.sample_count_max,
+            seed=plan.seed_of(client),
+            window_s=max(0.0, left_s),
+            task=plan.task,
+            share=file.share_of(plan.task),
+            rank=self._rank(live, client, state),
+            changes=live.run.changes,
+            secure=await self._secure(live, client, state),
+        )
+
+    def _rank(self, live: LiveRun, client: ClientId, state: Training | Closing) -> int:
+        if self._ranks is None or self._ranks[0] != live.round_id:
+            self._ranks = live.round_id, ranks_of(state.cohort)
+        return self._ranks[1][client]
+
+    async def _secure(self, live: LiveRun, client: ClientId, state: Training | Closing) -> SecureOffer | None:
+        if state.exchange is None or state.plan.secure is None:
+            return None
+        if self._offer is None or self._offer[0] != live.round_id:
+            names = sorted(state.cohort)
+            keys = await self._services.registry.keys(names)
+            section = live.run.file.secure
+            assert section is not None, "a round is secure because the run file says so"
+            offer = SecureOffer(
+                attempt_id=state.exchange.attempt_id,
+                opening_commitment=hashlib.sha256(bytes.fromhex(state.exchange.opening)).hexdigest(),
+                cohort=tuple((name, base64.b64encode(keys[name]).decode()) for name in names),
+                members_sha256=section.members_sha256,
+                window_s=state.plan.window_s,
+                plan=state.plan.secure,
+            )
+            self._offer = live.round_id, offer
+        return replace(self._offer[1], draws=state.cohort[client].draws)

@@ -1,0 +1,148 @@
+"""What is signed of a run: of its creation, and of each attempt that ends. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from umbel.aggregation.audit.bundle import (
+    ExactSum,
+    KeptUpdates,
+    ModelId,
+    Participant,
+    RoundEnded,
+    RunCreated,
+    SignedReport,
+    json_sha256,
+)
+from umbel.aggregation.canonical import Written, canonical, parsed
+from umbel.aggregation.round.states import Abandoned, Closing, Committed
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.ledger import Book, client_records
+from umbel.aggregation.run.records import ClientRecord
+from umbel.aggregation.run.run_end import RoundEnd
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.types import ClientId, ModelRef
+from umbel.server.store.stored import LiveRun, StoredRun
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is stored of one client for the audit: its public key, and its report, if it reported in time."""
+
+    public_key: bytes
+    report: SignedReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deposition:
+    """What is told and signed of each client of an attempt; made before the attempt ends, for it grows with the cohort.
+
+    `evidence`: what it was made of.
+    """
+
+    opened_at: float
+    clients: tuple[ClientRecord, ...]
+    participants: Written[Participant]
+    evidence: Mapping[ClientId, Evidence]
+
+
+def depose(state: Closing | Abandoned, book: Book, evidence: Mapping[ClientId, Evidence]) -> Deposition:
+    """What is told and signed of the clients of a round that has closed, or was abandoned."""
+    clients = client_records(state, book)
+    return Deposition(book.opened_at, clients, _participants(clients, state, evidence), evidence)
+
+
+def run_created(file: RunFile, model: ModelRef, master_sha256: str, layout: str, now: float) -> RunCreated:
+    """The facts of a run's creation."""
+    whole = parsed(canonical(file))
+    assert isinstance(whole, dict), "a run file is an object"
+    return RunCreated(now, whole, json_sha256(file), ModelId(0, model.sha256, master_sha256), layout)
+
+
+def round_ended(
+    live: LiveRun, end: RoundEnd, run_file_sha256: str, deposition: Deposition, updates: KeptUpdates
+) -> RoundEnded:
+    """The facts of an attempt's end. `live`: the run with the model that the attempt began with, and its last state.
+
+    `run_file_sha256`: as the run's first bundle has it.
+    """
+    state = live.state.closing if isinstance(live.state, Committed) else live.state
+    assert isinstance(state, Closing | Abandoned), "the attempt has ended"
+    run, record, plan = live.run, end.record, state.plan
+    participants = deposition.participants
+    if record.clients is not deposition.clients:  # what is told of them has changed since: a canary's verdicts
+        participants = _participants(record.clients, state, deposition.evidence)
+    return RoundEnded(
+        round=plan.number,
+        attempt=plan.attempt,
+        committed=record.committed,
+        reason=record.reason,
+        run_status=end.status.value,
+        run_reason=end.reason,
+        run_file_sha256=run_file_sha256,
+        layout_digest=run.model.layout_digest,
+        model_in=_newest(run),
+        model_out=_made(end),
+        rolled_back_to=record.rolled_back_to,
+        plan=plan,
+        grid=plan.grid,
+        training=run.file.training_plan(plan.number),
+        server_learning_rate=run.file.aggregation.server_learning_rate,
+        clients=participants,
+        sum=_sum(state, end),
+        passed_over=record.passed_over,
+        samples_passed_over=record.samples_passed_over,
+        uncovered=record.uncovered,
+        metrics=record.metrics,
+        evaluation=record.evaluation,
+        opened_at=record.opened_at,
+        closed_at=state.closed_at,
+        ended_at=record.opened_at + record.wall_s,
+        updates=updates,
+    )
+
+
+def _newest(run: StoredRun) -> ModelId:
+    return ModelId(run.model.version, run.model.sha256, run.master_sha256)
+
+
+def _made(end: RoundEnd) -> ModelId | None:
+    new = end.model
+    return None if new is None else ModelId(new.ref.version, new.ref.sha256, new.master_sha256)
+
+
+def _sum(state: Closing | Abandoned, end: RoundEnd) -> ExactSum | None:
+    if isinstance(state, Abandoned) or not state.plan.task.makes_model:
+        return None
+    new = end.model
+    assert new is not None, "a committed round of training has made a model"
+    assert new.sum_sha256 is not None, "of a sum"
+    return ExactSum(new.sum_sha256, state.aggregate.total_weight, len(state.accepted), new.update_rms, new.shown)
+
+
+def _participants(
+    clients: Sequence[ClientRecord], state: Closing | Abandoned, evidence: Mapping[ClientId, Evidence]
+) -> Written[Participant]:
+    return Written(_participant(one, state, evidence[ClientId(one.client)]) for one in clients)
+
+
+def _participant(one: ClientRecord, state: Closing | Abandoned, evidence: Evidence) -> Participant:
+    client = ClientId(one.client)
+    member, accepted = state.cohort[client], state.accepted.get(client)
+    report = evidence.report
+    if accepted is not None and report is None:  # it came before this coordinator kept signatures
+        report = SignedReport(canonical(accepted.work))
+    return Participant(
+        client=one.client,
+        key=public_key_text(evidence.public_key),
+        draws=member.draws,
+        announced=member.sample_count,
+        tier=member.tier,
+        fate=one.fate,
+        reason=one.reason,
+        weight=None if accepted is None else accepted.weight,
+        report=None if accepted is None else report,
+        report_s=one.report_s,
+        silent_s=one.silent_s,
+        bytes_up=one.bytes_up,
+        bytes_down=one.bytes_down,
+    )

@@ -1,0 +1,119 @@
+"""What a replica knows of a run beside its state: who was heard of when, how long reports took, how many clients wait.
+
+Round records, self-tuning windows and the pace of check-ins are made from it; what it does not know yet, they do
+without. The records of ended attempts are read here and nowhere else, each once, whichever replica ended it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import assert_never
+
+from umbel.aggregation.round.states import Abandoned, Closing, Committed, Recruiting, RoundState, Training
+from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.endings import Known
+from umbel.aggregation.run.ledger import Book, Member
+from umbel.aggregation.run.run_end import KeptVersion
+from umbel.aggregation.run.tuning import OBSERVATIONS_MAX
+from umbel.aggregation.types import ClientId
+from umbel.server.devices.pacing import Pacing
+from umbel.server.devices.roll_call import RollCall
+from umbel.server.devices.waiting import Bells
+from umbel.server.runs.audit_facts import Deposition, depose
+from umbel.server.runs.experience import Experience
+from umbel.server.services import Services
+from umbel.server.store.stored import LiveRun, StoredAssignment, StoredRecord, StoredRun
+
+_FIRST_LOOK, _NEXT_LOOK, _GROWTH, _ATTEMPTS_MAX = 4, 8, 4, 4096
+
+
+class Chronicle:
+    """One run's. `pacing`: when clients without work should come back; `roll`: who was absent from the newest round."""
+
+    def __init__(self, services: Services, live: LiveRun, bells: Bells) -> None:
+        limit = services.settings.check_ins_per_s_max
+        self.pacing = Pacing(live.name, live.run.salt, services.waiters, services.clock, limit)
+        self.roll = RollCall(services.waiters)
+        self._experience = Experience()
+        self._last_round_id = 0
+        self._run = live.name
+        self._services = services
+        self._bells = bells
+        self._tiers: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Take up what is stored of earlier rounds."""
+        rounds = self._services.rounds
+        for stored in await enough_of(lambda count: rounds.newest_ended(self._run, count)):
+            self.note(stored)
+        await self.pacing.look()
+
+    async def look(self) -> None:
+        """Take up what other replicas have ended lately."""
+        for stored in await self._services.rounds.newest_ended(self._run, _NEXT_LOOK, self._last_round_id):
+            self.note(stored)
+
+    def note(self, stored: StoredRecord) -> None:
+        """An attempt has ended; noted twice, it counts once."""
+        if stored.round_id <= self._last_round_id:
+            return
+        self._last_round_id = stored.round_id
+        self.pacing.note(stored.record)
+        self._experience.note(stored.record)
+
+    def note_waiting(self, candidates: Sequence[Candidate]) -> None:
+        """These wait now."""
+        self._tiers = Counter(candidate.tier for candidate in candidates)
+
+    async def deposition(self, live: LiveRun) -> Deposition:
+        """What is told and signed of the clients of a round that has closed, before its end is decided."""
+        closing = live.state
+        assert isinstance(closing, Closing)
+        await self.roll.call(live, self._services.clock.now())
+        assignments, evidence = await self._services.rounds.witnesses(live.round_id)
+        return await asyncio.to_thread(lambda: depose(closing, self.book(closing, assignments), evidence))
+
+    def known(self, run: StoredRun, deposition: Deposition, history: Sequence[KeptVersion]) -> Known:
+        """What an ending goes by."""
+        evidence = self._experience.evidence(run.model.size_bytes, self.pacing.population, self._tiers)
+        return Known(deposition.clients, deposition.opened_at, self._services.clock.now(), history, evidence)
+
+    def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
+        """What is known of the clients of a round, which is, or was until now, in this state."""
+        members = {
+            one.client: Member(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
+            for one in assignments
+        }
+        heard = {one.client: one.heard_at for one in assignments}
+        return Book(members, _opened_at(state), lambda client: self._heard_at(client, heard[client]))
+
+    def _heard_at(self, client: ClientId, stored: float) -> float:
+        """A client whose request is held open is heard of at this moment."""
+        if self._bells.is_heard(client):
+            return self._services.clock.now()
+        return max(stored, self._services.heard.at(client))
+
+
+async def enough_of(newest: Callable[[int], Awaitable[Sequence[StoredRecord]]]) -> Sequence[StoredRecord]:
+    """As many of the newest records as it takes to know what can be known, and no more, for they may be large."""
+    n_wanted = _FIRST_LOOK
+    while True:
+        found = await newest(n_wanted)
+        n_clients = sum(len(stored.record.clients) for stored in found)
+        if len(found) < n_wanted or n_clients >= OBSERVATIONS_MAX or n_wanted >= _ATTEMPTS_MAX:
+            return found
+        n_wanted *= _GROWTH
+
+
+def _opened_at(state: RoundState) -> float:
+    match state:
+        case Recruiting(since=since):
+            return since
+        case Training(opened_at=opened_at) | Closing(opened_at=opened_at):
+            return opened_at
+        case Committed(closing=closing):
+            return closing.opened_at
+        case Abandoned(closed_at=closed_at):  # of a run that is over: nobody asks
+            return closed_at
+        case _:
+            assert_never(state)

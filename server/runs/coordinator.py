@@ -1,0 +1,271 @@
+"""The runs of this coordinator: opened, created, kept in step with what other replicas do. Devices: `reception.py`."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
+from sqlalchemy.exc import IntegrityError
+
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.round.states import Declined, Recruiting
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.records import RunView
+from umbel.aggregation.trust.members import MemberList, SignedMembers
+from umbel.aggregation.types import ClientId, RunId
+from umbel.server import journal
+from umbel.server.blobs.blobs import UnknownBlob
+from umbel.server.devices.fitness import stranger
+from umbel.server.problems import Refused, shutting_down
+from umbel.server.runs.driver import RunDriver
+from umbel.server.runs.mailbox import Letter, PastAttempt
+from umbel.server.runs.view import view_of
+from umbel.server.services import Services
+from umbel.server.store.outage import DatabaseAway
+from umbel.server.store.shelf import hold
+from umbel.server.store.versions import BeingRemoved, creator_of
+from umbel.server.sums.model_files import first_master
+
+_log = logging.getLogger(__name__)
+FLUSH_S = 1.0
+LOOK_S = 0.25
+OVER_KEPT_S = 600.0
+
+
+class Coordinator:
+    """Every run's driver.
+
+    Of a run that is over only its view is kept, `OVER_KEPT_S` after it was last asked for; then it is opened anew.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.drivers: dict[RunId, RunDriver] = {}
+        self.is_closing = False
+        self._over: dict[RunId, RunView] = {}
+        self._opening = asyncio.Lock()
+        self._heeding = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up every stored run where it was, and drop updates that belong to no open round."""
+        for name in await self.services.rounds.revisions():
+            if driver := await self._open(name):
+                await self._let_go_if_idle(driver)
+        await self.heed_outage()
+        await self.services.uptime.sign()
+        self._looking = asyncio.create_task(self._keep_looking(), name="what other replicas do")
+
+    async def close(self) -> None:
+        self.hang_up()
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking
+        for driver in self.drivers.values():
+            await driver.close()
+        await self.services.waiters.settle()
+
+    def hang_up(self) -> None:
+        """Answer every request that is held open: the coordinator is about to go."""
+        self.is_closing = True
+        for driver in self.drivers.values():
+            driver.bells.ring_all()
+
+    async def driver(self, run: RunId) -> RunDriver:
+        """The driver of a run, which may have been created at another replica a moment ago."""
+        if (driver := self.drivers.get(run)) is None and (run in self._over or not self.services.replicas.is_alone):
+            driver = await self._open(run)
+        if driver is None:
+            detail = (
+                f"there is no run named {run!r}; the coordinator's operator sees those that there are: umbel run list"
+            )
+            raise Refused("unknown-run", detail)
+        driver.asked_at = self.services.clock.now()
+        return driver
+
+    def views(self) -> tuple[RunView, ...]:
+        """Every run at a glance, the oldest first."""
+        views = self._over | {name: view_of(driver.live) for name, driver in self.drivers.items()}
+        return tuple(sorted(views.values(), key=lambda view: (view.created_at, view.name)))
+
+    async def create_run(
+        self, file: RunFile, model_sha256: str, members: SignedMembers | None = None
+    ) -> tuple[RunDriver, bool]:
+        """The run of this file, and whether it is new. Raises `Refused` if another run has its name.
+
+        `members`: the list that the file names; from now on no other client is drawn, in a run that was there before,
+        too.
+        """
+        await self.heed_outage()  # nobody signs while there is no run to sign for
+        is_new = False
+        if (driver := await self._open(RunId(file.name))) is None:
+            is_new = await self._add_run(file, model_sha256, members)
+            driver = await self._open(RunId(file.name))
+        assert driver is not None, "it was just stored, and runs are never deleted"
+        if driver.run.file != file or driver.run.first_model_sha256 != model_sha256:
+            detail = (
+                f"a run named {file.name!r} exists with another file or model. A run cannot be changed: give this one "
+                "another name"
+            )
+            raise Refused("run-exists", detail)
+        if members is not None and await driver.members.give(members):
+            await self._show_out(driver, members.list)
+        return driver, is_new
+
+    async def _show_out(self, driver: RunDriver, members: MemberList) -> None:
+        """Who waits already and is no member is not drawn any more, and told why."""
+        journal.members_given(driver.name, members.words)
+        for candidate in await driver.waiting.candidates():
+            if await stranger(self.services, members, candidate.client) is not None:
+                await driver.waiting.expel(candidate.client)
+                driver.bells.ring((candidate.client,))
+
+    async def _add_run(self, file: RunFile, model_sha256: str, members: SignedMembers | None) -> bool:
+        """Store a new run; False if another request was faster."""
+        services, owner = self.services, creator_of(RunId(file.name), model_sha256)
+        model = await services.models.model(model_sha256)
+        if model is None:
+            raise Refused("unknown-model", "no such model here; upload it first, to /v1/admin/models/{sha256}")
+        layout = await self._layout(model.layout_digest)
+        if file.privacy is not None:
+            try:
+                require_private_model(layout)
+            except ValueError as error:
+                raise Refused("malformed-request", str(error)) from error
+        try:
+            master = await asyncio.get_running_loop().run_in_executor(
+                services.worker, first_master, services.blobs, model_sha256, layout
+            )
+            await hold(services, owner, {model_sha256, master})
+        except (UnknownBlob, BeingRemoved) as error:
+            raise Refused(
+                "unknown-model", "this model was deleted with a run's old version; upload it again"
+            ) from error
+        now = services.clock.now()
+        try:
+            await services.rounds.add_run(
+                file, model, master, Recruiting(file.first_plan(layout.n_values), since=now), now, members
+            )
+        except IntegrityError:
+            await services.versions.release(owner)
+            if await services.rounds.load(RunId(file.name)) is None:
+                raise
+            return False
+        journal.run_created(file.name, file.rounds.count, model_sha256)
+        if members is not None:
+            journal.members_given(file.name, members.list.words)
+        return True
+
+    async def _open(self, name: RunId) -> RunDriver | None:
+        """A run's driver, made if it is not there yet; None if no such run is stored."""
+        async with self._opening:
+            if (known := self.drivers.get(name)) is not None:
+                return known
+            live = await self.services.rounds.load(name)
+            if live is None:
+                return None
+            driver = RunDriver(self.services, live, await self._layout(live.run.model.layout_digest))
+            await driver.start()
+            self.drivers[name] = driver
+            self._over.pop(name, None)
+            return driver
+
+    async def _let_go_if_idle(self, driver: RunDriver) -> None:
+        """Keep only the view of a run that is over and that nobody has asked for lately: no run comes back to life."""
+        async with self._opening:
+            is_idle = self.services.clock.now() - driver.asked_at >= OVER_KEPT_S
+            if driver.is_over and is_idle and self.drivers.get(driver.name) is driver:
+                self._over[driver.name] = view_of(self.drivers.pop(driver.name).live)
+                await driver.close()
+
+    async def _layout(self, digest: str) -> Layout:
+        layout = await self.services.models.layout(digest)
+        assert layout is not None, "a model is stored with its layout"
+        return layout
+
+    # --- what other replicas do ---------------------------------------------------------------------------------------
+
+    async def _keep_looking(self) -> None:
+        """See what other replicas have done, and store what has been counted here."""
+        while True:
+            try:
+                await self._look()
+            except DatabaseAway:
+                pass  # told once, for all that asks
+            except Exception:
+                _log.exception("cannot see what other replicas do; trying again")
+            await asyncio.sleep(FLUSH_S if self.services.replicas.is_alone else LOOK_S)
+
+    async def _look(self) -> None:
+        await self.heed_outage()
+        if not all(driver.is_over for driver in self.drivers.values()):
+            await self.services.uptime.sign()
+        revisions: Mapping[RunId, int] = {}
+        if not self.services.replicas.is_alone:
+            for client in await self.services.registry.refresh(self.services.clock.now()):
+                await self.release(ClientId(client))
+            revisions = await self.services.rounds.revisions()
+        for name in {**revisions, **self.drivers}:
+            try:
+                await self._look_at(name, revisions.get(name))
+            except DatabaseAway:
+                raise
+            except Exception:  # one run's trouble is not the others'
+                _log.exception("run %s: cannot see what other replicas do; trying again", name)
+
+    async def heed_outage(self) -> None:
+        """Where nobody could take reports for a while, no round's window counts that."""
+        if await self.services.uptime.outage() is None:
+            return
+        async with self._heeding:
+            if (outage := await self.services.uptime.outage()) is None:
+                return  # another request saw to it
+            drivers = [one for one in self.drivers.values() if not one.is_over]
+            if drivers:  # else there was nothing to sign for
+                journal.was_away(outage.now - outage.since)
+            for driver in drivers:
+                try:
+                    await driver.was_away(outage)
+                except Exception:  # its next step begins with it
+                    _log.exception("run %s: cannot see to its window", driver.name)
+            await self.services.uptime.sign()
+
+    async def _look_at(self, name: RunId, revision: int | None) -> None:
+        driver = None if name in self._over else self.drivers.get(name) or await self._open(name)
+        if driver is None:
+            return
+        if revision not in (None, driver.live.revision):
+            await driver.catch_up()
+        await driver.flush_traffic()
+        if driver.is_over:
+            await self._let_go_if_idle(driver)
+        else:
+            await driver.pacing.look()
+
+    # --- what is asked of all runs ------------------------------------------------------------------------------------
+
+    async def release(self, client: ClientId) -> None:
+        """A client was revoked: no round waits for it or draws it any more, and what it holds open is answered.
+
+        What it has reported stays: it counted when it came.
+        """
+        for driver in self.drivers.values():
+            await driver.waiting.expel(client)
+            if driver.open_round(client):
+                declined = Declined(self.services.clock.now(), client, "the operator removed this client")
+                with suppress(PastAttempt):
+                    await driver.submit(Letter(declined, driver.assignment_id(client)))
+            driver.bells.ring((client,))
+            driver.wake()
+
+    def counts_on(self, client: ClientId) -> bool:
+        """Whether the coverage of a run that is not over names this client."""
+        return any(client in it.run.file.coverage.sites for it in self.drivers.values() if not it.is_over)
+
+    def refuse_if_closing(self) -> None:
+        if self.is_closing:
+            raise shutting_down()

@@ -1,0 +1,473 @@
+"""One run, driven: events in, `aggregation.round.machine.advance`, everything durable, then the commands carried out.
+
+Requests and the run's own task put events into a mailbox; whatever has gathered there is one transaction
+(`RoundStore.step`), so that many reports share one write to disk. The task supplies what no request does: the gathering
+of waiting clients, the end of the window, the closing (`closing.py`), the next attempt. After a restart it finds the
+state where it was stored and goes on from there. Every replica has a driver for every run, and any of them may move it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import assert_never
+
+from umbel.aggregation.codec.update_codec import UpdateReader
+from umbel.aggregation.messages import ReportAnswer, RunStatus
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.round.cohort import too_few
+from umbel.aggregation.round.machine import advance, next_deadline
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Announce,
+    Answer,
+    Applied,
+    Closing,
+    Command,
+    Commit,
+    Committed,
+    Discard,
+    Fold,
+    Gathered,
+    Invite,
+    Outage,
+    Recruiting,
+    Release,
+    RoundState,
+    Spoiled,
+    Tick,
+    Training,
+)
+from umbel.aggregation.run.endings import model_after
+from umbel.aggregation.secagg.turns import RANDOM_BYTES, Phase
+from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
+from umbel.server import journal
+from umbel.server.devices.member_lists import RunMembers
+from umbel.server.devices.pacing import Pacing
+from umbel.server.devices.waiting import Bells, WaitingRoom
+from umbel.server.runs.assignments import Assignments
+from umbel.server.runs.chronicle import Chronicle
+from umbel.server.runs.mailbox import Batch, Letter, fail
+from umbel.server.runs.orders import Order
+from umbel.server.runs.view import RunNow
+from umbel.server.services import Services
+from umbel.server.store.outage import DatabaseAway
+from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun
+from umbel.server.store.traffic import Traffic
+from umbel.server.sums.closing import Closer, NothingMade
+from umbel.server.sums.folding import SumDropped
+from umbel.server.sums.round_codec import RoundCodec
+from umbel.server.sums.secure import SecureRounds
+
+_log = logging.getLogger(__name__)
+_RETRY_S_MAX = 60.0
+_DATABASE_RETRY_S = 1.0
+_GATHERING_SHARE = 20  # of its time, the task spends at most one part in so many, and one, on counting who waits
+_GATHERING_PAUSE_S_MAX = 1.0  # what comes in meanwhile waits so long at most
+_WATCH_S = 0.1  # another replica closes the round: see whether it still does
+_RELAY_S = 0.25  # and in a secure one, what clients have revealed elsewhere
+_FEW = 200  # so many are counted in no time
+
+
+class RunDriver:
+    """A run as this replica knows it. `live`: as it was stored when this replica last looked.
+
+    `now`: what it shows of its round; `asked_at`: when a request last asked for it.
+    """
+
+    def __init__(self, services: Services, live: LiveRun, layout: Layout) -> None:
+        self.services = services
+        self.live = live
+        self.layout = layout
+        self.asked_at = float("-inf")
+        self.bells = Bells()
+        self.waiting = WaitingRoom(live.name, services.waiters, services.clock)
+        self.members = RunMembers(services.member_lists, live.run.file, services.clock)
+        self.chronicle = Chronicle(services, live, self.bells)
+        self.now = RunNow(services, self.chronicle, self.waiting, self.bells, lambda: self.live)
+        self._round_codec = RoundCodec(layout)
+        self.assignments = Assignments(services)
+        self.secure = SecureRounds(services, self.assignments)
+        self._closer = Closer(services, layout, self._round_codec, self.secure)
+        self._mail: list[Letter] = []
+        self._stepping = asyncio.Lock()
+        self._stepper: asyncio.Task[None] | None = None
+        self._traffic = Traffic()
+        self._flushing = asyncio.Lock()
+        self._n_gathered = 0
+        self._outage: Outage | None = None  # not told to the run yet
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> RunId:
+        return self.live.name
+
+    @property
+    def run(self) -> StoredRun:
+        return self.live.run
+
+    @property
+    def state(self) -> RoundState:
+        return self.live.state
+
+    @property
+    def plan(self) -> RoundPlan:
+        """The plan of the newest attempt."""
+        return self.live.plan
+
+    @property
+    def codec(self) -> UpdateReader:
+        """What updates of the newest attempt are read with."""
+        return self._round_codec.of(self.live)
+
+    def rank(self, client: ClientId) -> int:
+        """This client's place in the newest attempt's cohort."""
+        return self._round_codec.rank(self.live, client)
+
+    @property
+    def pacing(self) -> Pacing:
+        """When clients without work should come back."""
+        return self.chronicle.pacing
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen in this run. A stop lets a round that has closed commit."""
+        return self.run.status.is_over and not isinstance(self.state, Closing)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no round is begun until an operator resumes the run. One that is open goes on."""
+        return self.run.status is RunStatus.PAUSED
+
+    def assignment_id(self, client: ClientId) -> AssignmentId:
+        """This client's assignment in the newest attempt, if it has one."""
+        return self.live.assignment_id(client)
+
+    def knows(self, client: ClientId, assignment: AssignmentId) -> bool:
+        """Whether this is the client's assignment in the newest attempt."""
+        return self.live.knows(client, assignment)
+
+    def open_round(self, client: ClientId) -> Training | None:
+        """The round under way, if it still waits for this client."""
+        return self.live.open_round(client, self.services.clock.now())
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up the newest attempt as it was stored, and begin to drive."""
+        await self.chronicle.start()
+        await self._take_up()
+        self._task = asyncio.create_task(self._drive(), name=f"run {self.name}")
+
+    async def close(self) -> None:
+        """Stop driving. What is stored stays as it is; a transaction that has begun is waited for.
+
+        Cut short, it would leave SQLite locked until its connection is collected.
+        """
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        unread, self._mail = self._mail, []
+        fail(unread, asyncio.CancelledError())
+        if self._stepper is not None:
+            await asyncio.wait([self._stepper])
+        await self._closer.forget()
+        await self._closer.settle()
+        with suppress(DatabaseAway):  # the counts of a second, at most
+            await self.flush_traffic()
+
+    def wake(self) -> None:
+        """Something has happened that no event tells: look again."""
+        self._woken.set()
+        self.now.changed()
+
+    async def submit(self, letter: Letter) -> ReportAnswer | None:
+        """Let one event happen; what to tell the client, if it was a report.
+
+        Durable on return. Raises `Refused` or an `UpdateRefused` for a report that cannot count, `PastAttempt`.
+        """
+        self._mail.append(letter)
+        if self._stepper is None or self._stepper.done():
+            self._stepper = asyncio.create_task(self._step_mail(), name=f"mail of {self.name}")
+        await letter.done
+        return letter.told
+
+    async def catch_up(self) -> None:
+        """See what other replicas have done."""
+        async with self._stepping:
+            before, after = self.live, await self.services.rounds.refresh(self.live)
+            if after is not before:
+                self.live = after
+                await self._noticed(before, after)
+
+    async def obey(self, order: Order) -> None:
+        """Do as an operator says. Durable on return; raises `Refused` for what cannot be done."""
+        await self.submit(Letter(order=order))
+        self.wake()
+        self.bells.ring_all()
+
+    async def was_away(self, outage: Outage) -> None:
+        """Nobody could take reports for a while: the window does not count it."""
+        self._outage = outage
+        await self.submit(Letter())
+
+    def note_download(self, client: ClientId, n_bytes: int) -> None:
+        """Count bytes that a client of the cohort has fetched; they are stored before long."""
+        if isinstance(self.state, Training) and client in self.state.cohort:
+            self._traffic.down[self.assignment_id(client)] += n_bytes
+
+    def note_message(self, assignment: AssignmentId, *, up: int = 0, down: int = 0) -> None:
+        """Count bytes of a secure round's messages that no transaction counts, likewise."""
+        self._traffic.up[assignment] += up
+        self._traffic.down[assignment] += down
+
+    async def flush_traffic(self) -> None:
+        """Store what has been counted; on return it is, also what somebody else had begun to store.
+
+        It goes on without whoever is cancelled meanwhile: rolled back, it would be lost. `close` waits for it.
+        """
+        await asyncio.shield(self._store_traffic())
+
+    async def _store_traffic(self) -> None:
+        async with self._flushing:
+            traffic, self._traffic = self._traffic, Traffic()
+            await self.services.rounds.add_traffic(self.name, traffic)
+
+    # --- the page -----------------------------------------------------------------------------------------------------
+
+    async def _drive(self) -> None:
+        """What happens by itself. Trouble (a full disk, say) is logged, shown, and tried again ever more slowly."""
+        retry_s = 1.0
+        while not self.is_over:
+            try:
+                await self._act()
+                self.now.trouble, retry_s = "", 1.0
+            except DatabaseAway:  # told once, for all that asks
+                self._show_trouble("the database does not answer")
+                await self.services.clock.wait(asyncio.Event(), _DATABASE_RETRY_S)
+            except Exception as error:
+                _log.exception("run %s cannot go on; trying again in %.0f s", self.name, retry_s)
+                self._show_trouble(f"the coordinator is in trouble ({type(error).__name__}, see its log)")
+                await self.services.clock.wait(asyncio.Event(), retry_s)
+                retry_s = min(2 * retry_s, _RETRY_S_MAX)
+
+    def _show_trouble(self, words: str) -> None:
+        self.now.trouble = words
+        self.now.changed()
+
+    async def _act(self) -> None:
+        """Do what is due, then sleep until something may be."""
+        self._woken.clear()
+        before, began = self.live, self.services.clock.now()
+        await self._adopt_orphans()
+        await self.chronicle.roll.call(self.live, began)
+        match self.state:
+            case Recruiting() if not self.is_paused:
+                await self._gather(self.state, began)
+            case Training() | Closing() if self._is_due(began) and await self._may_end(self.live):
+                live = self.live
+                await self.flush_traffic()  # it may give the attempt up
+                await self.submit(Letter(Tick(began, self.secure.revealed(live)), round_id=live.round_id))
+            case Closing():
+                await self._close_round()
+            case Recruiting() | Training() | Committed() | Abandoned():
+                pass
+            case _:
+                assert_never(self.state)
+        if self.state.phase == before.state.phase and self.live.round_id == before.round_id and not self.is_over:
+            if isinstance(self.state, Recruiting) and self._n_gathered > _FEW:
+                took_s = self.services.clock.now() - began
+                await asyncio.sleep(min(_GATHERING_SHARE * max(took_s, 0.0), _GATHERING_PAUSE_S_MAX))
+            await self.services.clock.wait(self._woken, self._pause_s(began))
+
+    def _is_due(self, now: float) -> bool:
+        due = next_deadline(self.state)
+        return due is not None and now >= due
+
+    async def _may_end(self, live: LiveRun) -> bool:
+        """Whether it is for this replica to say that the time is up: of unmasking, only for the one that is at it."""
+        exchange = live.state.exchange if isinstance(live.state, Closing) else None
+        return exchange is None or exchange.phase is not Phase.UNMASKING or await self._closer.leads(live)
+
+    async def _gather(self, state: Recruiting, now: float) -> None:
+        """See who waits. What only changes the words for what the round waits for is not worth a transaction.
+
+        A crowd that is known to be too small is counted, not listed.
+        """
+        plan = state.plan
+        if (
+            self._n_gathered > _FEW
+            and not plan.task.may_be_left_out
+            and (n := await self.waiting.count()) < plan.minimum
+        ):
+            self._show_waiting(state, replace(state, why=too_few(plan, n)))
+            return
+        candidates = await self.waiting.candidates()
+        self._n_gathered = len(candidates)
+        self.chronicle.note_waiting(candidates)
+        random, removed = os.urandom(RANDOM_BYTES) if plan.secure else b"", await self._removed(state)
+        gathered = Gathered(now, candidates, random, removed)
+        after, _ = advance(state, gathered)
+        if not (isinstance(after, Recruiting) and after.since == state.since and self._show_waiting(state, after)):
+            await self.submit(Letter(gathered))
+
+    async def _removed(self, state: Recruiting) -> frozenset[ClientId]:
+        """Who is not in the fleet any more, of the clients of sums that were opened in vain."""
+        names = sorted({name for one in state.opened for name in one.clients})
+        found = await asyncio.gather(*(self.services.registry.client(name) for name in names))
+        return frozenset(name for name, client in zip(names, found, strict=True) if client is None)
+
+    def _show_waiting(self, before: Recruiting, after: Recruiting) -> bool:
+        """Show what the round waits for; False if the run has moved on since it was looked at."""
+        if self.state is not before:
+            return False
+        self.live = replace(self.live, state=after)
+        return True
+
+    def _pause_s(self, looked_at: float) -> float | None:
+        """How long nothing can happen by itself, as of when it was looked at last; None: until woken."""
+        if isinstance(self.state, Closing) and not self._waits_for_clients:
+            return _WATCH_S
+        if isinstance(self.state, Closing) and not self.services.replicas.is_alone:
+            return _RELAY_S
+        due = next_deadline(self.state, looked_at)
+        if due is None or looked_at >= due or (self.is_paused and isinstance(self.state, Recruiting)):
+            return None  # patience is over: only another client changes anything
+        return max(0.001, due - self.services.clock.now())
+
+    @property
+    def _waits_for_clients(self) -> bool:
+        """Whether the round has closed, and its sum is not to be unmasked yet, or its shares are not in."""
+        return isinstance(self.state, Closing) and self.state.exchange is not None
+
+    async def _step_mail(self) -> None:
+        """Until the mailbox is empty: one transaction for all that is in it. A task of its own: requests may end."""
+        async with self._stepping:
+            while self._mail:
+                batch, self._mail = self._mail, []
+                try:
+                    self._mail = [*await self._step(batch), *self._mail]
+                except BaseException as error:
+                    fail(batch, error)
+                    if not isinstance(error, Exception):
+                        raise
+                    self.wake()  # it may have been stored: whoever waits for what it commands must look
+                    self.bells.ring_all()
+
+    async def _step(self, letters: Sequence[Letter]) -> list[Letter]:
+        """One transaction, then its commands; the letters that are left for the next."""
+        outage = self._outage or await self.services.uptime.outage()
+        if outage is not None:
+            letters = [Letter(outage), *letters]  # before a deadline or a report is judged by the old window
+        transition, before = Batch(letters, self.live, self.chronicle), self.live
+        after, ended = await self.services.rounds.step(before, transition)
+        if self._outage is outage:  # and not one that has ended meanwhile
+            self._outage = None
+        self.live = transition.shown(after)
+        await self._noticed(before, transition.found)
+        await self._carry_out(transition, ended)
+        return transition.left()
+
+    async def _noticed(self, before: LiveRun, after: LiveRun) -> None:
+        """Other replicas have moved the run: wake whom it concerns, let go of a sum that is over."""
+        if after is before:
+            return
+        if after.round_id != before.round_id or isinstance(after.state, Committed | Abandoned):
+            await self._closer.forget()
+            await self.chronicle.look()
+            self.bells.ring_all()
+        elif _turn(after.state) != _turn(before.state) and not isinstance(after.state, Recruiting):
+            cohort = after.state.closing.cohort if isinstance(after.state, Committed) else after.state.cohort
+            self.bells.ring(cohort)
+        self.wake()
+        if after.run.status is not before.run.status:
+            self.bells.ring_all()
+
+    async def _carry_out(self, transition: Batch, ended: Ended | None) -> None:
+        """Do what the machine commands. All of it can be done again after a crash, from what is stored."""
+        if transition.opened:
+            journal.round_opened(self.plan, transition.opened, transition.why)
+        for command in transition.commands:
+            await self.carry_out(command, transition)
+        if ended is not None:
+            await self._ended(transition.found, ended)
+        if transition.commands:
+            self.now.changed()
+        transition.settle()
+
+    async def carry_out(self, command: Command, transition: Batch) -> None:
+        """Carry out one command; its event is durable."""
+        match command:
+            case Invite(clients=clients) | Release(clients=clients) | Announce(clients=clients):
+                self.bells.ring(clients)
+            case Fold(client=client, weight=weight):
+                if not transition.is_abandoned:
+                    upload = transition.uploads[transition.found.assignment_id(client)]
+                    self._closer.fold(transition.found, client, upload.chunks, weight)
+            case Answer():
+                pass  # `transition.settle` tells it, when all the others are carried out
+            case Commit() | Discard():
+                self._woken.set()
+            case _:
+                assert_never(command)
+
+    # --- how an attempt ends ------------------------------------------------------------------------------------------
+
+    async def _close_round(self) -> None:
+        """Make of the closed round what its kind asks for, unless another replica is at it."""
+        live, now = self.live, self.services.clock.now
+        if not self.services.replicas.is_alone:
+            await self.flush_traffic()  # another may end the round as soon as it has this one's share
+        try:
+            made = await self._closer.close(live)
+        except NothingMade as failed:
+            await self.flush_traffic()
+            await self.submit(Letter(Spoiled(now(), str(failed), failed.blamed), round_id=live.round_id))
+            return
+        if made is not None and self.live.round_id == live.round_id:
+            await self.flush_traffic()
+            deposition = await self.chronicle.deposition(live)
+            applied = Applied(now(), model_after(live.run, made))
+            await self.submit(Letter(applied, made=made, deposition=deposition, round_id=live.round_id))
+
+    async def _ended(self, live: LiveRun, ended: Ended) -> None:
+        """An attempt has ended here: tell it, and forget its sum and its updates."""
+        journal.round_ended(ended.end.record)
+        self.chronicle.note(StoredRecord(live.round_id, ended.end.record))
+        if self.run.status.is_over:
+            journal.run_over(self.name, self.run.status, self.run.reason)
+        self._woken.set()
+        self.bells.ring_all()
+        await self._closer.end(live, ended.keys)
+
+    async def _adopt_orphans(self) -> None:
+        """Fold what replicas that have died were to fold."""
+        live, replicas = self.live, self.services.replicas
+        if not isinstance(live.state, Training | Closing):
+            return
+        dead = {replica for replica in live.folded_by.values() if not replicas.is_alive(replica)}
+        if not dead or (isinstance(live.state, Closing) and not await self._closer.leads(live)):
+            return
+        async with self._stepping:
+            self.live = await self.services.rounds.adopt(self.live, dead)
+            await self._noticed(live, self.live)
+            await self._take_up()
+
+    async def _take_up(self) -> None:
+        """Fold what this replica answers for and has not folded yet."""
+        live = self.live
+        if isinstance(live.state, Training | Closing):
+            with suppress(SumDropped):  # another replica has ended the attempt: the next look shows it
+                await self._closer.take_up(live, live.state.accepted)
+
+
+def _turn(state: RoundState) -> tuple[str, Phase | None]:
+    """What the round's clients wait for: its phase, and that of its exchange if it is a secure one."""
+    exchange = state.exchange if isinstance(state, Training | Closing) else None
+    return state.phase, None if exchange is None else exchange.phase

@@ -1,0 +1,150 @@
+"""What an operator orders of a run, and what comes of it. Pure: asked under the lock of the run's row.
+
+The same order again changes nothing. An order that a run cannot follow is refused with a sentence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.round.states import Closing, Resumed, RoundState, Spoiled, Stopped, Training
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.run_end import KeptVersion
+from umbel.aggregation.run.stopping import judge
+from umbel.server.problems import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run: a round that has closed still commits, an open one is abandoned."""
+
+    now: float
+    reason: str
+
+    @property
+    def words(self) -> str:
+        return f"stop ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Begin no further round; `at_once`: abandon the open one too."""
+
+    now: float
+    reason: str
+    at_once: bool
+
+    @property
+    def words(self) -> str:
+        return f"pause{' at once' if self.at_once else ''} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let a paused run go on."""
+
+    now: float
+
+    @property
+    def words(self) -> str:
+        return "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Go on from an older version; what is under way is abandoned."""
+
+    now: float
+    to: int | Literal["best"]
+    reason: str
+
+    @property
+    def words(self) -> str:
+        return f"rollback to {self.to if self.to == 'best' else f'version {self.to}'} ({self.reason})"
+
+
+Order: TypeAlias = Stop | Pause | Resume | Rollback
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A run at the moment of an order. `history`: its versions, for a rollback."""
+
+    file: RunFile
+    status: RunStatus
+    state: RoundState
+    history: Sequence[KeptVersion] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Obeyed:
+    """What follows from an order: an event for the round, a status for the run, a version to go back to."""
+
+    event: Stopped | Spoiled | Resumed | None = None
+    status: tuple[RunStatus, str] | None = None
+    rolled_back_to: KeptVersion | None = None
+
+
+NOTHING = Obeyed()
+
+
+def obey(order: Order, run: Situation) -> Obeyed:
+    """What follows from the order. Raises `Refused`."""
+    match order:
+        case Stop(now, reason):
+            return NOTHING if run.status.is_over else Obeyed(Stopped(now, reason), (RunStatus.STOPPED, reason))
+        case Pause():
+            return _pause(order, run)
+        case Resume(now):
+            _refuse_if_over(run, "cannot go on")
+            return NOTHING if run.status is RunStatus.RUNNING else Obeyed(Resumed(now), (RunStatus.RUNNING, ""))
+        case Rollback():
+            return _roll_back(order, run)
+        case _:
+            assert_never(order)
+
+
+def _pause(order: Pause, run: Situation) -> Obeyed:
+    _refuse_if_over(run, "cannot be paused")
+    is_cut_short = order.at_once and isinstance(run.state, Training)
+    event = Stopped(order.now, f"the run was paused: {order.reason}") if is_cut_short else None
+    return Obeyed(event, None if run.status is RunStatus.PAUSED else (RunStatus.PAUSED, order.reason))
+
+
+def _roll_back(order: Rollback, run: Situation) -> Obeyed:
+    _refuse_if_over(run, "cannot be rolled back; export the version and create a run from it")
+    target, newest = _target(order.to, run), run.history[-1].record
+    if target.record.sha256 == newest.sha256:
+        return NOTHING  # it stands there already
+    reason = f"rolled back to version {target.record.version}: {order.reason}"
+    if isinstance(run.state, Closing):
+        return Obeyed(Spoiled(order.now, reason), rolled_back_to=target)
+    return Obeyed(Stopped(order.now, reason), rolled_back_to=target)
+
+
+def _target(to: int | Literal["best"], run: Situation) -> KeptVersion:
+    number = _best(run) if to == "best" else to
+    found = next((one for one in run.history if one.record.version == number), None)
+    if found is None:
+        newest = run.history[-1].record.version
+        raise Refused("unknown-version", f"there is no version {number}; the run has versions 0 to {newest}")
+    if found.record.deleted_at is not None:
+        raise Refused(
+            "version-deleted", f"version {number} was deleted, for the run file keeps only some ([retention] versions)"
+        )
+    return found
+
+
+def _best(run: Situation) -> int:
+    if run.file.stop is None:
+        raise Refused("unknown-version", "no version is the best, for the run file has no [stop] that names a metric")
+    best = judge(run.file.stop, [one.record for one in run.history]).best
+    if best is None:
+        raise Refused("unknown-version", f"no version is the best yet: {run.file.stop.metric} was not measured so far")
+    return best.version
+
+
+def _refuse_if_over(run: Situation, what: str) -> None:
+    if run.status.is_over:
+        raise Refused("run-over", f"the run is {run.status.value} for good and {what}")

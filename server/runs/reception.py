@@ -1,0 +1,261 @@
+"""What devices ask of the runs: work, whether a round still waits for them, to take a report. Requests come in parsed
+and verified."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+
+from umbel.aggregation.audit.bundle import SignedReport
+from umbel.aggregation.messages import (
+    AssignmentState,
+    AssignmentStatus,
+    CheckedIn,
+    CheckIn,
+    ReportAnswer,
+    RunStatus,
+)
+from umbel.aggregation.round.machine import advance, refuses
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Answer,
+    Closing,
+    Committed,
+    Declined,
+    Recruiting,
+    Reported,
+    Training,
+)
+from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.secagg.turns import Phase
+from umbel.aggregation.types import AssignmentId, ClientId, MaskedInput, RunId, Work
+from umbel.server.devices.fitness import Unfit, stranger, unfit
+from umbel.server.devices.waiting import Line
+from umbel.server.problems import Refused
+from umbel.server.runs.coordinator import Coordinator
+from umbel.server.runs.driver import RunDriver
+from umbel.server.runs.mailbox import Letter, PastAttempt
+from umbel.server.runs.secure_reception import SecureReception
+from umbel.server.store.stored import StoredAssignment
+from umbel.server.store.waiters import Waiting
+
+RETRY_AFTER_S = 1.0
+_GRACE_S = 2.0  # beyond what it was told, a client may take this long to come back and still counts as waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A check-in. `admit` must be awaited once, before it changes anything; `line` holds its request open."""
+
+    client: ClientId
+    message: CheckIn
+    admit: Callable[[Waiting | None], Awaitable[None]]
+    line: Callable[[], AbstractContextManager[Line]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an assignment belongs. `past`: None while it is of the newest attempt, which memory knows."""
+
+    driver: RunDriver
+    client: ClientId
+    assignment: AssignmentId
+    past: StoredAssignment | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is of the newest attempt still."""
+        return self.past is None and self.driver.knows(self.client, self.assignment)
+
+    @property
+    def training(self) -> Training | None:
+        """The round under way, if it still waits for this assignment."""
+        is_current = self.driver.assignment_id(self.client) == self.assignment
+        return self.driver.open_round(self.client) if is_current else None
+
+    def require_open(self) -> Training:
+        """Raise `Refused` unless the round still waits for an update of this assignment."""
+        if (training := self.training) is None:
+            raise Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")
+        if not training.plan.task.sends_updates:
+            raise Refused("report-refused", "this assignment asks to measure the model: send an evaluation, no update")
+        return training
+
+
+class Reception:
+    """Answers devices from the state of the runs; holds their requests open while there is nothing to say."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.secure = SecureReception(self)
+        self._coordinator = coordinator
+        self._services = coordinator.services
+
+    async def check_in(self, visit: Visit) -> CheckedIn:
+        """Wait for work. A client with an open assignment gets that one again, at once."""
+        await self._coordinator.heed_outage()
+        driver = await self._coordinator.driver(visit.message.run)
+        if is_misfit := visit.message.layout_digest != driver.layout.digest:
+            await visit.admit(None)  # to read a layout takes milliseconds, which no replay is worth
+        sites, members = driver.run.file.coverage.sites, await driver.members.list()
+        found = await unfit(self._services, driver.layout, sites, members, visit.client, visit.message)
+        if found is not None:
+            if not is_misfit:
+                await visit.admit(None)
+            await self._turn_away(driver, visit.client, found)
+            raise found.refusal
+        if visit.message.sample_count == 0 and driver.plan.needs_counts:
+            await visit.admit(None)
+            raise Refused("sample-count-needed", "this run draws or weighs clients by how much data they have; say it")
+        retry_after_s = RETRY_AFTER_S
+        if driver.open_round(visit.client) is None and not driver.is_over:
+            retry_after_s = await self._wait_for_work(driver, visit)
+        else:
+            await visit.admit(None)
+        return await self._checked_in(driver, visit.client, retry_after_s)
+
+    async def _turn_away(self, driver: RunDriver, client: ClientId, found: Unfit) -> None:
+        """Note for the operator who is refused, and why."""
+        now, reason = self._services.clock.now(), str(found.refusal)
+        if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
+            driver.now.changed()
+
+    async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
+        """Whether the round still wants this client's report; held open while it does."""
+        place = await self.place(client, assignment)
+        if place.training:
+            await self._wait_for_close(place, wait_s, line)
+        if (training := place.training) is not None:
+            left_s = max(0.0, training.closes_at - self._services.clock.now())
+            return AssignmentStatus(AssignmentState.OPEN, "the round waits for this report", left_s)
+        return AssignmentStatus(AssignmentState.CLOSED, await self._why_closed(client, assignment), 0.0)
+
+    async def report(
+        self, client: ClientId, assignment: AssignmentId, work: Work, signed: SignedReport
+    ) -> ReportAnswer:
+        """Take a report. Answered when it is durable; the same report again gets the same answer."""
+        place = await self.place(client, assignment)
+        event = Reported(self._services.clock.now(), client, work)
+        if isinstance(work, MaskedInput):
+            await self.secure.keep_up(place, Phase.MASKED_INPUT)
+        if isinstance(work, MaskedInput) and (training := place.training) is not None and training.exchange is not None:
+            await place.driver.secure.check_input(place.driver.live, client, work)
+        try:
+            answer = await place.driver.submit(Letter(event, assignment, signed=signed))
+        except PastAttempt:
+            return await self._answer_past(client, assignment, event)
+        assert answer is not None, "the machine answers every report"
+        return answer
+
+    def refuse_if_closing(self) -> None:
+        """Raise `Refused` while this process has no time left to hold requests."""
+        self._coordinator.refuse_if_closing()
+
+    async def decline(self, client: ClientId, assignment: AssignmentId, reason: str) -> None:
+        """Note that a client will not report, or will not sign who is in the sum; too late is as nothing to note."""
+        place = await self.place(client, assignment)
+        event = Declined(self._services.clock.now(), client, reason)
+        if place.training is None:
+            await self.secure.keep_up(place, Phase.CONSISTENCY_CHECK)
+        if place.training or (place.is_current and refuses(place.driver.state, event)):
+            with suppress(PastAttempt):
+                await place.driver.submit(Letter(event, assignment))
+        place.driver.wake()
+
+    async def place(self, client: ClientId, assignment: AssignmentId) -> Place:
+        """Where an assignment belongs. Raises `Refused` unless it is this client's."""
+        self._services.registry.refuse_revoked(client)
+        await self._coordinator.heed_outage()
+        driver = self._coordinator.drivers.get(RunId(assignment.partition(".")[0]))
+        if driver and driver.knows(client, assignment):
+            return Place(driver, client, assignment)
+        found = await self._services.rounds.assignment(assignment)
+        if found is None or found.client != client:
+            raise Refused("unknown-assignment", "this client has no such assignment; check in for a new one")
+        driver = await self._coordinator.driver(RunId(assignment.partition(".")[0]))
+        if found.round_id >= driver.live.round_id:
+            await driver.catch_up()  # another replica has begun this attempt
+        if driver.knows(client, assignment):
+            return Place(driver, client, assignment)
+        return Place(driver, client, assignment, found)
+
+    async def _wait_for_work(self, driver: RunDriver, visit: Visit) -> float:
+        """Hold the request open while there is no work, or send the client away; when it should come back, if so."""
+        client, wait_s = visit.client, visit.message.wait_s
+        ends_at = self._services.clock.now() + wait_s
+        known = await self._services.registry.client(client)
+        candidate = Candidate(client, visit.message.sample_count, known.tier if known else "")
+        away_s = driver.pacing.send_away_s(driver.state, driver.plan, client, wait_s)
+        if away_s is not None:
+            await driver.waiting.pass_by(candidate, visit.admit)
+            return away_s
+        waiter = await driver.waiting.enter(candidate, wait_s + RETRY_AFTER_S + _GRACE_S, visit.admit)
+        driver.wake()
+        with visit.line() as line:
+            try:
+                await self._hold(driver, client, line, ends_at)
+            finally:
+                away_s = driver.pacing.come_back_s(driver.state, driver.plan, client, RETRY_AFTER_S)
+                is_back_soon = not line.is_gone and driver.open_round(client) is None and away_s <= RETRY_AFTER_S
+                driver.waiting.leave(waiter, still_waits=is_back_soon)
+                self._note_heard(client, line)
+        return away_s
+
+    async def _hold(self, driver: RunDriver, client: ClientId, line: Line, ends_at: float) -> None:
+        """Keep a check-in waiting until there is work for it, the run is over, its time is up, or it has hung up."""
+        clock = self._services.clock
+        while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
+            if driver.open_round(client) or driver.is_over:
+                return
+            self._coordinator.refuse_if_closing()
+            with driver.bells.listen(client) as bell:
+                await line.hold(clock, bell, left_s)
+            self._services.registry.refuse_revoked(client)
+            if (found := await stranger(self._services, await driver.members.list(), client)) is not None:
+                await self._turn_away(driver, client, found)
+                raise found.refusal
+
+    async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
+        clock, ends_at = self._services.clock, self._services.clock.now() + wait_s
+        while place.training and (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
+            self._coordinator.refuse_if_closing()
+            with place.driver.bells.listen(place.client) as bell:
+                await line.hold(clock, bell, left_s)
+        self._note_heard(place.client, line)
+
+    def _note_heard(self, client: ClientId, line: Line) -> None:
+        if not line.is_gone:
+            self._services.heard.note(client)
+
+    async def _checked_in(self, driver: RunDriver, client: ClientId, retry_after_s: float) -> CheckedIn:
+        training = driver.open_round(client)
+        if training is not None:
+            assignment = await driver.assignments.of(driver.live, client, training)
+            return CheckedIn(RunStatus.RUNNING, "work", 0.0, assignment)
+        if driver.is_over:
+            return CheckedIn(driver.run.status, driver.run.reason, 0.0)
+        if driver.is_paused:
+            return CheckedIn(RunStatus.PAUSED, f"the run is paused: {driver.run.reason}", retry_after_s)
+        why = driver.state.why if isinstance(driver.state, Recruiting) else "a round without this client is under way"
+        return CheckedIn(RunStatus.RUNNING, why, retry_after_s)
+
+    async def _answer_past(self, client: ClientId, assignment: AssignmentId, event: Reported) -> ReportAnswer:
+        """What a report is told after its attempt has ended: what it was told before, or what the machine says."""
+        past = await self._services.rounds.assignment(assignment)
+        assert past is not None, "assignments are never deleted"
+        if past.answer is not None:
+            return past.answer
+        _, commands = advance(await self._services.rounds.round_state(past.round_id), event)
+        answer = next(command for command in commands if isinstance(command, Answer))
+        return ReportAnswer(answer.outcome, answer.reason)
+
+    async def _why_closed(self, client: ClientId, assignment: AssignmentId) -> str:
+        place = await self.place(client, assignment)
+        state = await self._services.rounds.round_state(place.past.round_id) if place.past else place.driver.state
+        match state:
+            case Training() if client in state.declined:
+                return f"the round goes on without this client: {state.declined[client]}"
+            case Recruiting() | Training():
+                return "this client has reported or declined, or the window is over"
+            case Closing() | Abandoned():
+                return state.reason
+            case Committed():
+                return state.closing.reason

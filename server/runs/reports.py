@@ -1,0 +1,92 @@
+"""Whether a report may count: what it says against what its round asked for, and against the update that is stored."""
+
+import base64
+
+from umbel.aggregation.errors import ReportRefused
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.round.machine import hears
+from umbel.aggregation.round.states import Closing, Reported, RoundState, Spoke, Training
+from umbel.aggregation.secagg.messages import AdvertiseKeys
+from umbel.aggregation.secagg.turns import Exchange, Phase
+from umbel.aggregation.types import EvaluationDone, MaskedInput, Work, WorkDone
+from umbel.server.problems import Refused
+from umbel.server.store.stored import StoredUpload
+
+
+def check_report(state: RoundState, report: Reported, upload: StoredUpload | None) -> None:
+    """Raise `ReportRefused` for a report that makes no sense, `Refused` for one that has no whole update."""
+    assert isinstance(state, Training), "only an open round takes reports"
+    _check_task(state.plan.task, report.work)
+    if isinstance(report.work, MaskedInput) is not (state.exchange is not None):
+        raise ReportRefused(
+            "this round is a secure one: report a masked update, and no counts or metrics beside it"
+            if state.exchange is not None
+            else "this round is not a secure one: report what was done, in the clear"
+        )
+    work, count_max = report.work, state.plan.sample_count_max
+    for name, count in (("sample_count", work.sample_count), ("evaluation", work.evaluation_sample_count)):
+        if count > count_max:
+            raise ReportRefused(
+                f"{name}: {count} samples are over the run's sample_count_max {count_max}; "
+                "report at most that, or raise it in the run file"
+            )
+    if isinstance(work, EvaluationDone):
+        return
+    if isinstance(work, WorkDone) and work.sample_count > (announced := state.cohort[report.client].sample_count):
+        raise ReportRefused(
+            f"sample_count {work.sample_count} is over the {announced} of this client's check-in, by which it was "
+            "drawn; check in with all samples that training may use"
+        )
+    if upload is None or not upload.is_complete:
+        raise Refused("upload-incomplete", "upload the whole update before reporting it")
+    if upload.sha256 != work.update_sha256:
+        raise ReportRefused("update_sha256 is not that of the uploaded update; report what was uploaded")
+
+
+def check_turn(state: RoundState, message: Spoke) -> None:
+    """Raise `Refused` for a message of a secure round that does not count, unless it repeats one that did."""
+    exchange = state.exchange if isinstance(state, Training | Closing) else None
+    if exchange is not None and hears(state, message):
+        if message.turn is Phase.ADVERTISE_KEYS:
+            _require_fresh(exchange, message)
+        return
+    said = exchange.said(message.client, message.turn) if exchange is not None else ""
+    if not said:
+        raise Refused(
+            "assignment-closed",
+            f"the round does not wait for this client's {message.turn.value} now; see what it is at",
+        )
+    if said != message.word:
+        raise Refused(
+            "changed-message",
+            f"this client's {message.turn.value} came before, and was another: in one attempt it says one thing only",
+        )
+
+
+def _require_fresh(exchange: Exchange, message: Spoke) -> None:
+    """Raise `Refused` for a key that another client of the roster has advertised: with it nobody could go on."""
+    advert = _advert(message.word)
+    own = {advert.channel_key, advert.mask_key}
+    for other in exchange.who(Phase.ADVERTISE_KEYS):
+        theirs = _advert(exchange.said(other, Phase.ADVERTISE_KEYS))
+        if own & {theirs.channel_key, theirs.mask_key}:
+            raise Refused("malformed-request", "another client of this round has advertised one of these keys")
+
+
+def _advert(word: str) -> AdvertiseKeys:
+    return AdvertiseKeys.decode(base64.b64decode(word))
+
+
+def _check_task(task: Task, work: Work) -> None:
+    if isinstance(work, WorkDone) and (work.probe is not None) != task.tries_clients:
+        raise ReportRefused(
+            "this assignment is a canary's: say in `probe` what was measured"
+            if task.tries_clients
+            else "only a canary's report has a `probe`: leave it out"
+        )
+    if isinstance(work, WorkDone | MaskedInput) != task.sends_updates:
+        raise ReportRefused(
+            "this assignment asks to train: send an update and its report, not an evaluation alone"
+            if task.sends_updates
+            else "this assignment asks to measure the model: send an evaluation, and no update"
+        )

@@ -1,0 +1,259 @@
+"""Resumable uploads of updates (draft-ietf-httpbis-resumable-upload, as `docs/wire.md` has it).
+
+A chunk is written to a file of its own, and becomes a blob of its own when it is whole and matches its digest; then, in
+one transaction, it counts. Chunks of one update may come to different replicas. Of two requests that send the same
+part, the first to be whole counts, and the other is told where the upload stands. The last chunk counts only with the
+whole update, checked.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from umbel.aggregation.errors import LyingLength, ProtocolViolation, UpdateRefused
+from umbel.aggregation.types import AssignmentId, ClientId
+from umbel.aggregation.update.wire import least_chunk_bytes
+from umbel.server.blobs.blobs import BlobStore
+from umbel.server.problems import Refused
+from umbel.server.runs.driver import RunDriver
+from umbel.server.runs.reception import Place, Reception
+from umbel.server.services import Services
+from umbel.server.store.stored import Chunk, StoredUpload
+from umbel.server.store.uploads import Arrived, UploadMoved, UploadOver
+from umbel.server.sums.intake import Arrival, Intake
+from umbel.server.sums.updates import check_update, length_in_words
+
+_HELD_BYTES_MAX = 64 << 10
+_CHECKS_MAX, _CHECKS_KEPT = 5, 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One request's part of an update. `is_last`: with it, the update is whole. `n_bytes`: of `body`, as declared."""
+
+    offset: int
+    is_last: bool
+    n_bytes: int
+    body: AsyncIterator[bytes]
+
+
+class Uploads:
+    """The updates on their way to this coordinator."""
+
+    def __init__(self, services: Services, reception: Reception) -> None:
+        self._services = services
+        self._reception = reception
+        self._intake = Intake(services.settings.incoming_bytes_max)
+        self._locks: WeakValueDictionary[AssignmentId, asyncio.Lock] = WeakValueDictionary()
+        self._n_checks: dict[AssignmentId, int] = {}
+
+    async def begin(
+        self, client: ClientId, assignment: AssignmentId, length: int, sha256: str, incoming: Incoming
+    ) -> StoredUpload:
+        """Begin an upload with its first chunk, or begin it again. A whole one stays as it is."""
+        place = await self._reception.place(client, assignment)
+        known = await self._services.uploads.look(assignment)
+        if known is not None and known.is_complete:
+            return await _repeat(known, sha256, incoming)
+        place.require_open()
+        if self._n_checks.get(assignment, 0) >= _CHECKS_MAX:
+            detail = f"{_CHECKS_MAX} updates of this assignment were checked, and no more will be; check in again"
+            raise Refused("assignment-closed", detail)
+        _require_length(place.driver, length)
+        return await self._append(place, known, StoredUpload(length, 0, sha256, is_complete=False), incoming)
+
+    async def append(self, client: ClientId, assignment: AssignmentId, incoming: Incoming) -> StoredUpload:
+        """Add the next chunk. Raises `Refused` with the offset to go on from if this is not it."""
+        place = await self._reception.place(client, assignment)
+        known = _known(await self._services.uploads.look(assignment))
+        _require_offset(known, incoming)
+        if known.is_complete:
+            return await _repeat_end(known, incoming)
+        place.require_open()
+        return await self._append(place, known, known, incoming)
+
+    async def look(self, client: ClientId, assignment: AssignmentId) -> StoredUpload:
+        """How far an upload has come."""
+        await self._reception.place(client, assignment)
+        return _known(await self._services.uploads.look(assignment))
+
+    async def forget(self, client: ClientId, assignment: AssignmentId) -> None:
+        """Drop an upload that has not been reported."""
+        place = await self._reception.place(client, assignment)
+        known = _known(await self._services.uploads.look(assignment))
+        place.require_open()
+        await self._drop(assignment, known)
+
+    async def _append(
+        self, place: Place, known: StoredUpload | None, begun: StoredUpload, incoming: Incoming
+    ) -> StoredUpload:
+        """Take a chunk in, store it, and make it count."""
+        _require_fit(begun, incoming, self._services.settings.chunk_bytes_max)
+        with self._intake.place(f"{place.client} {place.driver.name}", incoming.n_bytes) as arrival:
+            chunk = Chunk(_key(place.assignment, begun.offset), incoming.n_bytes)
+            await _store(self._services.blobs, chunk, incoming.body, arrival)
+            return await self._take(place, Arrived(place.assignment, known, begun, chunk, incoming.is_last))
+
+    async def _take(self, place: Place, arrived: Arrived) -> StoredUpload:
+        """Make a stored chunk count, or remove it."""
+        try:
+            counted = await self._count(place, arrived)
+        except (Refused, ProtocolViolation):
+            # Only where it is certain that the chunk does not count. Of a transaction whose connection was lost nobody
+            # can tell: that chunk stays, and is swept after the round if it does not count.
+            await self._remove([arrived.chunk.key] if arrived.chunk.length else [])
+            raise
+        await self._remove(one.key for one in arrived.dropped)
+        return counted
+
+    async def _count(self, place: Place, arrived: Arrived) -> StoredUpload:
+        """Make a stored chunk count, the last one only with a whole update that has passed its checks."""
+        if not arrived.is_last:
+            return await self._add(place, arrived)
+        async with self._checking(place.assignment):  # a check reads all of it: whoever comes second sees what it says
+            if (now := await self._services.uploads.look(place.assignment)) != arrived.known:
+                raise _mismatch(now)
+            await self._check(place, arrived)
+            return await self._add(place, arrived)
+
+    async def _add(self, place: Place, arrived: Arrived) -> StoredUpload:
+        place.require_open()
+        try:
+            return await self._services.uploads.add_chunk(arrived)
+        except UploadMoved as moved:
+            raise _mismatch(moved.upload) from moved
+        except UploadOver as over:
+            raise _over() from over
+
+    def _note_check(self, assignment: AssignmentId) -> None:
+        """To check an update, good or bad, takes the one who checks far longer than to send one that is compressed."""
+        self._n_checks[assignment] = self._n_checks.pop(assignment, 0) + 1
+        while len(self._n_checks) > _CHECKS_KEPT:
+            del self._n_checks[next(iter(self._n_checks))]
+
+    def _checking(self, assignment: AssignmentId) -> asyncio.Lock:
+        lock = self._locks.get(assignment)
+        if lock is None:
+            lock = self._locks[assignment] = asyncio.Lock()
+        return lock
+
+    async def _check(self, place: Place, arrived: Arrived) -> None:
+        """Check the whole update, and drop what can never be folded."""
+        whole = arrived.after
+        place.require_open()
+        codec, rank = place.driver.codec, place.driver.rank(place.client)
+        self._note_check(place.assignment)
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._services.checker, check_update, self._services.blobs, whole.chunks, whole.sha256, codec, rank
+            )
+        except (UpdateRefused, Refused):
+            if arrived.known is not None:
+                await self._drop(place.assignment, arrived.known)
+            raise
+        except FileNotFoundError as error:
+            raise Refused("assignment-closed", "the round ended while this update was on its way") from error
+
+    async def _drop(self, assignment: AssignmentId, known: StoredUpload) -> None:
+        try:
+            dropped = await self._services.uploads.drop(assignment, known)
+        except UploadMoved as moved:
+            raise _mismatch(moved.upload) from moved
+        except UploadOver as over:
+            raise _over() from over
+        await self._remove(chunk.key for chunk in dropped)
+
+    async def _remove(self, keys: Iterable[str]) -> None:
+        if keys := list(keys):
+            await asyncio.to_thread(self._services.blobs.delete, keys)
+
+
+async def _store(blobs: BlobStore, chunk: Chunk, body: AsyncIterator[bytes], arrival: Arrival) -> None:
+    """Take a chunk's body in and store it.
+
+    A small one is held in memory until it is whole: a request that sends little costs no file. Pieces are small: to
+    write one is not worth a thread.
+    """
+    if chunk.length <= _HELD_BYTES_MAX:
+        async with arrival.receiving():
+            data = b"".join([piece async for piece in body])
+        if data:
+            await asyncio.to_thread(_put_small, blobs, data, chunk.key)
+        return
+    with blobs.scratch() as path:
+        with path.open("wb") as file:
+            async with arrival.receiving():
+                async for piece in body:
+                    file.write(piece)
+        await asyncio.to_thread(blobs.put, path, chunk.key)
+
+
+def _put_small(blobs: BlobStore, data: bytes, key: str) -> None:
+    with blobs.scratch() as path:
+        path.write_bytes(data)
+        blobs.put(path, key)
+
+
+async def _repeat(known: StoredUpload, sha256: str, incoming: Incoming) -> StoredUpload:
+    if known.sha256 != sha256:
+        raise Refused("upload-complete", "another update was completed for this assignment; report that one")
+    async for _ in incoming.body:
+        pass  # it came again because its answer was lost: take it, and say the same
+    return known
+
+
+async def _repeat_end(known: StoredUpload, incoming: Incoming) -> StoredUpload:
+    """A chunk at the end of a whole upload: nothing, sent again, is taken as said; anything more is too much."""
+    async for piece in incoming.body:
+        if piece:
+            raise LyingLength(f"the upload was declared to have {known.length} bytes, and more came")
+    return known
+
+
+def _key(assignment: AssignmentId, offset: int) -> str:
+    """A name that no other request can have: what counts is never written over."""
+    return f"updates/{assignment}/{offset}-{secrets.token_hex(8)}"
+
+
+def _known(upload: StoredUpload | None) -> StoredUpload:
+    if upload is None:
+        raise Refused("unknown-upload", "no upload was begun for this assignment; begin one with POST")
+    return upload
+
+
+def _require_length(driver: RunDriver, length: int) -> None:
+    if length not in driver.codec.update_bytes:
+        expected = length_in_words(driver.codec)
+        raise LyingLength(f"Upload-Length is {length}, but an update of this model has {expected}")
+
+
+def _require_offset(known: StoredUpload, incoming: Incoming) -> None:
+    if incoming.offset != known.offset:
+        raise _mismatch(known)
+
+
+def _require_fit(upload: StoredUpload, incoming: Incoming, chunk_bytes_max: int) -> None:
+    """Refuse a chunk by its length, before a byte of it is read."""
+    left = upload.length - upload.offset
+    if incoming.n_bytes > left:
+        raise LyingLength(f"the upload was declared to have {upload.length} bytes, and more came")
+    if incoming.is_last and incoming.n_bytes != left:
+        end = upload.offset + incoming.n_bytes
+        raise LyingLength(f"the upload was declared to have {upload.length} bytes, but it ends after {end}")
+    # Where the cap is below what the rule asks for, a client must still find a length that passes by halving.
+    least = min(least_chunk_bytes(upload.length), chunk_bytes_max // 2)
+    if 0 < incoming.n_bytes < min(least, left):
+        raise Refused("short-chunk", f"a chunk of this update has at least {least} bytes, unless it is the last")
+
+
+def _mismatch(upload: StoredUpload | None) -> Refused:
+    if upload is None:
+        return Refused("unknown-upload", "this upload was dropped meanwhile; begin it with POST")
+    detail = f"the upload stands at {upload.offset} bytes; go on from there"
+    return Refused("mismatching-upload-offset", detail, {"Upload-Offset": str(upload.offset)})
+
+
+def _over() -> Refused:
+    return Refused("assignment-closed", "the round no longer waits for this update; check in for the next one")

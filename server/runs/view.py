@@ -1,0 +1,105 @@
+"""A run as operators see it: at a glance, and the round under way with each of its clients. Read only."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.privacy.rounds import spent_after
+from umbel.aggregation.round.states import Recruiting
+from umbel.aggregation.run.ledger import live_round
+from umbel.aggregation.run.records import LiveRound, PrivacySpent, RunView
+from umbel.server.devices.waiting import Bells, WaitingRoom
+from umbel.server.runs.chronicle import Chronicle
+from umbel.server.services import Services
+from umbel.server.store.stored import LiveRun
+
+PROGRESS_BELL = "progress."  # no client can have this name: slugs hold no dot
+LOOK_S = 0.5
+"""A round that changes all the time is shown so often to those who wait for a change: what is read grows with it."""
+
+
+def view_of(live: LiveRun) -> RunView:
+    """The run at a glance."""
+    run = live.run
+    done, planned = live.rounds_done, run.file.rounds.count
+    view = RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, run.model, run.audit_sha256)
+    members = "" if run.file.secure is None else run.file.secure.members_sha256
+    return replace(view, privacy=_spent(live), members_sha256=members)
+
+
+def _spent(live: LiveRun) -> PrivacySpent | None:
+    """What a private run has cost so far; None of others."""
+    file, secure = live.run.file, live.plan.secure
+    if file.privacy is None or secure is None or secure.noise is None:
+        return None
+    return spent_after(file.privacy, secure.noise, live.n_released, file.rounds.count)
+
+
+class RunNow:
+    """The round under way. `seen`: the run as this replica has it; `trouble`: why it cannot go on, empty if it can.
+
+    One reading serves all who asked before it began, however many watch.
+    """
+
+    def __init__(
+        self, services: Services, chronicle: Chronicle, waiting: WaitingRoom, bells: Bells, seen: Callable[[], LiveRun]
+    ) -> None:
+        self.trouble = ""
+        self._bells = bells
+        self._made_as = secrets.token_hex(4)
+        self._n_changes = 0
+        self._services = services
+        self._chronicle = chronicle
+        self._waiting = waiting
+        self._seen = seen
+        self._reading = asyncio.Lock()
+        self._n_begun = self._newest = 0  # readings, and the number of the newest that succeeded
+        self._read_at = float("-inf")
+        self._found: LiveRound | None = None
+
+    @property
+    def mark(self) -> str:
+        """Where the changes stand that this replica has told."""
+        return f"{self._made_as}.{self._n_changes}"
+
+    def has_changed_since(self, mark: str) -> bool:
+        """False of another replica's mark, too: what that one has told is not known here."""
+        return mark != self.mark and mark.partition(".")[0] == self._made_as
+
+    def changed(self) -> None:
+        """Tell who watches."""
+        self._n_changes += 1
+        self._bells.ring((PROGRESS_BELL,))
+
+    async def look(self) -> LiveRound | None:
+        """The round under way, as it is now or a moment later; None once it has ended."""
+        asked_after = self._n_begun
+        async with self._reading:
+            if self._newest <= asked_after:
+                self._n_begun += 1
+                self._read_at = self._services.clock.now()
+                self._found = await self._read()
+                self._newest = self._n_begun
+            return self._found
+
+    async def let_changes_gather(self) -> None:
+        """Return when the last look was `LOOK_S` ago: to be called before the next by who waits for a change."""
+        left_s = self._read_at + LOOK_S - self._services.clock.now()
+        if left_s > 0:
+            await self._services.clock.wait(asyncio.Event(), min(left_s, LOOK_S))
+
+    async def _read(self) -> LiveRound | None:
+        live, clock = self._seen(), self._services.clock
+        is_recruiting = isinstance(live.state, Recruiting)
+        n_waiting = len(await self._waiting.candidates()) if is_recruiting else 0
+        assignments = await self._services.rounds.assignments(live.round_id)
+        await self._chronicle.roll.call(live, clock.now())
+        book = self._chronicle.book(live.state, assignments)
+        found = await asyncio.to_thread(live_round, live.state, book, n_waiting, clock.now())
+        if found and is_recruiting and live.run.status is RunStatus.PAUSED:
+            found = replace(found, why=f"the run is paused: {live.run.reason}")
+        if found and not is_recruiting:
+            found = replace(found, absent=self._chronicle.roll.absent_from(live.round_id))
+        return replace(found, why=f"{self.trouble}; {found.why}") if found and self.trouble else found

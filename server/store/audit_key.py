@@ -1,0 +1,83 @@
+"""The key with which a coordinator signs audit bundles: made at the first start, beside the admin key.
+
+All replicas hold it, and nobody else. So they know one another by it, too, where they meet in the database: the key to
+which they seal what clients have revealed (`relay.py`) is signed, as
+
+    umbel relay key 1\n<session digest, 32 bytes><public key, 32 bytes>
+
+The digest is of one attempt at one round: what was signed for another is no good in it.
+"""
+
+import base64
+import binascii
+import platform
+import secrets
+import stat
+from importlib.metadata import version
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import umbel
+from umbel.aggregation.audit.bundle import Maker, RoundEnded, RunCreated, Sealed, bundle_of, seal
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.server.blobs.files import write_private_once
+
+_RELAY_PURPOSE = b"umbel relay key 1\n"
+
+
+class UnfitAuditKey(Exception):
+    """The key file would let others sign, or holds no key."""
+
+
+class ForgedRelayKey(Exception):
+    """A key to seal to that no holder of the audit key has signed for this attempt."""
+
+
+class AuditKey:
+    """An Ed25519 key. Replicas share one file of it, so that a run's bundles are signed by one key."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public = public_key_text(self._key.public_key().public_bytes_raw())
+        python = platform.python_version()
+        self._maker = Maker(umbel.__version__, version("torch"), python, f"{platform.system()} {platform.machine()}")
+
+    @classmethod
+    def load(cls, path: Path) -> "AuditKey":
+        """Read the key (32 bytes in base64), or make one on the first start, readable by its owner only.
+
+        Raises `UnfitAuditKey` for what is no key, or could be read by other users of this machine.
+        """
+        if not path.exists():
+            write_private_once(path, base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+            raise UnfitAuditKey(
+                f"others may have read {path} (mode {mode:o}): whoever has it can sign audit bundles; "
+                "remove it for a new key, or chmod 600 it"
+            )
+        try:
+            seed = base64.b64decode(path.read_bytes().strip(), validate=True)
+        except binascii.Error as error:
+            raise UnfitAuditKey(
+                f"{path} holds no audit key: not base64; restore it, or remove it for a new one"
+            ) from error
+        if len(seed) != 32:
+            raise UnfitAuditKey(f"{path} holds no audit key: {len(seed)} bytes, not 32; restore it, or remove it")
+        return cls(seed)
+
+    def seal(self, run: str, number: int, previous: str, facts: RunCreated | RoundEnded) -> Sealed:
+        """The next bundle of a run's chain."""
+        return seal(bundle_of(run, number, previous, self.public, self._maker, facts), self._key)
+
+    def sign_relay_key(self, session: bytes, key: bytes) -> bytes:
+        """Vouch to other replicas for a public key (32 bytes) in the attempt with this session digest (32 bytes)."""
+        return self._key.sign(_RELAY_PURPOSE + session + key)
+
+    def verify_relay_key(self, session: bytes, key: bytes, signature: bytes) -> None:
+        """Raise `ForgedRelayKey` unless a holder of this key has vouched for that one, in this attempt."""
+        try:
+            self._key.public_key().verify(signature, _RELAY_PURPOSE + session + key)
+        except InvalidSignature as error:
+            raise ForgedRelayKey("the key to seal it to is of no replica; who else writes to the database?") from error

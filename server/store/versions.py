@@ -1,0 +1,232 @@
+"""The model versions of runs, as they are stored, and which of their files may be removed.
+
+A file is named by its content, so several versions, of several runs, may be the same file. It is removed once every
+version that refers to it was deleted, and a while ago. Whoever is about to store a file and to refer to it claims it
+first: what is claimed is not removed, and what is being removed cannot be claimed.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, text, union, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from umbel.aggregation.run.records import VersionRecord
+from umbel.aggregation.run.run_end import KeptVersion, Measurement, NewModel
+from umbel.aggregation.run.stopping import Mode
+from umbel.aggregation.types import CHANGES_MAX, ClientId, ModelChange, ModelRef, RunId
+from umbel.server.store import tables
+from umbel.server.store.database import Database
+from umbel.server.store.tables import table_of
+
+_VERSION, _MODEL = table_of(tables.ModelVersion), table_of(tables.Model)
+_ROUND, _ASSIGNMENT = table_of(tables.Round), table_of(tables.Assignment)
+_CLAIM, _REMOVAL = table_of(tables.ModelClaim), table_of(tables.ModelRemoval)
+_CLAIMS_LOCK = 0x636C61696D  # "claim": claims and removals are made one at a time
+_WITH_SIZE = select(_VERSION, _MODEL.c.size_bytes).join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
+
+
+class BeingRemoved(Exception):
+    """The file is being removed at this moment; try again in a second."""
+
+
+def creator_of(run: RunId, model_sha256: str) -> str:
+    """Who claims the files of a run that is being created from this model."""
+    return f"create.{run}.{model_sha256[:16]}"
+
+
+class VersionStore:
+    """The rows of model versions, of claims and of removals."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def versions(self, run: RunId, after: int, limit: int) -> tuple[VersionRecord, ...]:
+        """The versions of a run that come after version `after`, in their order."""
+        query = _WITH_SIZE.where(_VERSION.c.run == run, _VERSION.c.version > after)
+        async with self._db.reading() as tx:
+            rows = (await tx.execute(query.order_by(_VERSION.c.version).limit(limit))).all()
+        return tuple(_version(row).record for row in rows)
+
+    async def master_sha256(self, run: RunId, version: int) -> str | None:
+        """The name of a version's full-precision copy; None if there is no such version."""
+        mine = (_VERSION.c.run == run, _VERSION.c.version == version)
+        async with self._db.reading() as tx:
+            return await tx.scalar(select(_VERSION.c.master_sha256).where(*mine))
+
+    async def change_bytes(self, sha256: str) -> int | None:
+        """The length of a change by its hash; None if no version that is kept is made by it."""
+        mine = (_VERSION.c.change_sha256 == sha256, _VERSION.c.deleted_at.is_(None))
+        async with self._db.reading() as tx:
+            return await tx.scalar(select(_VERSION.c.change_bytes).where(*mine).limit(1))
+
+    async def runs_with(self, client: ClientId, sha256: str) -> tuple[RunId, ...]:
+        """The runs of which a file is a model version, or makes one, and in which this client has had an assignment."""
+        is_theirs = or_(_VERSION.c.sha256 == sha256, _VERSION.c.change_sha256 == sha256)
+        asked = select(_ASSIGNMENT.c.id).join(_ROUND, _ROUND.c.id == _ASSIGNMENT.c.round_id)
+        has_asked = asked.where(_ASSIGNMENT.c.client == client, _ROUND.c.run == _VERSION.c.run).exists()
+        async with self._db.reading() as tx:
+            names = await tx.scalars(select(_VERSION.c.run).where(is_theirs, has_asked).distinct())
+            return tuple(RunId(name) for name in names)
+
+    async def best(self, run: RunId, mode: Mode) -> int | None:
+        """The version with the best value by the metric of early stopping, the earliest of such; None without any."""
+        value = _VERSION.c.judged if mode is Mode.MIN else -_VERSION.c.judged
+        query = select(_VERSION.c.version).where(_VERSION.c.run == run, _VERSION.c.judged.is_not(None))
+        async with self._db.reading() as tx:
+            return (await tx.scalars(query.order_by(value, _VERSION.c.version).limit(1))).first()
+
+    async def claim(self, owner: str, sha256s: Collection[str]) -> None:
+        """Keep files of these names from being removed until `release`. Raises `BeingRemoved`."""
+        async with self._db.writing("claim_models") as tx:
+            await self._lock(tx)
+            if (await tx.execute(select(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)).limit(1))).first():
+                raise BeingRemoved("a model file of the same content is being removed at this moment")
+            await release(tx, owner)
+            await tx.execute(insert(_CLAIM), [{"owner": owner, "sha256": sha256} for sha256 in sorted(set(sha256s))])
+
+    async def release(self, owner: str) -> None:
+        async with self._db.writing("release_models") as tx:
+            await release(tx, owner)
+
+    async def begin_removal(self, deleted_before: float) -> tuple[str, ...]:
+        """The files of which every version was deleted before then. From now on nobody can claim them."""
+        async with self._db.writing("begin_removal") as tx:
+            await self._lock(tx)
+            is_old = _VERSION.c.deleted_at <= deleted_before
+            is_kept = or_(_VERSION.c.deleted_at.is_(None), _VERSION.c.deleted_at > deleted_before)
+            kept = union(*_names(is_kept), select(_CLAIM.c.sha256), select(_REMOVAL.c.sha256))
+            old = union(*_names(is_old & _VERSION.c.removed_at.is_(None))).subquery()
+            found = await tx.scalars(select(old.c.sha256).where(old.c.sha256.not_in(kept)))  # one snapshot for all
+            rows = [{"sha256": sha256} for sha256 in sorted(found)]
+            if rows:
+                await tx.execute(insert(_REMOVAL), rows)
+            return tuple((await tx.scalars(select(_REMOVAL.c.sha256).order_by(_REMOVAL.c.sha256))).all())
+
+    async def end_removal(self, sha256s: Sequence[str], now: float) -> None:
+        """These files are gone. A version of which only the master copy or the change is gone is done with, too: its
+        published file is that of another version, which answers for it; unless it is only claimed.
+        """
+        is_claimed = _VERSION.c.sha256.in_(select(_CLAIM.c.sha256))
+        beside = _VERSION.c.master_sha256.in_(sha256s) | _VERSION.c.change_sha256.in_(sha256s)
+        gone = _VERSION.c.sha256.in_(sha256s) | (beside & ~is_claimed)
+        async with self._db.writing("end_removal") as tx:
+            await tx.execute(update(_VERSION).where(gone, _VERSION.c.deleted_at.is_not(None)).values(removed_at=now))
+            await tx.execute(delete(_REMOVAL).where(_REMOVAL.c.sha256.in_(sha256s)))
+
+    async def _lock(self, tx: AsyncConnection) -> None:
+        """SQLite has one writer at a time anyway."""
+        if not self._db.is_sqlite:
+            await tx.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIMS_LOCK})
+
+
+# --- within a transaction of others -----------------------------------------------------------------------------------
+
+
+async def versions_of(tx: AsyncConnection, run: RunId) -> tuple[KeptVersion, ...]:
+    """Every version of a run, in their order."""
+    rows = await tx.execute(_WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version))
+    return tuple(_version(row) for row in rows)
+
+
+async def changes_of(tx: AsyncConnection, run: RunId) -> tuple[ModelChange, ...]:
+    """What leads to a run's newest version from those before it, oldest first.
+
+    As far as changes were made and are kept, `CHANGES_MAX` at most, and together smaller than the model.
+    """
+    query = _WITH_SIZE.where(_VERSION.c.run == run).order_by(_VERSION.c.version.desc()).limit(CHANGES_MAX)
+    found, n_left = list[ModelChange](), 0
+    for row in await tx.execute(query):
+        n_left = n_left if found else row.size_bytes
+        if row.change_sha256 is None or row.deleted_at is not None or row.change_bytes >= n_left:
+            break
+        found.append(ModelChange(row.parent_sha256, row.change_sha256, row.change_bytes))
+        n_left -= row.change_bytes
+    return tuple(reversed(found))
+
+
+async def release(tx: AsyncConnection, owner: str) -> None:
+    """What this owner has claimed is referred to by now, or not needed."""
+    await tx.execute(delete(_CLAIM).where(_CLAIM.c.owner == owner))
+
+
+async def add_first_version(tx: AsyncConnection, run: RunId, model: ModelRef, master_sha256: str, now: float) -> None:
+    """Version 0: the model that a run is created with."""
+    first = NewModel(model, master_sha256, None, reason="the model that the run was created with")
+    await tx.execute(insert(_VERSION).values(_columns(run, first, now)))
+
+
+async def add_version(tx: AsyncConnection, run: RunId, new: NewModel, now: float) -> None:
+    """The next version, and its model's row if there is none."""
+    known = select(_MODEL.c.sha256).where(_MODEL.c.sha256 == new.ref.sha256)
+    if (await tx.execute(known)).one_or_none() is None:
+        row = {
+            "sha256": new.ref.sha256,
+            "size_bytes": new.ref.size_bytes,
+            "layout_digest": new.ref.layout_digest,
+            "created_at": now,
+        }
+        await tx.execute(insert(_MODEL).values(row))
+    await tx.execute(insert(_VERSION).values(_columns(run, new, now)))
+
+
+async def note_measurement(tx: AsyncConnection, run: RunId, measured: Measurement) -> None:
+    """A version was measured on held-out data."""
+    mine = (_VERSION.c.run == run, _VERSION.c.version == measured.version)
+    columns: dict[str, Any] = {"evaluation": json.dumps(dict(measured.means))}
+    if measured.judged is not None:
+        columns["judged"] = measured.judged
+    await tx.execute(update(_VERSION).where(*mine).values(columns))
+
+
+async def mark_deleted(tx: AsyncConnection, run: RunId, versions: Collection[int], now: float) -> None:
+    """These versions are not kept any longer; their files go later."""
+    mine = (_VERSION.c.run == run, _VERSION.c.version.in_(versions))
+    await tx.execute(update(_VERSION).where(*mine).values(deleted_at=now))
+
+
+def _columns(run: RunId, new: NewModel, now: float) -> dict[str, Any]:
+    return {
+        "run": run,
+        "version": new.ref.version,
+        "sha256": new.ref.sha256,
+        "master_sha256": new.master_sha256,
+        "parent_sha256": new.parent_sha256,
+        "change_sha256": None if new.change is None else new.change.sha256,
+        "change_bytes": None if new.change is None else new.change.size_bytes,
+        "created_at": now,
+        "round": new.round,
+        "rolled_back_to": new.rolled_back_to,
+        "reason": new.reason,
+        "sample_count": new.sample_count,
+        "metrics": json.dumps(dict(new.metrics)),
+        "evaluation": "{}",
+        "judged": new.judged,
+    }
+
+
+def _version(row: Row[Any]) -> KeptVersion:
+    record = VersionRecord(
+        version=row.version,
+        sha256=row.sha256,
+        size_bytes=row.size_bytes,
+        created_at=row.created_at,
+        parent_sha256=row.parent_sha256,
+        round=row.round,
+        rolled_back_to=row.rolled_back_to,
+        reason=row.reason,
+        sample_count=row.sample_count,
+        metrics=json.loads(row.metrics),
+        evaluation=json.loads(row.evaluation),
+        judged=row.judged,
+        deleted_at=row.deleted_at,
+        master_sha256=row.master_sha256,
+    )
+    return KeptVersion(record, row.master_sha256)
+
+
+def _names(which: ColumnElement[bool]) -> Iterator[Select[tuple[str]]]:
+    """The names of the files of some versions: published ones, master copies and changes."""
+    for column in (_VERSION.c.sha256, _VERSION.c.master_sha256, _VERSION.c.change_sha256):
+        yield select(column.label("sha256")).where(which, column.is_not(None))

@@ -1,0 +1,179 @@
+"""Who waits for work, as it is stored: the one list of which every replica draws a run's cohorts."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Executable, bindparam, case, delete, func, literal_column, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.types import ClientId, RunId
+from umbel.server.store import tables
+from umbel.server.store.batches import GATHER_S, Batches
+from umbel.server.store.database import Database
+from umbel.server.store.outage import DatabaseAway
+from umbel.server.store.prepared import Prepared, Write
+from umbel.server.store.tables import table_of
+
+_log = logging.getLogger(__name__)
+_WAITER, _CLIENT = table_of(tables.Waiter), table_of(tables.Client)
+_LEAVE = (
+    update(_WAITER)
+    .where(
+        _WAITER.c.run == bindparam("in_run"),
+        _WAITER.c.client == bindparam("who"),
+        _WAITER.c.seen_at == bindparam("entered_at"),
+    )
+    .values(until=literal_column("0"))
+)
+_ENROLLED = _WAITER.join(_CLIENT, _CLIENT.c.id == _WAITER.c.client)
+_COLUMNS = ("run", "client", "sample_count", "tier", "seen_at", "until")
+_KEPT_S = 24 * 3600.0  # a client that was here within a day is one of the fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A client that has checked in, and until when it counts as waiting. Times in Unix seconds.
+
+    `has_left`: the check-in that was stored with this `seen_at` has ended.
+    """
+
+    run: RunId
+    client: ClientId
+    sample_count: int
+    tier: str
+    seen_at: float
+    until: float
+    has_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMember:
+    """A client of a run's fleet: as it last checked in, at `seen_at`; it counted as waiting `until`, and was last heard
+    of at `heard_at`, roughly. Times in Unix seconds.
+    """
+
+    client: ClientId
+    sample_count: int
+    seen_at: float
+    until: float
+    heard_at: float
+
+
+class WaiterStore:
+    """The rows of the waiting room."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._upsert = Prepared(_upsert(database.is_sqlite), database.dialect, _COLUMNS)
+        self._leave = Prepared(_LEAVE, database.dialect, ("in_run", "who", "entered_at"))
+        self._batches: Batches[Waiting, None] = Batches(self._put)
+        self._noted: list[Waiting] = []
+        self._noting: asyncio.Task[None] | None = None
+
+    async def put(self, waiter: Waiting) -> None:
+        """Store this, together with what others put meanwhile."""
+        await self._batches.do(waiter)
+
+    def note(self, waiter: Waiting) -> None:
+        """Store this before long: with the next check-ins (`take_noted`), or by itself."""
+        self.note_all([waiter])
+
+    def note_all(self, waiters: Sequence[Waiting]) -> None:
+        """The same of several, such as those that were taken for a transaction that has failed."""
+        self._noted[:0] = waiters
+        if self._noted and self._noting is None:
+            self._noting = asyncio.create_task(self._store_noted(), name="who has left")
+
+    def take_noted(self) -> Sequence[Waiting]:
+        """What was noted and is not being stored yet, for a transaction that is about to be written anyway."""
+        noted, self._noted = self._noted, []
+        return noted
+
+    async def settle(self) -> None:
+        """Wait until everything that was noted is stored."""
+        if self._noting is not None:
+            await asyncio.wait([self._noting])
+
+    async def _store_noted(self) -> None:
+        try:
+            while self._noted:
+                await asyncio.sleep(GATHER_S)
+                if noted := self.take_noted():
+                    await self._put(noted)
+        except DatabaseAway:
+            pass  # told once, for all that asks
+        except SQLAlchemyError as error:
+            _log.warning("clients that left are listed as waiting a little longer: %s", error)
+        finally:
+            self._noting = None
+
+    async def _put(self, waiters: Sequence[Waiting]) -> Sequence[None]:
+        await self._db.write("put_waiters", self.writes(waiters))
+        return [None] * len(waiters)
+
+    def writes(self, waiters: Iterable[Waiting]) -> tuple[Write, ...]:
+        """What stores these. The last check-in of a client counts; that it left, only for the check-in that it ends."""
+        last: dict[tuple[str, str], Waiting] = {}
+        left: dict[tuple[str, str], Waiting] = {}
+        for waiter in waiters:
+            (left if waiter.has_left else last)[waiter.run, waiter.client] = waiter
+        entered = [
+            (one.run, one.client, one.sample_count, one.tier, one.seen_at, one.until) for _, one in sorted(last.items())
+        ]
+        gone = [(one.run, one.client, one.seen_at) for _, one in sorted(left.items())]
+        return self._upsert.of(entered), self._leave.of(gone)
+
+    async def candidates(self, run: RunId, now: float) -> tuple[Candidate, ...]:
+        """Everyone who waits in a run now."""
+        query = select(_WAITER.c.client, _WAITER.c.sample_count, _WAITER.c.tier).select_from(_ENROLLED)
+        async with self._db.reading() as tx:
+            rows = await tx.execute(query.where(*_waits(run, now)))
+            return tuple(Candidate(ClientId(row.client), row.sample_count, row.tier) for row in rows)
+
+    async def count(self, run: RunId, now: float) -> int:
+        """How many wait in a run now."""
+        waiting = select(func.count()).select_from(_ENROLLED).where(*_waits(run, now))
+        async with self._db.reading() as tx:
+            return int((await tx.execute(waiting)).scalar_one())
+
+    async def population(self, run: RunId, now: float) -> int:
+        """How many clients have checked in for a run within a day."""
+        query = select(func.count()).select_from(_WAITER).where(_WAITER.c.run == run, _WAITER.c.seen_at > now - _KEPT_S)
+        async with self._db.reading() as tx:
+            return int((await tx.execute(query)).scalar_one())
+
+    async def fleet(self, run: RunId, now: float, limit: int) -> tuple[FleetMember, ...]:
+        """Who has checked in for a run within a day and was not removed since; `limit` of them at most."""
+        heard_at = case((_CLIENT.c.last_heard_at > _WAITER.c.seen_at, _CLIENT.c.last_heard_at), else_=_WAITER.c.seen_at)
+        query = (
+            select(
+                _WAITER.c.client, _WAITER.c.sample_count, _WAITER.c.seen_at, _WAITER.c.until, heard_at.label("heard")
+            )
+            .select_from(_ENROLLED)
+            .where(_WAITER.c.run == run, _WAITER.c.seen_at > now - _KEPT_S, _CLIENT.c.revoked_at.is_(None))
+            .limit(limit)
+        )
+        async with self._db.reading() as tx:
+            rows = await tx.execute(query)
+            return tuple(FleetMember(ClientId(row[0]), row[1], row[2], row[3], row[4]) for row in rows)
+
+    async def sweep(self, now: float) -> None:
+        """Drop those that have not been here for a day."""
+        async with self._db.writing("sweep_waiters") as tx:
+            await tx.execute(delete(_WAITER).where(_WAITER.c.seen_at <= now - _KEPT_S))
+
+
+def _waits(run: RunId, now: float) -> tuple[ColumnElement[bool], ...]:
+    """A check-in that was under way when its client was removed is stored all the same: it does not wait."""
+    return (_WAITER.c.run == run, _WAITER.c.until > now, _CLIENT.c.revoked_at.is_(None))
+
+
+def _upsert(is_sqlite: bool) -> Executable:
+    """Put a waiter, in place of what is known of an earlier check-in."""
+    statement = (sqlite.insert if is_sqlite else postgresql.insert)(_WAITER)
+    changed = {name: statement.excluded[name] for name in _COLUMNS[2:]}
+    return statement.on_conflict_do_update(index_elements=["run", "client"], set_=changed)

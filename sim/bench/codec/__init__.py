@@ -1,0 +1,1 @@
+"""`umbel bench codec`: errors, bytes and time of the codecs."""

@@ -1,0 +1,1 @@
+"""`umbel bench coordinator`: rounds, check-ins and a fleet under load."""

@@ -1,0 +1,1 @@
+"""Other simulators, run as their users run them."""

@@ -1,0 +1,172 @@
+"""A peer at work: in an interpreter of its own, over files in a folder, with a limit of time, and nothing left behind.
+
+All that it starts carries the folder's name in its environment, and is found by that when it is over: Ray's processes
+and those of `torchrun` are in groups of their own.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+import zipfile
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from umbel.sim.bench.peers import work as peer_work
+
+if TYPE_CHECKING:  # whoever names `PeerFailed` need not load the workloads
+    from umbel.sim.bench.peers.job import Job
+
+_MARK = "UMBEL_PEER_FOLDER"
+_PROBE_S, _GRACE_S, _LOG_LINES = 60.0, 10.0, 15
+_RAY_ROOM = 40  # sockets in Ray's folder have names of some 65 characters, and may have 107 with it
+_PROBE = """
+import importlib.metadata, json
+found = {}
+for name in ("flwr", "ray", "pfl", "torch"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+class PeerFailed(Exception):
+    """A peer could not be measured, or did other work; the message says what to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One way to run a peer. `title`: which, with its versions; `words`: what `program` is told beside the work.
+
+    `torchrun`: in so many processes of torch's launcher; 0: in one of its own.
+    """
+
+    title: str
+    file_name: str
+    program: str
+    words: dict[str, Any]
+    torchrun: int = 0
+
+    def command(self, python: Path, folder: Path) -> list[str]:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.torchrun}"]
+        return [str(python), *(launcher if self.torchrun else []), str(folder / self.file_name)]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTimes:
+    """`start_s`: from the command to the end of the first round; `round_s`: of the others, the median."""
+
+    start_s: float
+    round_s: float
+    weights: Tensor
+
+
+def versions_of(python: Path) -> dict[str, str]:
+    """Which of the peers' packages an interpreter has. Raises `PeerFailed` for what is no interpreter."""
+    try:
+        done = subprocess.run([str(python), "-c", _PROBE], capture_output=True, timeout=_PROBE_S, check=True)
+        found: dict[str, str] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise PeerFailed(f"{python} cannot be asked what it has: {error}") from error
+    return found
+
+
+def run_peer(python: Path, setup: Setup, job: "Job", limit_s: float) -> PeerTimes:
+    """Let it do the job. Raises `PeerFailed`."""
+    with tempfile.TemporaryDirectory(prefix="umbel-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        job.write(folder, **setup.words)
+        (folder / setup.file_name).write_text(setup.program)
+        (folder / "peer_work.py").write_bytes(Path(peer_work.__file__).read_bytes())
+        began = time.time()
+        with _started(setup.command(python, folder), folder) as process:
+            try:
+                process.wait(limit_s)
+            except subprocess.TimeoutExpired as error:
+                raise PeerFailed(f"{setup.title} had not finished after {limit_s:.0f} s{_log_tail(folder)}") from error
+        if not (folder / peer_work.REPORT_FILE).exists():
+            raise PeerFailed(f"{setup.title} ended with status {process.returncode} and no result{_log_tail(folder)}")
+        return _read_report(folder, began, len(job.cohorts), setup.title)
+
+
+def _read_report(folder: Path, began: float, n_rounds: int, title: str) -> PeerTimes:
+    try:
+        with np.load(folder / peer_work.REPORT_FILE) as arrays:
+            times, weights = arrays["times"].tolist(), torch.from_numpy(arrays["weights"])
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise PeerFailed(f"what {title} reports cannot be read: {error}") from error
+    if len(times) != n_rounds + 1:
+        raise PeerFailed(f"{title} reports {len(times) - 1} rounds instead of {n_rounds}")
+    rounds = [later - earlier for earlier, later in pairwise(times)]
+    return PeerTimes(times[1] - began, statistics.median(rounds[1:] or rounds), weights)
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], folder: Path) -> Generator["subprocess.Popen[bytes]"]:
+    """The peer's process; whatever happens inside, it and all that it has started are gone at the end."""
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(folder),
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+            left = _marked(folder)
+            for one in left:
+                with contextlib.suppress(psutil.Error):
+                    one.kill()
+            process.wait()
+            psutil.wait_procs(left, _GRACE_S)  # they may still write into the folder
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """As its users have it, one thread a process, no GPU; nothing of this interpreter's, nothing sent to anybody."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "FLWR_"))}
+    ours = {
+        _MARK: str(folder),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PFL_PYTORCH_DEVICE": "cpu",
+        "FLWR_HOME": str(folder),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if len(str(folder)) <= _RAY_ROOM:
+        ours["RAY_TMPDIR"] = str(folder)
+    return kept | ours
+
+
+def _marked(folder: Path) -> list[psutil.Process]:
+    found = list[psutil.Process]()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # another user's, or one that has just ended
+            if process.environ().get(_MARK) == str(folder):
+                found.append(process)
+    return found
+
+
+def _log_tail(folder: Path) -> str:
+    lines = (folder / "log").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return "".join(["; the end of what it wrote:", *(f"\n    {line}" for line in lines)]) if lines else ""

@@ -1,0 +1,1 @@
+"""`umbel bench secagg`: what secure aggregation costs."""

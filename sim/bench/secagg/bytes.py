@@ -1,0 +1,91 @@
+"""What a client sends in a secure round, by its messages, against the formula of Bonawitz et al. 2017 and float32.
+
+The formula, in bits for n clients and m values: 2 n a_K + (5n - 4) a_S + m ceil(log2 R), with a_K bits of a public
+key (256), a_S bits of a share (264, which is 33 bytes), R what the values are summed modulo (2^bits). It counts both
+ways: two keys sent and 2 (n - 1) received, 2 (n - 1) shares sent and as many received, n revealed, one vector.
+Signatures, commitments, the consistency check, and lists of who is in are not in it, and are in ours.
+
+Bodies are counted, not what HTTP adds. Sent: AdvertiseKeys, ShareKeys, the update (its header and words, too) with its
+signature, ConsistencyCheck, Unmasking. Received: Roster, Inbox, Inputs, Agreements; not the model.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from umbel.aggregation.secagg.masked_input import MaskedReader
+from umbel.aggregation.secagg.messages import encode_agreements, encode_indices
+from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.secagg.cohort import advertised
+from umbel.sim.secure.rounds import bits_of_sums, composition_of, secure_plan
+
+FORMULA_MAX, FLOAT32_MAX = 1.1, 0.76
+_SIZES = ((30, 100_000), (100, 100_000), (100, 1_000_000), (300, 1_000_000))
+_SIZES_QUICK = _SIZES[:3]
+_FEWER_BITS = (16, 12, 9, 7)  # of a sum that the round before has measured: 7 to 9 are usual
+_N, _M = 100, 1_000_000
+_KEY_BYTES, _SHARE_BYTES = 32, 33
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Of one client, beside the update: bytes sent, its signature of the update among them, and received."""
+
+    up: int
+    down: int
+
+
+def bytes_rows(*, quick: bool = False) -> Sequence[Row]:
+    """Every size against the formula, up and both ways; then a hundred clients and a million values against float32."""
+    rows, found = list[Row](), dict[int, Traffic]()
+    for n, m in _SIZES_QUICK if quick else _SIZES:
+        if n not in found:
+            found[n] = traffic(n)
+        bits = bits_of_sums(n)
+        up = update_bytes(n, m, bits) + found[n].up
+        what = f"one of {n} clients, {m:,} values, {bits} bits"
+        theirs = formula_bytes(n, m, bits) / 1e6
+        for ways, ours, hold in (("sent", up, Hold(FORMULA_MAX)), ("sent and received", up + found[n].down, None)):
+            rows.append(Row(f"{what}: {ways}", ours / 1e6, "Bonawitz et al. 2017", theirs, "MB", hold))
+    return [*rows, *_against_float32(found[_N].up)]
+
+
+def _against_float32(beside: int) -> list[Row]:
+    rows = list[Row]()
+    for bits in (bits_of_sums(_N), *_FEWER_BITS):
+        is_any = bits == bits_of_sums(_N)
+        what = f"one of {_N} clients, {_M:,} values, {bits} bits: sent"
+        against = "float32, when any levels of 16 bits must fit" if is_any else "float32, when the sum's size is known"
+        ours = update_bytes(_N, _M, bits) + beside
+        rows.append(Row(what, ours / 1e6, against, 4 * _M / 1e6, "MB", Hold(FLOAT32_MAX) if is_any else None))
+    return rows
+
+
+def formula_bytes(n: int, m: int, bits: int) -> float:
+    """What one of n clients sends and receives for m values, as Bonawitz et al. 2017 count it."""
+    return 2 * n * _KEY_BYTES + (5 * n - 4) * _SHARE_BYTES + m * bits / 8
+
+
+def update_bytes(n: int, m: int, bits: int) -> int:
+    """Of one masked update: the only length there is that the coordinator accepts."""
+    return MaskedReader(composition_of(secure_plan(n, bits=bits), m)).update_bytes.start
+
+
+def traffic(n: int) -> Traffic:
+    """Of the first of n clients in a round that all of them go through, by the lengths of its messages."""
+    shared = advertised(n, os.urandom).shared()
+    first = shared.advertised.clients[0]
+    sent, received = [first.advertise(), shared.dealt[0].encode()], [shared.advertised.roster, shared.inbox(0)]
+    inputs = encode_indices(range(n))
+    agreed = dict[int, bytes]()
+    for index, client in enumerate(shared.advertised.clients):
+        client.hear(shared.inbox(index))
+        signature = client.sign_input(hashlib.sha256(b"an update").digest())
+        agreed[index] = client.agree(inputs)
+        if client is first:
+            sent += [signature, agreed[index]]
+    agreements = encode_agreements(agreed)
+    sent.append(first.reveal(agreements))
+    received += [inputs, agreements]
+    return Traffic(sum(map(len, sent)), sum(map(len, received)))

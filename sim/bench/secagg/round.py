@@ -1,0 +1,247 @@
+"""What a secure round costs a client, step by step, and the coordinator: CPU time of this process, one thread."""
+
+import ctypes
+import gc
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import psutil
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from torch import Tensor
+
+from umbel.aggregation.codec.modular import lift
+from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.crypto.curve import KeyPair
+from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
+from umbel.aggregation.secagg.messages import Unmasking, encode_agreements, encode_indices
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
+from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.secagg.unmasking import Sum, Unmasker
+from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.sim.bench.aggregate import RssPeak
+from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.secagg.cohort import Advertised, Shared, advertised
+from umbel.sim.bench.secagg.masks import keystream
+from umbel.sim.secure.rounds import bits_of_sums, composition_of, made_contribution, plain_sums, secure_plan
+
+N, N_GONE, N_VALUES, K_SHARED = 100, 10, 1_000_000, 100
+SHARE_MS_MAX, COORDINATOR_S_MAX = 20.0, 1.0
+_MB, _MEASURED = 1e6, 4
+_WORK = LocalWork(100, 1, 1)
+Made = TypeVar("Made")
+
+
+class Cost:
+    """CPU seconds of this process, by step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def of(self, step: str, do: Callable[[], Made]) -> Made:
+        """Take a step, and count it."""
+        started = time.process_time()
+        made = do()
+        self.seconds[step] = self.seconds.get(step, 0.0) + time.process_time() - started
+        return made
+
+    @property
+    def total_ms(self) -> float:
+        return 1e3 * sum(self.seconds.values())
+
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{step} {1e3 * seconds:.3g} ms" for step, seconds in self.seconds.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rows, and what was counted beside them."""
+
+    rows: Sequence[Row]
+    notes: Sequence[str]
+
+
+def round_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Rounds:
+    """The share step, a client's whole round, and the coordinator's end of one."""
+    cohort = advertised(N, os.urandom)
+    client_row, client_note = _client(cohort, n_values)
+    coordinator_rows, coordinator_note = _coordinator(advertised(N, os.urandom).shared(), n_values, 1 if quick else 4)
+    return Rounds((*share_rows(), client_row, *coordinator_rows), (client_note, coordinator_note))
+
+
+# --- a client ---------------------------------------------------------------------------------------------------------
+
+
+def share_rows(k: int = K_SHARED) -> Sequence[Row]:
+    """ShareKeys with k neighbours, the least of all clients; and the check of the roster that comes before it."""
+    cohort = advertised(k + 1, os.urandom)
+    share_ms = min(_ms(partial(client.share, cohort.roster)) for client in cohort.clients)
+    exchange_ms = min(_ms(lambda: _exchange_keys(cohort)) for _ in range(9))
+    read_ms = min(_ms(lambda: Session.of_message(cohort.context, cohort.roster)) for _ in range(9))
+    verify_ms = min(_ms(lambda: _verify(cohort)) for _ in range(9))
+    what = f"share step, {k} neighbours: Shamir of two secrets, keys, commitments, sealing, a signature"
+    return (
+        Row(what, share_ms, f"{k} X25519 exchanges", exchange_ms, "ms", Hold(SHARE_MS_MAX, "ours")),
+        Row(f"roster of {k + 1}, checked before it", read_ms, f"{k + 1} Ed25519 verifications", verify_ms, "ms"),
+    )
+
+
+def _exchange_keys(cohort: Advertised) -> None:
+    pair = KeyPair(bytes(range(32)))
+    for advert in list(cohort.session.adverts.values())[1:]:
+        pair.shared(advert.channel_key)
+
+
+def _verify(cohort: Advertised) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    message = bytes(128)
+    public, signature = key.public_key().public_bytes_raw(), key.sign(message)
+    for _ in cohort.clients:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+
+
+def _client(cohort: Advertised, n_values: int) -> tuple[Row, str]:
+    """Every step of a client, in a round that all go through; of the first few, the one that took least."""
+    composition = composition_of(secure_plan(N, bits=bits_of_sums(N)), n_values)
+    clients, inputs, change = cohort.clients[:_MEASURED], encode_indices(range(N)), torch.randn(n_values) * 0.01
+    costs = [Cost() for _ in clients]
+    for cost, client in zip(costs, clients, strict=True):
+        cost.of("keys", partial(_make_keys, client))
+        cost.of("roster", partial(Session.of_message, cohort.context, cohort.roster))
+        cost.of("shares", partial(client.share, cohort.roster))
+    shared, agreed = cohort.shared(), dict[int, bytes]()
+    for index, (cost, client) in enumerate(zip(costs, clients, strict=True)):
+        cost.of("inbox", partial(client.hear, shared.inbox(index)))
+        made = cost.of("clipping and weighing", partial(_weigh, composition, change))
+        update = cost.of("rounding, masks, packing", partial(_mask, made, client))
+        cost.of("its hash and signature", partial(_sign, client, update))
+        agreed[index] = cost.of("agreement", partial(client.agree, inputs))
+    agreements = encode_agreements(agreed | _agreements(shared, range(_MEASURED, N), inputs))
+    for cost, client in zip(costs, clients, strict=True):
+        cost.of("signatures and shares", partial(client.reveal, agreements))
+    least = min(costs, key=lambda cost: cost.total_ms)
+    stream_ms = min(_ms(keystream(N * 4 * n_values, 1 << 18)) for _ in range(3))
+    what = f"a client's whole round, {N - 1} neighbours, {n_values:,} values"
+    row = Row(what, least.total_ms, "AES-256-CTR of its masks", stream_ms, "ms")
+    return row, f"A client's round: {least.words}."
+
+
+def _make_keys(client: SecureClient) -> None:
+    """What a client does before it advertises, again, and its AdvertiseKeys message."""
+    _ = KeyPair(os.urandom(32)), KeyPair(os.urandom(32))
+    client.advertise()
+
+
+def _weigh(composition: Composition, change: Tensor) -> Contribution:
+    return contribution(composition, lambda: iter([change]), _WORK, bytes(32))
+
+
+def _mask(made: Contribution, client: SecureClient) -> bytes:
+    return b"".join(masked_input(made, client))
+
+
+def _sign(client: SecureClient, update: bytes) -> None:
+    client.sign_input(hashlib.sha256(update).digest())
+
+
+def _agreements(shared: Shared, indices: Sequence[int], inputs: bytes) -> dict[int, bytes]:
+    """The ConsistencyCheck messages of these clients, who have heard, and are made to have signed an update."""
+    agreed = dict[int, bytes]()
+    for index in indices:
+        client = shared.advertised.clients[index]
+        client.hear(shared.inbox(index))
+        client.sign_input(hashlib.sha256(b"an update").digest())
+        agreed[index] = client.agree(inputs)
+    return agreed
+
+
+# --- the coordinator --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What a coordinator has when the last client has answered: updates and Unmasking messages, by index."""
+
+    composition: Composition
+    shared: Shared
+    updates: Sequence[bytes]
+    answers: Sequence[bytes]
+
+
+def _coordinator(shared: Shared, n_values: int, repetitions: int) -> tuple[Sequence[Row], str]:
+    """Folding the masked updates of those who stay, making the secrets of all, and taking the masks off."""
+    evidence = _evidence(shared, n_values)
+    _trim()
+    rss = RssPeak(psutil.Process().pid)
+    before_mb = rss.now_mb()
+    with rss.sampling():
+        least, levels, words = _open(evidence)
+    grown_mb, model_mb = rss.peak_mb - before_mb, 4 * n_values / _MB
+    plain_levels, plain_words = plain_sums(evidence.composition, range(N - N_GONE))
+    assert torch.equal(lift(levels, evidence.composition.secure.bits), plain_levels), "the sum is the plain one"
+    assert torch.equal(words, plain_words)
+    for _ in range(1, repetitions):
+        least = min(least, _open(evidence)[0], key=lambda cost: cost.total_ms)
+    n_streams = (N - N_GONE) * (1 + N_GONE)
+    stream_ms = min(_ms(keystream(n_streams * 4 * n_values, 1 << 18)) for _ in range(2))
+    what = f"coordinator, {N - N_GONE} of {N} clients, {n_values:,} values: fold, secrets, masks"
+    hold = Hold(COORDINATOR_S_MAX, "ours")
+    rows = (
+        Row(what, least.total_ms / 1e3, "AES-256-CTR of the masks", stream_ms / 1e3, "s", hold),
+        Row("memory that it takes", grown_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB"),
+    )
+    return rows, f"The coordinator's round: {least.words}."
+
+
+def _evidence(shared: Shared, n_values: int) -> _Evidence:
+    composition = composition_of(secure_plan(N, bits=bits_of_sums(N)), n_values)
+    alive, clients = range(N - N_GONE), shared.advertised.clients[: N - N_GONE]
+    agreements = encode_agreements(_agreements(shared, alive, encode_indices(alive)))
+    contributions = (made_contribution(composition, index) for index in alive)
+    updates = [b"".join(masked_input(made, client)) for made, client in zip(contributions, clients, strict=True)]
+    return _Evidence(composition, shared, updates, [client.reveal(agreements) for client in clients])
+
+
+def _open(evidence: _Evidence) -> tuple[Cost, Tensor, Tensor]:
+    """The coordinator's part, once, as a replica folds and unmasks; and the sums that it reads."""
+    composition, reader, cost = evidence.composition, MaskedReader(evidence.composition), Cost()
+    total = reader.new_sum()
+    for update in evidence.updates:
+        cost.of("fold", partial(_fold, total, reader, update))
+    of = Sum(tuple(range(N)), tuple(range(len(evidence.updates))))
+    unmasker = Unmasker(evidence.shared.advertised.session, of, evidence.shared.dealt)
+    for index, answer in enumerate(evidence.answers):
+        cost.of("shares", partial(_take, unmasker, index, answer))
+    opened = cost.of("secrets", unmasker.open)
+    levels, words = cost.of("masks", lambda: unmasked(total, composition, opened))
+    return cost, levels, words
+
+
+def _fold(total: IntegerSum, reader: MaskedReader, update: bytes) -> None:
+    head, body = update[: reader.header_bytes], memoryview(update)[reader.header_bytes :]
+    total.add(reader.integers(head, [body], 0), 1)
+
+
+def _take(unmasker: Unmasker, index: int, answer: bytes) -> None:
+    unmasker.take(Unmasking.decode(answer, index, N))
+
+
+def _trim() -> None:
+    """Give back what the allocator has kept, or growth would not show."""
+    gc.collect()
+    with suppress(AttributeError, OSError):  # not every libc has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _ms(do: Callable[[], object]) -> float:
+    started = time.process_time()
+    do()
+    return (time.process_time() - started) * 1e3

@@ -1,0 +1,1 @@
+"""`umbel bench simulate`: simulated rounds against plain loops and peers."""

@@ -1,0 +1,181 @@
+"""`umbel bench simulate`: local training, and whole simulated rounds, against a plain loop.
+
+*Training* is an engine's work and a weighted sum of what comes of it, and theirs (`tight_loop.py`) likewise: what is
+promised is of that. A *whole round* is everything beside: who waits, who is drawn, virtual time, updates on the grid,
+the exact sum, the next model and its hash, the record of each client. Both sides train the same batches of the same
+clients, and that they come to the same weights is asserted. Of the peers, `simulate_peers.py`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from umbel.sim.bench.child_process import in_child
+from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.bench.simulate.cohorts import cohort_rows
+from umbel.sim.bench.simulate.peers import TRAINING, Peers, find_peers, peer_rows
+from umbel.sim.bench.simulate.scale import M_WORDS, scale_rows
+from umbel.sim.bench.simulate.start import start_rows
+from umbel.sim.bench.simulate.timing import (
+    PlainLoop,
+    plain_loop,
+    require_same_training,
+    simulated,
+    training_s,
+    two_processes,
+)
+from umbel.sim.bench.simulate.workloads import Workload, workloads
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.population import ShardedPopulation
+from umbel.sim.engines.choose import AutoEngine, named_engine
+from umbel.sim.engines.device import require_device_name
+from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.stacked.stacked import StackedEngine
+from umbel.sim.experiment.garbage import seldom_collected
+
+_BY_HAND, _ANY = "linear chains", "any module"
+_WHOLE = "whole round"
+_TWO_PROCESSES_MAX = 1.05
+_AUTO_MAX = 1.1
+_TURNS = 3
+_MEMORY = Hold(600, of="ours")  # megabytes
+_PROMISES = {("A", _BY_HAND): 5.0, ("A", _ANY): 3.0, ("C", _BY_HAND): 8.0, ("Cs", _BY_HAND): 30.0}
+
+
+class NoSuchWorkload(ValueError):
+    """One part alone was asked for, by a name that none has."""
+
+
+def measure(
+    *,
+    quick: bool,
+    only: str | None = None,
+    peer_python: Path | None = None,
+    device: str | None = None,
+    plot: Path | None = None,
+) -> Report:
+    """Run them all, or the one of that name; against the peers, too, that `peer_python` has.
+
+    `device`: where cohorts of all sizes are trained, and drawn to `plot`; None: on a GPU, if torch finds one. Raises
+    `NoSuchWorkload` or `NoSuchDevice` for a name that none has, `EngineError` for a device that is not here, and
+    `PeerFailed`.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else None)
+    require_device_name(device or "cpu")
+    peers = None if peer_python is None else find_peers(peer_python)
+    parts: dict[str, Callable[[], list[Row]]] = {
+        one.name: partial(_compare, one, one.rounds_quick if quick else one.rounds, peers) for one in workloads()
+    }
+    parts["M"] = lambda: scale_rows(quick=quick)
+    parts["start"] = lambda: start_rows([] if peers is None else peers.starts())
+    parts["cohorts"] = lambda: cohort_rows(device or "cpu", quick=quick, plot=plot)
+    if only is not None and only not in parts:
+        raise NoSuchWorkload(f"there is no workload {only}; there are {', '.join(parts)}")
+    left_out = {"cohorts"} if device is None and plot is None else set[str]()
+    wanted = [name for name in parts if name == only or (only is None and name not in left_out)]
+    rows = [row for name in wanted for row in parts[name]()]
+    notes = (
+        "Milliseconds of a round, the median. The plain loop: one model, slices, torch.optim, one thread; of B in two",
+        "processes. Training: an engine's work and the sum of it. A whole round has all else that a coordinator does.",
+        *(f"{one.name}: {one.words}." for one in workloads() if only in (None, one.name)),
+        *([f"M: {M_WORDS}."] if only in (None, "M") else ()),
+        *(
+            ["Cohorts of all sizes: not without a GPU, unless asked for: --device cpu."]
+            if left_out and not only
+            else ()
+        ),
+        *([] if peers is None else peers.notes),
+    )
+    return Report("simulate", tuple(rows), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """`ours`: seconds of a round that peers are compared with, by what is in it."""
+
+    rows: list[Row]
+    plain: PlainLoop
+    ours: Mapping[str, float]
+
+
+def _compare(workload: Workload, n_rounds: int, peers: Peers | None) -> list[Row]:
+    population = workload.population()
+    with one_thread(), seldom_collected():
+        found = (_large if workload.name == "B" else _small)(workload, population, n_rounds)
+        theirs = [] if peers is None else peer_rows(peers, workload, population, found.plain, found.ours)
+        return [*found.rows, *theirs, _auto_row(workload, population, found.plain.cohorts[:2])]
+
+
+def _large(workload: Workload, population: ShardedPopulation, n_rounds: int) -> _Found:
+    with closing(named_engine("auto", workload.recipe)) as engine:
+        ours = simulated(workload, population, engine, n_rounds)
+        require_same_training(workload, population, engine, ours.cohorts[0])
+    plain, how = two_processes(workload, population, ours), f"auto, {_WHOLE}"
+    rows = [_row(workload, how, ours.seconds, plain.seconds, _TWO_PROCESSES_MAX), _memory_row(workload)]
+    return _Found(rows, plain, {how: ours.seconds})
+
+
+def _small(workload: Workload, population: ShardedPopulation, n_rounds: int) -> _Found:
+    rows, plain, of_chains = list[Row](), None, dict[str, float]()
+    for how, by_hand in ((_BY_HAND, True), (_ANY, False)):
+        engine = StackedEngine(workload.recipe.make(), LOSSES[workload.recipe.loss], by_hand=by_hand)
+        ours = simulated(workload, population, engine, n_rounds)
+        plain = plain or plain_loop(workload, population, ours)
+        training = training_s(workload, population, engine, ours.cohorts)
+        promise = _PROMISES.get((workload.name, how))
+        rows.append(_row(workload, f"{how}, {TRAINING}", training, plain.seconds, promise and 1 / promise))
+        rows.append(_row(workload, f"{how}, {_WHOLE}", ours.seconds, plain.seconds, None))
+        of_chains = of_chains or {f"{how}, {TRAINING}": training, f"{how}, {_WHOLE}": ours.seconds}
+    assert plain is not None
+    return _Found(rows, plain, of_chains)
+
+
+def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[Indices, ...]) -> Row:
+    """What the engine took by itself against the best that there is: they take turns, and the least time counts."""
+    with closing(AutoEngine(workload.recipe)) as auto:
+        training_s(workload, population, auto, cohorts[:1])
+        chosen = auto.name
+    seconds = dict.fromkeys(("batched", "threads", "processes", chosen), math.inf)
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(closing(named_engine(name, workload.recipe))) for name in seconds}
+        for _ in range(_TURNS):
+            for name, engine in engines.items():
+                seconds[name] = min(seconds[name], training_s(workload, population, engine, cohorts))
+    best = min(seconds, key=seconds.__getitem__)
+    return Row(
+        f"{workload.name}: auto takes {chosen}, training",
+        1e3 * seconds[chosen],
+        f"the best of {', '.join(seconds)}: {best}",
+        1e3 * seconds[best],
+        "ms",
+        Hold(_AUTO_MAX),
+    )
+
+
+def _memory_row(workload: Workload) -> Row:
+    """Of a process that does nothing else, the engine's workers included: they are its threads."""
+    idle, busy = in_child(_idle), in_child(_rounds_of, workload.name)
+    what = f"{workload.name}: peak memory"
+    return Row(what, busy.peak_bytes / 1e6, "torch and the simulator alone", idle.peak_bytes / 1e6, "MB", _MEMORY)
+
+
+def _idle() -> None:
+    """Imports what this module imports."""
+
+
+def _rounds_of(name: str) -> None:
+    workload = next(one for one in workloads() if one.name == name)
+    with closing(named_engine("auto", workload.recipe)) as engine:
+        simulated(workload, workload.population(), engine, 1)
+
+
+def _row(workload: Workload, how: str, ours: float, theirs: float, bound: float | None) -> Row:
+    against = "the plain loop, two processes" if workload.name == "B" else "the plain loop"
+    promise = None if bound is None else Hold(round(bound, 4))
+    return Row(f"{workload.name}: {how}", 1e3 * ours, against, 1e3 * theirs, "ms", promise)

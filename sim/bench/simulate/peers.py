@@ -1,0 +1,118 @@
+"""The peers of `umbel bench simulate`: Flower on Ray and pfl-research, each in its best configuration.
+
+They train the same batches of the same clients from the same weights, in the interpreter that `--peer-python` names,
+and must come to the plain loop's weights, or the benchmark fails. The promises are of our training against their round,
+for so the figures were found that they come from; what a whole round of ours takes stands beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from umbel.sim.bench.peers.flower import flower_setups
+from umbel.sim.bench.peers.job import Job
+from umbel.sim.bench.peers.pfl import pfl_setups
+from umbel.sim.bench.peers.run import PeerFailed, PeerTimes, Setup, run_peer, versions_of
+from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.simulate.tight_loop import TightLoop
+from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
+from umbel.sim.bench.simulate.workloads import Workload, workloads
+from umbel.sim.data.population import ShardedPopulation
+from umbel.sim.engines.local.threads import one_thread
+
+_FLOWER, _PFL = "Flower", "pfl"
+_PROMISES = {
+    ("A", _PFL): 4.0,
+    ("A", _FLOWER): 25.0,
+    ("C", _PFL): 8.0,
+    ("C", _FLOWER): 20.0,
+    ("Cs", _PFL): 35.0,
+    ("Cs", _FLOWER): 500.0,
+}
+_AGREE = 1e-3  # of the way that weights have gone
+_AGREE_OF_B = 0.1  # in which rounding grows; without one client it is 0.17, with batches in another order 0.3
+_LIMIT_S = 900.0
+_ROUNDS_MIN, _TURNS_MAX = 3, 400  # timed: Flower takes 8 ms a turn, and more
+TRAINING = "training"  # what of ours the promises are about
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The quickest way to run a peer. `title`: which one, and its versions."""
+
+    peer: str
+    title: str
+    times: PeerTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """`versions`: of the packages that `python` has. `notes`: every way that was measured, a sentence a workload."""
+
+    python: Path
+    versions: Mapping[str, str]
+    limit_s: float = _LIMIT_S
+    notes: list[str] = field(default_factory=list[str])
+
+    def best(self, job: Job) -> list[Best]:
+        """Of each peer that is there. Raises `PeerFailed`, also for one that comes to other weights."""
+        found, said = list[Best](), list[str]()
+        for peer, setups in self._setups(job.n_asked).items():
+            taken = [Best(peer, setup.title, self._measured(setup, job)) for setup in setups]
+            found.append(min(taken, key=lambda one: one.times.round_s))
+            said += [f"{one.title} {1e3 * one.times.round_s:,.0f}" for one in taken]
+        self.notes.append(f"{job.workload.name}, ms of a round: {'; '.join(said)}.")
+        return found
+
+    def starts(self) -> list[Best]:
+        """Of each peer, in one configuration, with 100 clients of whom ten are asked: A, and its first clients."""
+        workload = next(one for one in workloads() if one.name == "A")
+        population, cohort = workload.population(), np.arange(workload.n_asked)
+        loop = TightLoop(workload.recipe.make(), workload.plan)
+        with one_thread():
+            loop.round(population.data_of(cohort), seeds_of(workload, cohort, 1))
+        job = Job(workload, population, (cohort,), loop.state)
+        setups = {peer: ways[0] for peer, ways in self._setups(job.n_asked).items()}
+        return [Best(peer, setup.title, self._measured(setup, job)) for peer, setup in setups.items()]
+
+    def _measured(self, setup: Setup, job: Job) -> PeerTimes:
+        times = run_peer(self.python, setup, job, self.limit_s)
+        allowed = _AGREE_OF_B if job.workload.name == "B" else _AGREE
+        if not (apart := job.apart(times.weights)) < allowed:
+            raise PeerFailed(
+                f"{setup.title} comes to other weights than the plain loop in {job.workload.name}: "
+                f"{apart:.2%} of the way apart, of which {allowed:.1%} may be rounding"
+            )
+        return times
+
+    def _setups(self, n_asked: int) -> dict[str, Sequence[Setup]]:
+        ways = {_FLOWER: flower_setups(self.versions), _PFL: pfl_setups(self.versions, n_asked)}
+        return {peer: setups for peer, setups in ways.items() if setups}
+
+
+def find_peers(python: Path) -> Peers:
+    """The peers of an interpreter. Raises `PeerFailed` where it has none that can be run."""
+    python = python.absolute()  # not resolved: a virtual environment's is a link
+    versions = versions_of(python)
+    if "flwr" in versions and "ray" not in versions:
+        raise PeerFailed(f"{python} has flwr without Ray; install flwr[simulation] there")
+    if not versions.keys() & {"flwr", "pfl"}:
+        raise PeerFailed(f"{python} has neither flwr nor pfl; install one there, or leave out --peer-python")
+    return Peers(python, versions)
+
+
+def peer_rows(
+    peers: Peers, workload: Workload, population: ShardedPopulation, plain: PlainLoop, ours: Mapping[str, float]
+) -> list[Row]:
+    """`ours`: seconds of a round of ours, by what is in it. Raises `PeerFailed`."""
+    n_rounds = 1 + min(len(plain.cohorts) - 1, max(_ROUNDS_MIN, _TURNS_MAX // workload.n_asked))
+    job = Job(workload, population, plain.cohorts[:n_rounds], plain.weights[n_rounds - 1])
+    return [_row(workload.name, how, seconds, best) for best in peers.best(job) for how, seconds in ours.items()]
+
+
+def _row(workload: str, how: str, seconds: float, best: Best) -> Row:
+    times = _PROMISES.get((workload, best.peer)) if how.endswith(TRAINING) else None
+    promise = None if times is None else Hold(round(1 / times, 6))
+    return Row(f"{workload}: {how}", 1e3 * seconds, best.title, 1e3 * best.times.round_s, "ms", promise)

@@ -1,0 +1,114 @@
+"""A million enrolled clients of whom ten thousand are asked: what a round takes beside training, and how much memory.
+
+Logistic regression on Synthetic(1, 1), 20 samples a client, whose data are made when they are asked for. Of 20 epochs,
+as Li et al. 2020 train there, and of one, in which a client takes two steps. *Training* is the time inside the engine;
+all else is beside it: who waits, who is drawn, the clients' data, seeds, virtual time, updates on the grid and their
+exact sum, the next model and its hash, the record of each client.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.sections import RoundsSection
+from umbel.aggregation.types import TrainingPlan
+from umbel.sim.bench.child_process import Measured, in_child
+from umbel.sim.bench.report import Hold, Row
+from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
+from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.stacked.stacked import StackedEngine
+from umbel.sim.engines.work import Changes, CohortWork
+from umbel.sim.experiment.garbage import seldom_collected
+from umbel.sim.federation.federation import Federation, World
+from umbel.sim.federation.local_work import Meter
+from umbel.sim.federation.standing import beginning
+from umbel.sim.federation.versions import ModelState
+from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.section import FleetSection
+
+_MANY, _FEW = 1_000_000, 20_000
+_N_ASKED, _N_SAMPLES, _SEED = 10_000, 20, 1
+_PLAN = TrainingPlan(local_epochs=20, batch_size=10, learning_rate=0.01)
+M_WORDS = f"{_N_ASKED:,} of {_MANY:,} clients, logistic, {_N_SAMPLES} samples each"
+_OVERHEAD_MAX = 0.2  # of the round
+_MEMORY = Hold(1.25)  # of what a population takes that is a fiftieth
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`round_s`: of a whole round; `training_s`: within its engine. Both the median."""
+
+    round_s: float
+    training_s: float
+
+
+def scale_rows(*, quick: bool) -> list[Row]:
+    """Each federation in a process of its own."""
+    n_rounds = 1 if quick else 3
+    many = in_child(scale_of, _MANY, _PLAN, n_rounds)
+    few = in_child(scale_of, _FEW, _PLAN, n_rounds)
+    one_epoch = in_child(scale_of, _MANY, replace(_PLAN, local_epochs=1), n_rounds)
+    return [
+        _round("M: whole round of 20 epochs", many, Hold(round(1 / (1 - _OVERHEAD_MAX), 4))),
+        _round("M: whole round of one epoch", one_epoch, None),
+        Row("M: peak memory", many.peak_bytes / 1e6, f"{_FEW:,} enrolled", few.peak_bytes / 1e6, "MB", _MEMORY),
+    ]
+
+
+def _round(what: str, measured: Measured[Scale], promise: Hold | None) -> Row:
+    found = measured.found
+    return Row(what, 1e3 * found.round_s, "its training alone", 1e3 * found.training_s, "ms", promise)
+
+
+def scale_of(n_enrolled: int, plan: TrainingPlan, n_rounds: int) -> Scale:
+    """So many rounds are timed, after one that is not."""
+    recipe = ModelRecipe("umbel.sim.models:perceptron", {"input_shape": [60], "hidden": [], "n_classes": 10})
+    population = SyntheticPopulation(SyntheticLaw(n_enrolled, samples=_N_SAMPLES), _SEED)
+    engine = _Watched(StackedEngine(recipe.make(), LOSSES[recipe.loss]))
+    state = ModelState.first(recipe.make().state_dict())
+    world = World(
+        population,
+        build_fleet(FleetSection(), _SEED, Path()),
+        engine,
+        Meter(recipe.make(), LOSSES[recipe.loss], accuracy=True),
+    )
+    rounds = RoundsSection(n_rounds + 1, _N_ASKED, over_selection=1.0, window_s=86_400.0)
+    run = Federation(world, beginning(RunFile("bench-m", rounds, _SEED, plan), state), state)
+    whole, training = list[float](), list[float]()
+    with one_thread(), seldom_collected():
+        began = time.perf_counter()
+        for _ in run.attempts():
+            whole.append(time.perf_counter() - began)
+            training.append(engine.spent_s)
+            engine.spent_s, began = 0.0, time.perf_counter()
+    return Scale(statistics.median(whole[1:]), statistics.median(training[1:]))
+
+
+class _Watched:
+    """An engine, and how long it was at work."""
+
+    name = "watched"
+
+    def __init__(self, engine: StackedEngine) -> None:
+        self._engine = engine
+        self.spent_s = 0.0
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        changes = self._engine.train(start, work)
+        while True:
+            began = time.perf_counter()
+            found = next(changes, None)
+            self.spent_s += time.perf_counter() - began
+            if found is None:
+                return
+            yield found
+
+    def close(self) -> None:
+        self._engine.close()

@@ -1,0 +1,166 @@
+"""How long rounds of a workload take: simulated whole, trained by an engine alone, and by the plain loop."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.types import ClientId
+from umbel.sim.bench.simulate.tight_loop import TightLoop
+from umbel.sim.bench.simulate.workloads import Workload
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.population import ShardedPopulation, client_name, client_number
+from umbel.sim.engines.local.resident import start_vector
+from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.work import CohortWork, Engine
+from umbel.sim.federation.federation import Federation, World
+from umbel.sim.federation.local_work import Meter, client_seeds, steps_asked
+from umbel.sim.federation.standing import beginning
+from umbel.sim.federation.versions import ModelState
+from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.section import FleetSection
+
+Vector: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
+_AGREE = 1e-3  # of the way that weights have gone; one batch in another order makes it a hundred times that
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """`seconds`: of a round. `cohorts`: who was in each, the first included, which is not timed; `model`: the last."""
+
+    seconds: float
+    cohorts: tuple[Indices, ...]
+    model: ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLoop:
+    """`seconds`: of a round. `cohorts`: as of `Timed`; `weights`: after each of these rounds, as of `TightLoop`."""
+
+    seconds: float
+    cohorts: tuple[Indices, ...]
+    weights: tuple[Tensor, ...]
+
+
+def simulated(workload: Workload, population: ShardedPopulation, engine: Engine, n_rounds: int) -> Timed:
+    """The first round is left out: it makes the workers, and records the model."""
+    state = ModelState.first(workload.recipe.make().state_dict())
+    meter = Meter(workload.recipe.make(), LOSSES[workload.recipe.loss], accuracy=True)
+    world = World(population, build_fleet(FleetSection(), 1, Path()), engine, meter)
+    run = Federation(world, beginning(workload.run_file(n_rounds + 1), state), state)
+    taken, cohorts, began = list[float](), list[Indices](), time.perf_counter()
+    for attempt in run.attempts():
+        taken.append(time.perf_counter() - began)
+        names = [ClientId(client.client) for client in attempt.record.clients]
+        cohorts.append(np.array([client_number(name) for name in names]))
+        began = time.perf_counter()
+    return Timed(statistics.median(taken[1:] or taken), tuple(cohorts), run.model)
+
+
+def training_s(
+    workload: Workload, population: ShardedPopulation, engine: Engine, cohorts: tuple[Indices, ...]
+) -> float:
+    """The engine alone, and the sum of what comes of it, for these cohorts."""
+    state = workload.recipe.make().state_dict()
+    layout = Layout.of_state(state)
+    start, taken = start_vector(layout, state), list[float]()
+    for number, cohort in enumerate(cohorts, start=1):
+        began = time.perf_counter()
+        data, seeds = population.data_of(cohort), np.array(seeds_of(workload, cohort, number), dtype=np.uint64)
+        work = CohortWork(data, seeds, steps_asked(workload.plan, data.sizes, 1.0), workload.plan)
+        total, weights = torch.zeros(layout.n_values), torch.from_numpy(data.sizes).float()
+        for changes in engine.train(start, work):
+            total += weights[torch.from_numpy(changes.positions)] @ changes.values
+        start = start + total / int(data.sizes.sum())
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:] or taken)
+
+
+def plain_loop(workload: Workload, population: ShardedPopulation, ours: Timed) -> PlainLoop:
+    loop = TightLoop(workload.recipe.make(), workload.plan)
+    taken, weights = list[float](), list[Tensor]()
+    for number, cohort in enumerate(ours.cohorts, start=1):
+        began = time.perf_counter()
+        loop.round(population.data_of(cohort), seeds_of(workload, cohort, number))
+        taken.append(time.perf_counter() - began)
+        weights.append(loop.state)
+    _require_agreement(workload, loop, ours)
+    return PlainLoop(statistics.median(taken[1:]), ours.cohorts, tuple(weights))
+
+
+def seeds_of(workload: Workload, cohort: Indices, number: int) -> list[int]:
+    """Of the clients of round `number`, counted from 1: as a coordinator gives them."""
+    plan = workload.run_file(number).round_plan(number, 1)
+    return [int(seed) for seed in client_seeds(plan, [client_name(i) for i in cohort.tolist()])]
+
+
+def _require_agreement(workload: Workload, loop: TightLoop, ours: Timed) -> None:
+    """Both have moved the model to the same place. Raises `AssertionError`."""
+    model = workload.recipe.make()
+    begun = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    mine = torch.cat([ours.model.master[name].reshape(-1) for name, _ in model.named_parameters()])
+    _require_close((mine - loop.state).norm() / (loop.state - begun).norm())
+
+
+def require_same_training(workload: Workload, population: ShardedPopulation, engine: Engine, cohort: Indices) -> None:
+    """An engine trains clients as the plain loop does, of a model in which rounding grows. Raises `AssertionError`.
+
+    In a deep network on random images a unit is now and then at the edge, and one bit takes it over: such a client's
+    weights go another way from there on, by a tenth of all that they go. So it is the client in the middle that counts.
+    """
+    model, data, seeds = workload.recipe.make(), population.data_of(cohort), seeds_of(workload, cohort, 1)
+    layout = Layout.of_state(model.state_dict())
+    start, loop = start_vector(layout, model.state_dict()), TightLoop(model, workload.plan)
+    work = CohortWork(data, np.array(seeds, np.uint64), steps_asked(workload.plan, data.sizes, 1.0), workload.plan)
+    places = {spec.name: spec.place for spec in layout.owners()}
+    apart = list[float]()
+    for changes in engine.train(start, work):
+        for position, change in zip(changes.positions.tolist(), changes.values, strict=True):
+            mine = torch.cat([change[places[name]] for name, _ in model.named_parameters()])
+            theirs = loop.trained(data, position, seeds[position]) - loop.state
+            apart.append(float((mine - theirs).norm() / theirs.norm()))
+    _require_close(statistics.median(apart))
+
+
+def _require_close(apart: float | Tensor) -> None:
+    assert float(apart) < _AGREE, f"the plain loop makes another model: {float(apart):.1%} of the way apart"
+
+
+def two_processes(workload: Workload, population: ShardedPopulation, ours: Timed) -> PlainLoop:
+    """The plain loop over two processes, forked once, half of the clients each; it asks the first cohort always."""
+    global _half
+    loop = TightLoop(workload.recipe.make(), workload.plan)
+    cohorts = ours.cohorts[:1] * len(ours.cohorts)
+    data = population.data_of(cohorts[0])
+    halves = np.arange(len(data))[::2], np.arange(len(data))[1::2]
+
+    def half(which: int, number: int, state: Tensor) -> Tensor:
+        torch.set_num_threads(1)
+        loop.state = state
+        return loop.sum_of(data, seeds_of(workload, cohorts[0], number), halves[which])
+
+    _half, taken, weights = half, list[float](), list[Tensor]()
+    with get_context("fork").Pool(2) as pool:
+        for number in range(1, len(cohorts) + 1):
+            began = time.perf_counter()
+            sums = pool.starmap(_call_half, [(which, number, loop.state.numpy()) for which in range(2)])
+            loop.move(torch.from_numpy(sums[0] + sums[1]), int(data.sizes.sum()))
+            taken.append(time.perf_counter() - began)
+            weights.append(loop.state)
+    return PlainLoop(statistics.median(taken[1:]), cohorts, tuple(weights))
+
+
+_half: Callable[[int, int, Tensor], Tensor]  # what the forked processes find
+
+
+def _call_half(which: int, number: int, state: Vector) -> Vector:
+    summed: Vector = _half(which, number, torch.from_numpy(state)).numpy()
+    return summed

@@ -1,0 +1,1 @@
+"""`umbel bench window`: the self-tuned window against a static rule."""

@@ -1,0 +1,172 @@
+"""`umbel bench window`: the self-tuned window against the static 130 % rule, on three simulated fleets.
+
+Every round goes through the real state machine in virtual time (`window_rounds.py`). All ways of running a round get
+the same fleet, the same luck and the same run file: target 100, minimum 80, and a window that a careful operator would
+set, half as long again as what 95 % of the devices needed in a pilot over a whole day.
+
+- *static*: 130 % asked, that window.
+- *self-tuned*: the same file with `self_tuning = true`, so its window is the longest allowed; knows nothing at first.
+- *hindsight*: the one window and over-selection that would have been best, found with the fleet's true habits and the
+  formulas of `tuning.py`: what no static rule can better.
+- *limit*: the same, found for each hour by itself: what no rule can better that only knows the hour.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.run.report_times import Curve
+from umbel.aggregation.run.sections import RoundsSection
+from umbel.aggregation.run.tuning import CONFIDENCE, Forecast, foresee, next_plan
+from umbel.aggregation.types import RoundPlan
+from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.bench.window.fleets import FLEETS, HOUR_S, Fleet, Floats
+from umbel.sim.bench.window.rounds import Course, Planner, play
+
+TARGET, MINIMUM = 100, 80
+STATIC_OVER_SELECTION = 1.3
+GAIN_MIN = 1.05
+_PILOT_SHARE, _PILOT_MARGIN = 0.95, 1.5
+_PILOT_SEED, _TRUTH_SEED = 1001, 1002  # other devices' luck than in any course
+_TIMES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One fleet, run in three ways with each of several seeds."""
+
+    fleet: Fleet
+    window_s: float
+    hindsight: RoundPlan
+    limit: float
+    static: tuple[Course, ...]
+    tuned: tuple[Course, ...]
+    best: tuple[Course, ...]
+
+
+def measure(*, quick: bool, plot: Path | None) -> Report:
+    """Run it all; with `plot`, draw it there. Raises `OSError` if that cannot be written."""
+    n_rounds, seeds = (96, (1,)) if quick else (240, (1, 2, 3))
+    contests = [hold_contest(fleet, n_rounds, seeds) for fleet in FLEETS]
+    if plot is not None:
+        from umbel.sim.bench.window.plot import draw
+
+        draw(contests, plot)
+    notes = (
+        f"{n_rounds} rounds, one each virtual half hour, {len(seeds)} seeds, target {TARGET}, minimum {MINIMUM}.",
+        f"Static: 130 % asked, window {_PILOT_MARGIN:g} x what {_PILOT_SHARE:.0%} of devices need over a day.",
+        "Self-tuned: the same run file, which bounds the window; what it wastes while it learns is counted.",
+        "Hindsight: the best static choice, from the fleet's true habits. Limit: the best for each hour, likewise.",
+    )
+    return Report("window", tuple(row for contest in contests for row in _rows(contest)), notes)
+
+
+def hold_contest(fleet: Fleet, n_rounds: int, seeds: Sequence[int]) -> Contest:
+    """Let the three ways of running a round meet on one fleet."""
+    window_s = pilot_window_s(fleet)
+    file, tuning_file = run_file(n_rounds, window_s, self_tuning=False), run_file(n_rounds, window_s, self_tuning=True)
+    hindsight = best_static(fleet, file.round_plan(1, 1))
+    best_file = run_file(n_rounds, hindsight.window_s, False, hindsight.over_selection)
+    static, tuned, best = (
+        tuple(play(fleet, _planner(one), n_rounds, seed) for seed in seeds) for one in (file, tuning_file, best_file)
+    )
+    return Contest(fleet, window_s, hindsight, limit(fleet, file.round_plan(1, 1)), static, tuned, best)
+
+
+def run_file(
+    n_rounds: int, window_s: float, self_tuning: bool, over_selection: float = STATIC_OVER_SELECTION
+) -> RunFile:
+    rounds = RoundsSection(n_rounds, TARGET, MINIMUM, over_selection, window_s, self_tuning=self_tuning)
+    return RunFile("window", rounds)
+
+
+def pilot_window_s(fleet: Fleet) -> float:
+    """What an operator would set who has watched the fleet for a day."""
+    needed_s = np.concatenate([fleet.round_of(_PILOT_SEED, hour, 1, hour * HOUR_S).work_s for hour in range(24)])
+    return float(round(_PILOT_MARGIN * np.quantile(needed_s, _PILOT_SHARE)))
+
+
+def best_static(fleet: Fleet, plan: RoundPlan) -> RoundPlan:
+    """The one window and over-selection with the greatest goodput over a day, of those that commit often enough."""
+    forecasts = _day(fleet, plan)
+    p_commit, useful_s, total_s = (
+        np.mean([getattr(one, name) for one in forecasts], axis=0) for name in ("p_commit", "useful_s", "total_s")
+    )
+    row, column = _best(p_commit, useful_s / total_s)
+    n_asked, window_s = forecasts[0].n_asked[row], forecasts[0].window_s[column]
+    return replace(plan, over_selection=float(n_asked) / plan.target, window_s=float(window_s))
+
+
+def limit(fleet: Fleet, plan: RoundPlan) -> float:
+    """The goodput over a day of the best choice for each hour."""
+    useful_s = total_s = 0.0
+    for forecast in _day(fleet, plan):
+        choice = _best(forecast.p_commit, forecast.goodput)
+        useful_s, total_s = useful_s + float(forecast.useful_s[choice]), total_s + float(forecast.total_s[choice])
+    return useful_s / total_s
+
+
+def _day(fleet: Fleet, plan: RoundPlan) -> list[Forecast]:
+    return [foresee(plan, 0.0, true_curve(fleet, hour, plan.window_s), fleet.n_devices) for hour in range(24)]
+
+
+def _best(p_commit: Floats, goodput: Floats) -> tuple[int, int]:
+    """The choice of the greatest goodput that commits often enough, or as often as any."""
+    is_allowed = p_commit >= min(CONFIDENCE, float(p_commit.max()))
+    row, column = np.unravel_index(int(np.argmax(np.where(is_allowed, goodput, -1.0))), goodput.shape)
+    return int(row), int(column)
+
+
+def true_curve(fleet: Fleet, hour: int, until_s: float) -> Curve:
+    """What the fleet's devices do at this hour, as if everything were known."""
+    times_s = np.linspace(until_s / _TIMES, until_s, _TIMES)
+    fates = fleet.round_of(_TRUTH_SEED, hour, 1, hour * HOUR_S)
+    work_s, lost_s = fates.work_s[fates.waits], fates.lost_s[fates.waits]
+    report_s, leave_s = np.where(np.isinf(lost_s), work_s, np.inf), np.minimum(work_s, lost_s)
+    reported, left = ((column[None] <= times_s[:, None]).mean(axis=1) for column in (report_s, leave_s))
+    return Curve(times_s, reported, 1 - left, np.full(_TIMES, 1e12), until_s)
+
+
+def _planner(file: RunFile) -> Planner:
+    return lambda number, attempt, evidence, now: next_plan(file, number, attempt, evidence, now)
+
+
+def _rows(contest: Contest) -> tuple[Row, ...]:
+    name, tuned, static = contest.fleet.name, contest.tuned, contest.static
+    rule = f"static 130 %, {contest.window_s:.0f} s"
+    hindsight = f"hindsight: {contest.hindsight.over_selection:.0%}, {contest.hindsight.window_s:.0f} s"
+    ours = 100 * goodput(tuned)
+    of_use, commits = f"{name}: client time of use", f"{name}: attempts with the minimum"
+    return (
+        Row(of_use, ours, rule, 100 * goodput(static), "%", Hold(GAIN_MIN, sense=">=")),
+        Row(of_use, ours, hindsight, 100 * goodput(contest.best), "%"),
+        Row(of_use, ours, "limit: the best for each hour", 100 * contest.limit, "%"),
+        Row(commits, 100 * committed(tuned), rule, 100 * committed(static), "%", Hold(100 * CONFIDENCE, "ours", ">=")),
+        Row(f"{name}: a round takes", minutes(tuned), rule, minutes(static), "min"),
+        Row(f"{name}: reports in a round", reports(tuned), rule, reports(static), "reports"),
+    )
+
+
+def goodput(courses: Sequence[Course]) -> float:
+    """Useful over all client seconds."""
+    attempts = [attempt for course in courses for attempt in course.attempts]
+    return sum(attempt.useful_s for attempt in attempts) / sum(attempt.total_s for attempt in attempts)
+
+
+def committed(courses: Sequence[Course]) -> float:
+    """Share of the attempts that got the minimum."""
+    return sum(course.n_committed for course in courses) / sum(len(course.attempts) for course in courses)
+
+
+def minutes(courses: Sequence[Course]) -> float:
+    """Virtual minutes from a round's beginning to its commit, failed attempts included."""
+    return sum(course.rounds_s for course in courses) / 60 / sum(course.n_committed for course in courses)
+
+
+def reports(courses: Sequence[Course]) -> float:
+    """Reports that count, in a committed round."""
+    counts = [attempt.n_reported for course in courses for attempt in course.attempts if attempt.committed]
+    return sum(counts) / len(counts)

@@ -1,0 +1,105 @@
+"""`umbel simulate` as a person sees it: how far it is, and what it showed."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from umbel.aggregation.errors import UpdateRefused
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.sim.engines.work import EngineError
+from umbel.sim.experiment.checkpoint import CheckpointError
+from umbel.sim.experiment.file import ATTEMPTS_MAX, read_experiment
+from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.federation.possible import SimulationError
+from umbel.sim.recorded.against_tables import tables
+from umbel.sim.results.results import Results
+from umbel.sim.results.shown import as_table, with_band
+from umbel.sim.simulate import CURVES_FILE, RECORDED_FILE, simulate
+
+EXPECTED: tuple[type[Exception], ...] = (
+    ValueError,
+    OSError,
+    EngineError,
+    SimulationError,
+    CheckpointError,
+    UpdateRefused,
+    AccountantMissing,
+)
+
+_HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are quicker and there."
+_TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
+_PIPED_WIDTH = 120  # in a file, no window makes it narrow
+
+
+def run(file: Path, out: Path, data: Path | None, changes: Sequence[str], *, quiet: bool) -> Results:
+    """Simulate the file's experiment, with bars on standard error, and a table of what it showed on standard output."""
+    experiment = read_experiment(file, dict(map(_change, changes)))
+    results = simulate(experiment, out, data, progress=not quiet)
+    if quiet:
+        return results
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPED_WIDTH)
+    console.print(_table(results))
+    if any(point.groups for point in results.points):
+        console.print(_group_table(results))
+    for one in results.against:
+        console.print(*tables(one), sep="\n")
+    for run in results.trials:
+        if run.status is not RunStatus.FINISHED or _rounds_of(run) < run.trial.run.rounds.count:
+            console.print(f"\n{run.trial.name} is {run.status.value}: {run.reason}", markup=False)
+            if run.status is RunStatus.FAILED:
+                console.print(_TRIED if "have declined" in run.reason else f"{_HOPE} {_TRIED}", markup=False)
+    shown = " and ".join(str(out / name) for name in (CURVES_FILE, *([RECORDED_FILE] if results.against else [])))
+    console.print(
+        f"\n{shown} {'show' if results.against else 'shows'} it; every round is in {out}/rounds.jsonl", markup=False
+    )
+    return results
+
+
+def _rounds_of(run: TrialResult) -> int:
+    return sum(row.makes_model for row in run.rows)
+
+
+def _change(text: str) -> tuple[str, object]:
+    """`rounds.count=5`: the value as in a TOML file, or as it is. Raises `ValueError`."""
+    key, equals, value = text.partition("=")
+    if not (key.strip() and equals):
+        raise ValueError(f"--set takes KEY=VALUE, such as rounds.count=5, not {text!r}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _table(results: Results) -> Table:
+    table = Table(title=escape(results.name), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    shown = as_table(results)
+    for name in shown.header:
+        if name:
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column("", justify="left", min_width=16)
+    for row in shown.rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _group_table(results: Results) -> Table:
+    """The last models' accuracy for each holder of data by nature."""
+    table = Table(title="accuracy of each", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    points = results.points
+    names = dict.fromkeys(name for point in points for name in point.groups)
+    if len(points) > 1:
+        table.add_column("", justify="left", no_wrap=True)
+    for name in names:
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    for point in points:
+        cells = [with_band(point.groups.get(name), "{:.1%}") for name in names]
+        table.add_row(*([escape(point.label)] if len(points) > 1 else []), *cells)
+    return table

@@ -1,0 +1,182 @@
+"""The `[partition]` section of an experiment's file: how the training data are dealt out to clients.
+
+```toml
+[partition]
+scheme = "dirichlet"                          # iid, dirichlet, shards, classes or natural
+clients = 100
+alpha = 0.3
+sizes = { law = "log-normal", sigma = 1.0 }   # of iid, and of dirichlet by client
+features = { kind = "noise", variance = 0.1 } # with any scheme
+holdout = 0.1                                 # of each client's samples, to measure models on
+```
+
+Of `natural`, `only = ["cleveland", "va"]` makes clients of these groups alone.
+
+Label skew, quantity skew and feature skew are three choices that go together: quantity skew alone is `scheme = "iid"`
+with `sizes`, feature skew alone is `scheme = "iid"` with `features`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from umbel.aggregation.seeds import derive_seed
+from umbel.aggregation.types import require_within
+from umbel.sim.data.partition.feature_skew import FeaturesSection, transform_of
+from umbel.sim.data.partition.groups import natural_partition
+from umbel.sim.data.partition.labels import (
+    classes_partition,
+    dirichlet_by_class,
+    dirichlet_by_client,
+    shard_partition,
+)
+from umbel.sim.data.partition.partition import Indices, Labels, Partition, with_holdouts
+from umbel.sim.data.partition.sizes import ALPHA_MAX, ALPHA_MIN, SizesSection, drawn_sizes, iid_partition
+from umbel.sim.data.population import Transform
+
+Scheme: TypeAlias = Literal["iid", "dirichlet", "shards", "classes", "natural"]
+
+CLIENTS_MAX = 10_000_000
+EACH_MAX = 1_000_000
+HOLDOUT_MAX = 0.99
+_NEEDED: Mapping[Scheme, str] = {"dirichlet": "alpha", "shards": "shards_each", "classes": "classes_each"}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSection:
+    """How data are dealt out. `min_samples`: what a client gets at least; of what it has got, it holds `holdout` back.
+
+    `clients`: how many; None for all the groups of `natural`. `alpha`: label skew of `dirichlet`, smaller is more
+    skewed. `by`: whether each client draws its mixture of classes, or each class its mixture of clients; `balanced`, of
+    the latter: who has got as much as the mean gets no more. `shards_each`, `classes_each`: of each client, with
+    `shards` and `classes`. `only`: of `natural`, the groups that are clients, by name; None: all.
+    """
+
+    scheme: Scheme = "iid"
+    clients: int | None = None
+    min_samples: int = 1
+    alpha: float | None = None
+    by: Literal["client", "class"] = "client"
+    balanced: bool = False
+    shards_each: int | None = None
+    classes_each: int | None = None
+    sizes: SizesSection = field(default_factory=SizesSection)
+    features: FeaturesSection | None = None
+    holdout: float = 0.0
+    only: tuple[str, ...] | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
+
+    def __post_init__(self) -> None:
+        self._check_options()
+        if self.clients is not None:
+            require_within(self.clients, "clients", 1, CLIENTS_MAX)
+        elif self.scheme != "natural":
+            raise ValueError(f'scheme = "{self.scheme}" needs to know to how many clients it deals; set clients')
+        require_within(self.min_samples, "min_samples", 1, EACH_MAX)
+        require_within(self.holdout, "holdout", 0.0, HOLDOUT_MAX)
+
+    def _check_options(self) -> None:
+        if self.only is not None and self.scheme != "natural":
+            raise ValueError(f'only is of scheme = "natural", not of scheme = "{self.scheme}"; leave it out')
+        if self.only == ():
+            raise ValueError("only names nobody; name a group, or leave it out for all")
+        for scheme, name in _NEEDED.items():
+            value = getattr(self, name)
+            if scheme == self.scheme and value is None:
+                raise ValueError(f'scheme = "{scheme}" needs {name}; set it beside the scheme')
+            if scheme != self.scheme and value is not None:
+                raise ValueError(f'{name} is of scheme = "{scheme}", not of scheme = "{self.scheme}"; leave it out')
+            if value is not None:
+                require_within(value, name, *((ALPHA_MIN, ALPHA_MAX) if name == "alpha" else (1, EACH_MAX)))
+        if self.by == "class" and self.scheme != "dirichlet":
+            raise ValueError(f'by = "class" is of scheme = "dirichlet", not of scheme = "{self.scheme}"; leave it out')
+        if self.balanced and self.by != "class":
+            raise ValueError('balanced is of scheme = "dirichlet" with by = "class"; leave it out')
+        if self.sizes.law != "equal" and not self._takes_sizes:
+            raise ValueError(
+                "sizes are chosen for iid, and for dirichlet by client; "
+                f'of scheme = "{self.scheme}" they follow from the scheme, leave them out'
+            )
+
+    @property
+    def _takes_sizes(self) -> bool:
+        return self.scheme == "iid" or (self.scheme == "dirichlet" and self.by == "client")
+
+    @property
+    def n_clients(self) -> int:
+        """To how many clients data are dealt, unless that follows from the groups."""
+        assert self.clients is not None, "the section has checked it"
+        return self.clients
+
+
+def split(
+    section: PartitionSection,
+    labels: npt.NDArray[Any],
+    seed: int,
+    groups: npt.NDArray[Any] | None = None,
+    group_names: Sequence[str] | None = None,
+) -> Partition:
+    """Deal the training samples out. The same arguments give the same partition.
+
+    `labels`: of each training sample; schemes that look at labels need one whole number each. `groups`: of each sample
+    whose it is by nature, a number or a word; `group_names`: of groups that are numbers, by number. Raises `ValueError`
+    with what to do where the data cannot be dealt out so.
+    """
+    partition = _dealt(section, labels, derive_seed(seed, "partition"), groups, group_names)
+    if (least := int(partition.sizes.min())) < section.min_samples:
+        raise ValueError(
+            f'with scheme = "{section.scheme}" a client would get {least} samples, min_samples = {section.min_samples} '
+            "are asked for; take fewer clients, or ask for fewer samples of each"
+        )
+    return with_holdouts(partition, section.holdout, derive_seed(seed, "holdout"))
+
+
+def features(section: PartitionSection, n_clients: int, seed: int) -> Transform | None:
+    """How the inputs of a partition's clients differ; None: not at all."""
+    return (
+        None if section.features is None else transform_of(section.features, n_clients, derive_seed(seed, "features"))
+    )
+
+
+def _dealt(
+    section: PartitionSection,
+    labels: npt.NDArray[Any],
+    seed: int,
+    groups: npt.NDArray[Any] | None,
+    group_names: Sequence[str] | None,
+) -> Partition:
+    rng = np.random.default_rng(seed)
+    if section.scheme == "natural":
+        if groups is None:
+            raise ValueError('these data do not say whose each sample is; choose another scheme than "natural"')
+        return natural_partition(groups, section.min_samples, section.clients, rng, group_names, section.only)
+    if section.scheme == "iid":
+        return Partition(iid_partition(_sizes(section, len(labels), rng), rng))
+    return Partition(_by_label(section, _one_each(labels, section.scheme), seed, rng))
+
+
+def _by_label(section: PartitionSection, labels: Labels, seed: int, rng: np.random.Generator) -> tuple[Indices, ...]:
+    if section.shards_each is not None:
+        return shard_partition(labels, section.n_clients, section.shards_each, seed)
+    if section.classes_each is not None:
+        return classes_partition(labels, section.n_clients, section.classes_each, rng)
+    assert section.alpha is not None, "the section has checked it"
+    if section.by == "client":
+        return dirichlet_by_client(labels, _sizes(section, len(labels), rng), section.alpha, rng)
+    return dirichlet_by_class(labels, section.n_clients, section.alpha, section.min_samples, section.balanced, rng)
+
+
+def _sizes(section: PartitionSection, n_samples: int, rng: np.random.Generator) -> Indices:
+    return drawn_sizes(n_samples, section.n_clients, section.min_samples, section.sizes, rng)
+
+
+def _one_each(labels: npt.NDArray[Any], scheme: str) -> Labels:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f'scheme = "{scheme}" looks at the class of each sample, but these targets have shape {labels.shape} '
+            f'and are {labels.dtype}; choose "iid" or "natural"'
+        )
+    return labels.astype(np.int64)

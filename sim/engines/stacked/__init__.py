@@ -1,0 +1,1 @@
+"""Many clients at once, as one stacked computation."""

@@ -1,0 +1,1 @@
+"""Clients over threads, processes, GPUs or a Ray cluster."""

@@ -1,0 +1,232 @@
+"""The engine "processes": clients over the cores of this machine, or its GPUs, each worker a process of its own.
+
+Workers are started once, by the first cohort, and stay. The start, the samples of all clients and the blocks of
+changes are shared memory (`shared.py`); what goes to a worker is who trains on which rows. One that dies is started
+anew and its clients are trained again, which gives the same bits. None outlives this process, however it ends.
+
+A worker is a fresh interpreter and not a fork: it makes the model from its recipe, and never imports the program's main
+module, so that notebooks, and scripts without `if __name__ == "__main__"`, can use this engine.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from umbel.aggregation.model.layout import Layout
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.samples import Samples
+from umbel.sim.engines.local.training import Arithmetic, changes_of, require_trainable
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.schedule import chunks, devices_of, part_of, rows_of_block
+from umbel.sim.engines.work import Changes, CohortWork, EngineError
+from umbel.sim.engines.workers.channel import Channel, Message
+from umbel.sim.engines.workers.shared import SharedTensor
+from umbel.sim.engines.workers.worker_process import send_chunk, send_model, send_shared
+
+_TRIES = 3  # of one chunk, and of one start
+log = logging.getLogger("umbel.sim")
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """`half`: of the worker's block that its changes are in."""
+
+    positions: Indices
+    n_deaths: int = 0
+    half: int = 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """`block`: float32 (2, rows, n_values), half of it read while the other is written. `chunk`: what it is at."""
+
+    number: int
+    device: str
+    block: SharedTensor
+    process: "subprocess.Popen[bytes] | None" = None
+    channel: Channel | None = field(default=None, repr=False)
+    is_ready: bool = False
+    chunk: _Chunk | None = None
+    next_half: int = 0
+    n_failed_starts: int = 0
+
+    def end(self) -> str:
+        """Kill it, if it runs; how it ended, in words."""
+        if self.process is None or self.channel is None:
+            return "it was not running"
+        self.process.kill()
+        code = self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.channel.close()
+        self.process, self.channel, self.is_ready, self.chunk = None, None, False, None
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+class ProcessesEngine:
+    """`n_workers`: by default one for each core, or with `device = "cuda"` for each GPU, by turns. Other arguments: as
+    `SequentialEngine` has them.
+
+    The samples are copied when they are first seen and must not be changed in place afterwards.
+    """
+
+    name = "processes"
+
+    def __init__(
+        self, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu", arithmetic: Arithmetic = "auto"
+    ) -> None:
+        recipe.to_json()  # which says what cannot be sent
+        self._recipe, self._arithmetic = recipe, arithmetic
+        self._layout = Layout.of_state(recipe.make().state_dict())
+        n_values = self._layout.n_values
+        self._rows = rows_of_block(n_values)
+        self._start = SharedTensor((n_values,), torch.float32)
+        self._samples: tuple[Samples, SharedTensor, SharedTensor] | None = None
+        self._cohort = 0
+        self._workers = [
+            _Worker(number, one, SharedTensor((2, self._rows, n_values), torch.float32))
+            for number, one in enumerate(devices_of(device, n_workers))
+        ]
+        self._end = weakref.finalize(self, _end_all, self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that run."""
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        """As `Engine.train`. One cohort at a time."""
+        require_trainable(work, start, self._layout)
+        self._cohort += 1
+        self._start.tensor.copy_(start)
+        self._share(work.data.samples)
+        waiting = deque(map(_Chunk, chunks(work.steps, len(self._workers), self._rows)))
+        try:
+            while waiting or any(worker.chunk for worker in self._workers):
+                for worker in self._workers[: len(work.data)]:  # no more are begun than there is work for
+                    self._employ(worker, waiting, work)
+                for worker in self._worth_hearing():
+                    yield from self._hear(worker, waiting, work)
+        except BaseException:  # broken off, perhaps in the middle of a message
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers; a further cohort would start them again."""
+        _end_all(self._workers)
+
+    def _share(self, samples: Samples) -> None:
+        if self._samples is not None and _is_same(samples, self._samples[0]):
+            return
+        self._samples = samples, SharedTensor.of(samples.inputs), SharedTensor.of(samples.targets)
+        for worker in self._workers:
+            if worker.channel is not None:
+                with suppress(OSError):  # one that has died is heard of in time
+                    send_shared(worker.channel, "samples", *self._samples[1:])
+
+    def _employ(self, worker: _Worker, waiting: deque[_Chunk], work: CohortWork) -> None:
+        """Give it a chunk if it has none, and start it first if need be."""
+        if not waiting or worker.chunk is not None:
+            return
+        if worker.channel is None:
+            self._begin(worker)
+        if not worker.is_ready or worker.channel is None:
+            return
+        worker.chunk = waiting.popleft()
+        worker.chunk.half, worker.next_half = worker.next_half, 1 - worker.next_half
+        with suppress(OSError):
+            send_chunk(worker.channel, self._cohort, worker.chunk.half, part_of(work, worker.chunk.positions))
+
+    def _begin(self, worker: _Worker) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            worker.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "umbel.sim.engines.workers.worker_process", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C at the terminal is for the starter
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)},
+            )
+        worker.channel = Channel(ours)
+        assert self._samples is not None
+        with suppress(OSError):
+            send_model(worker.channel, self._recipe, worker.device, self._arithmetic)
+            send_shared(worker.channel, "samples", *self._samples[1:])
+            send_shared(worker.channel, "block", worker.block)
+            send_shared(worker.channel, "start", self._start)
+
+    def _worth_hearing(self) -> list[_Worker]:
+        """Waits until some worker has said something, or died."""
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                if worker.channel is not None:
+                    selector.register(worker.channel, selectors.EVENT_READ, worker)
+            return [key.data for key, _ in selector.select()]
+
+    def _hear(self, worker: _Worker, waiting: deque[_Chunk], work: CohortWork) -> Iterator[Changes]:
+        assert worker.channel is not None
+        try:
+            message = worker.channel.receive()
+        except EOFError:
+            _has_died(worker, waiting)
+            return
+        match message.kind:
+            case "ready":
+                worker.is_ready, worker.n_failed_starts = True, 0
+            case "failed":
+                raise _failure(worker, message)
+            case _:
+                chunk, worker.chunk = worker.chunk, None
+                assert chunk is not None
+                self._employ(worker, waiting, work)  # it goes on while this half of its block is read
+                values = worker.block.tensor[chunk.half, : len(chunk.positions)]
+                yield changes_of(chunk.positions, values, message.arrays[0])
+
+
+def _has_died(worker: _Worker, waiting: deque[_Chunk]) -> None:
+    """Let another be started, and its clients be trained again. Raises `EngineError` if that does not help."""
+    was_ready, chunk = worker.is_ready, worker.chunk
+    how = worker.end()
+    if not was_ready:
+        worker.n_failed_starts += 1
+        if worker.n_failed_starts == _TRIES:
+            raise EngineError(
+                f"worker {worker.number} ended {_TRIES} times before it was ready ({how}); its log says why"
+            )
+    if chunk is None:
+        return
+    chunk.n_deaths += 1
+    if chunk.n_deaths == _TRIES:
+        raise EngineError(
+            f"workers died {_TRIES} times over the same {len(chunk.positions)} clients (the last one: {how}); "
+            "if the machine is short of memory, take fewer workers"
+        )
+    log.warning("worker %d died (%s); its %d clients are trained again", worker.number, how, len(chunk.positions))
+    waiting.appendleft(chunk)
+
+
+def _failure(worker: _Worker, message: Message) -> EngineError:
+    error = EngineError(f"training failed in worker {worker.number}: {message.fields['error']}")
+    error.add_note(message.fields["traceback"])
+    return error
+
+
+def _is_same(samples: Samples, known: Samples) -> bool:
+    return samples.inputs is known.inputs and samples.targets is known.targets
+
+
+def _end_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.end()

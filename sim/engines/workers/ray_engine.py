@@ -1,0 +1,151 @@
+"""The engine "ray": clients over the actors of a Ray cluster, for more than one machine (the extra `ray`).
+
+Each actor holds one resident model. The samples of all clients go into Ray's object store once, and the start once for
+each cohort; an actor is told who trains on which rows, and sends back a block of changes. An actor that dies is
+restarted by Ray, elsewhere if its node is gone, and does again what it was at, which gives the same bits. umbel, and
+the module that the recipe names, must be installed on every node.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from umbel.aggregation.model.layout import Layout
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.samples import Samples
+from umbel.sim.engines.local.training import Arithmetic, changes_of, require_trainable
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.schedule import chunks, part_of, rows_of_block
+from umbel.sim.engines.work import Changes, CohortWork, EngineError
+from umbel.sim.engines.workers.ray_actor import RayWorker, packed
+
+RAY_MISSING = (
+    'the engine "ray" needs Ray, which is not installed; '
+    "in a clone of umbel: pip install -c constraints.txt '.[sim,ray]'"
+)
+_RETRIES = 2  # of one chunk, when its actor dies
+_IN_FLIGHT = 2  # chunks that an actor has, so that the next is there when one is done
+
+
+class RayEngine:
+    """`n_workers`: actors, by default one for each CPU of the cluster, or with `device = "cuda"` for each GPU; more
+    than that share them. `address`: of a running cluster, or "auto"; None: a cluster of this machine alone. A
+    connection that the process has already is used. Other arguments: as `SequentialEngine` has them.
+
+    The samples are sent when they are first seen and must not be changed in place afterwards. Raises `EngineError`
+    where Ray is not installed, or has nothing to give, and for one GPU by its number.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        recipe: ModelRecipe,
+        n_workers: int | None = None,
+        device: str = "cpu",
+        arithmetic: Arithmetic = "auto",
+        address: str | None = None,
+    ) -> None:
+        if find_spec("ray") is None:
+            raise EngineError(RAY_MISSING)
+        if device.startswith("cuda:"):
+            raise EngineError('Ray deals the GPUs of its cluster out itself; take device = "cuda"')
+        self._arguments = recipe.to_json(), "cuda:0" if device == "cuda" else device, arithmetic, _paths()
+        self._layout = Layout.of_state(recipe.make().state_dict())
+        self._rows = rows_of_block(self._layout.n_values)
+        self._samples: tuple[Samples, Any, Any] | None = None
+        self._cohort = 0
+        self._ray, self._is_ours = _connected(address)
+        self._actors = self._started("GPU" if device == "cuda" else "CPU", n_workers)
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        """As `Engine.train`. One cohort at a time."""
+        require_trainable(work, start, self._layout)
+        self._cohort += 1
+        common = self._cohort, self._ray.put(packed(start)), *self._shared(work.data.samples)
+        waiting = chunks(work.steps, len(self._actors), self._rows)
+        running = dict[Any, tuple[Any, Indices]]()  # by the reference to what will come of it
+
+        def give(actor: Any) -> None:
+            if (positions := next(waiting, None)) is not None:
+                running[actor.train.remote(*common, *_message(part_of(work, positions)))] = actor, positions
+
+        for actor in self._actors * _IN_FLIGHT:
+            give(actor)
+        while running:
+            (done,), _ = self._ray.wait(list(running), num_returns=1)
+            actor, positions = running.pop(done)
+            values, losses = self._result(done, positions)
+            give(actor)
+            yield changes_of(positions, torch.from_numpy(values.copy()), losses.copy())
+
+    def close(self) -> None:
+        """End the actors, and Ray on this machine if this engine has started it."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+        if self._is_ours:
+            self._ray.shutdown()
+
+    def _started(self, resource: str, n_workers: int | None) -> list[Any]:
+        there = self._ray.cluster_resources().get(resource, 0)
+        if there < 1 or (n_workers is not None and n_workers < 1):
+            raise EngineError(f"Ray has {there:g} {resource}s for {n_workers or 'as many'} workers; one is the least")
+        n_actors = n_workers or int(there)
+        share = {f"num_{resource.lower()}s": min(1.0, there / n_actors)}
+        kind = self._ray.remote(RayWorker).options(
+            max_restarts=-1, max_task_retries=_RETRIES, **{"num_cpus": 0, **share}
+        )
+        return [kind.remote(*self._arguments) for _ in range(n_actors)]
+
+    def _shared(self, samples: Samples) -> tuple[Any, Any]:
+        """Inputs and targets in the object store, put there once."""
+        known = self._samples
+        if known is None or samples.inputs is not known[0].inputs or samples.targets is not known[0].targets:
+            self._samples = known = (
+                samples,
+                self._ray.put(packed(samples.inputs)),
+                self._ray.put(packed(samples.targets)),
+            )
+        return known[1:]
+
+    def _result(self, done: Any, positions: Indices) -> Any:
+        try:
+            return self._ray.get(done)
+        except self._ray.exceptions.RayActorError as error:
+            raise EngineError(
+                f"a Ray actor died {_RETRIES + 1} times over the same {len(positions)} clients, or could not start: "
+                f"{error}"
+            ) from error
+        except self._ray.exceptions.RayTaskError as error:
+            raise EngineError(f"training failed in a Ray actor: {error}") from error
+
+
+def _connected(address: str | None) -> tuple[Any, bool]:
+    """Ray, and whether this has connected to it."""
+    # Ray would report its use to its makers, and warns that its own default here will change.
+    for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")):
+        os.environ.setdefault(name, value)
+    ray: Any = import_module("ray")  # here, for it takes a second, and few need it
+    if ray.is_initialized():
+        return ray, False
+    local = {"include_dashboard": False} if address is None else {}
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    return ray, True
+
+
+def _message(part: CohortWork) -> tuple[list[Any], dict[str, Any]]:
+    samples = part.data.samples
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (samples.inputs, samples.targets)]
+    return [part.data.rows, part.data.starts, part.seeds, part.steps], {**part.terms, "dtypes": dtypes}
+
+
+def _paths() -> list[str]:
+    return [os.path.abspath(path) for path in sys.path]

@@ -1,0 +1,109 @@
+"""The engine "threads": a few clients at a time, each on a thread with a model of its own.
+
+For models whose steps are long, such as convolutional networks: torch lets go of Python's lock while it computes, so
+that threads keep all cores busy in half the memory that processes take. Many short steps would wait for the lock;
+stacking serves those. Each thread computes alone, with one thread of torch's own.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from umbel.client.training.randomness import generators, set_generators
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.samples import Samples
+from umbel.sim.engines.device import whole_float32
+from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.engines.local.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.schedule import chunks, devices_of, rows_of_block
+from umbel.sim.engines.work import Changes, CohortWork, EngineError
+
+_DRAWS = (
+    "the model draws random numbers while it trains, as for dropout, and threads would draw from one stream; take "
+    'name = "processes" in [engine]'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """`blocks`: float32 (2, rows, n_values), where the clients it trains leave their changes, by turns: one is read
+    while the other is written.
+    """
+
+    trainer: LocalTrainer
+    blocks: Tensor
+
+    def train(self, work: CohortWork, positions: Indices, block: int) -> Losses:
+        torch.set_num_threads(1)  # each thread counts its own
+        return self.trainer.train(work, positions, self.blocks[block])
+
+
+def require_no_draws(model: nn.Module, samples: Samples) -> None:
+    """Raise `EngineError` for a model that threads cannot train, as it shows with these samples."""
+    device = torch.device("cpu")
+    before = generators(device)
+    try:
+        with torch.no_grad():
+            model.train()(samples.inputs)
+        if difference(before, generators(device)) is not Draws.NOTHING:
+            raise EngineError(_DRAWS)
+    finally:
+        set_generators(before, device)
+
+
+class ThreadsEngine:
+    """`n_workers`: threads, by default one for each core, or GPU. Other arguments: as `SequentialEngine` has them.
+
+    Torch's generators are the whole process's: a model that draws from one, such as for dropout, is refused.
+    """
+
+    name = "threads"
+
+    def __init__(
+        self, recipe: ModelRecipe, n_workers: int | None = None, device: str = "cpu", arithmetic: Arithmetic = "auto"
+    ) -> None:
+        self._workers = [_worker(recipe, one, arithmetic) for one in devices_of(device, n_workers)]
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        """As `Engine.train`. Meanwhile the whole process computes with one thread of torch's own."""
+        with one_thread(), whole_float32(self._workers[0].trainer.device):
+            for worker in self._workers:
+                worker.trainer.begin(start, work)
+            if self._workers[0].trainer.draws is not Draws.NOTHING:
+                raise EngineError(_DRAWS)
+            yield from self._train(work)
+
+    def close(self) -> None:
+        """Nothing is held between cohorts but memory."""
+
+    def _train(self, work: CohortWork) -> Iterator[Changes]:
+        waiting = chunks(work.steps, len(self._workers), self._workers[0].blocks.shape[1])
+        running = dict[Future[Losses], tuple[_Worker, Indices, int]]()
+        with ThreadPoolExecutor(len(self._workers), thread_name_prefix="training") as pool:
+
+            def give(worker: _Worker, block: int) -> None:
+                if (positions := next(waiting, None)) is not None:
+                    running[pool.submit(worker.train, work, positions, block)] = worker, positions, block
+
+            try:
+                for worker in self._workers:
+                    give(worker, 0)
+                while running:
+                    for done in wait(running, return_when=FIRST_COMPLETED).done:
+                        worker, positions, block = running.pop(done)
+                        losses = done.result()
+                        give(worker, 1 - block)
+                        yield changes_of(positions, worker.blocks[block, : len(positions)], losses)
+            finally:
+                for worker, _, _ in running.values():
+                    worker.trainer.stop()
+
+
+def _worker(recipe: ModelRecipe, device: str, arithmetic: Arithmetic) -> _Worker:
+    trainer = LocalTrainer(recipe, device, arithmetic)
+    n_values = trainer.layout.n_values
+    return _Worker(trainer, torch.empty(2, rows_of_block(n_values), n_values))

@@ -1,0 +1,334 @@
+"""An experiment's file: a run file, and what the world is like in which the run is simulated.
+
+```toml
+name = "digits"
+seeds = [0, 1, 2]              # each is a run of its own: data, split, devices and cohorts drawn anew; [0] if left out
+target_accuracy = 0.9          # how soon a run reaches it is told
+
+[data]                         # sim/data/section.py
+name = "digits"
+
+[partition]                    # sim/data/partition/section.py; "natural" where the data say whose they are
+scheme = "dirichlet"
+clients = 100
+alpha = 0.3
+
+[model]                        # sim/models.py; an MLP if left out
+name = "mlp"
+hidden = [64]
+
+[fleet]                        # sim/fleet/section.py; quick and faithful devices if left out
+
+[local]                        # the clients' own SGD
+momentum = 0.0
+weight_decay = 0.0
+clip_norm = 1.0                # of each step's gradient; not clipped if left out
+
+[engine]
+name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
+workers = 2                    # of the last three; by default, the cores
+score_every = 1                # rounds between two measurements on the test set
+masks = false                  # whether clients of secure rounds make keys and masks; the sum is the same
+
+[sweep]                        # every combination of these is simulated
+"training.proximal_mu" = [0, 0.1, 1.0]
+
+[[sweep.work]]                 # what goes together has a label, and the keys and values of its own
+label = "part of it counts"
+"rounds.window_s" = 60.0
+
+[[sweep.work]]
+label = "all or nothing"
+"rounds.window_s" = 600.0
+"fleet.partial_work" = false
+
+[rounds]                       # from here on: docs/runs.md
+count = 50
+target = 10
+```
+"""
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.aggregation.canonical import canonical
+from umbel.aggregation.run.file import RunFile
+from umbel.aggregation.types import RATE_MAX, require_within
+from umbel.client.operator.run_files import findings
+from umbel.sim.data.partition.section import PartitionSection
+from umbel.sim.data.section import DataSection
+from umbel.sim.engines.device import require_device_name
+from umbel.sim.engines.work import LocalOptimizer
+from umbel.sim.experiment.sweep import LABEL, check_values, goes_together, point_label, points, settings
+from umbel.sim.fleet.reading import read_bytes
+from umbel.sim.fleet.section import FleetSection
+from umbel.sim.models import ModelSection
+
+ENGINES = ("auto", "sequential", "batched", "threads", "processes", "ray")
+EngineName = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
+ATTEMPTS_MAX = (
+    200  # at one round, where the file has no bound: virtual time is never short, and some rounds have no hope
+)
+SEEDS_MAX, POINTS_MAX = 1000, 10_000
+_NAME_BYTES_MAX = 200  # of what most file systems let a name have, 255, the seed and more take some
+BYTES_MAX = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSection:
+    """The clients' own SGD; see `LocalOptimizer`."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
+
+    def __post_init__(self) -> None:
+        require_within(self.momentum, "momentum", 0.0, 0.999999)
+        require_within(self.weight_decay, "weight_decay", 0.0, RATE_MAX)
+        if self.clip_norm is not None:
+            require_within(self.clip_norm, "clip_norm", 1e-12, 1e12)
+
+    @property
+    def optimizer(self) -> LocalOptimizer:
+        return LocalOptimizer(self.momentum, self.weight_decay, self.clip_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSection:
+    """How the clients' work is done here. Which engine does it changes weights by rounding alone.
+
+    `device`: where clients train and models are measured: "cpu", "cuda" (the first GPU; workers take all in turn), or
+    one GPU of several, "cuda:1". `masks`: with [secure_aggregation], whether every client makes its keys, shares and
+    masks, and the sum is unmasked with what is revealed, or all that is left out. Records and models are the same; it
+    takes time.
+    """
+
+    name: EngineName = "auto"
+    workers: int | None = None
+    device: str = "cpu"
+    score_every: int = 1
+    masks: bool = False
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            require_within(self.workers, "workers", 1, 4096)
+        require_device_name(self.device)
+        require_within(self.score_every, "score_every", 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run to simulate: the file with one value of each that is swept, and one seed.
+
+    `point`: the swept keys and their values here, of what goes together its label; `run`: as a coordinator would be
+    given it, with this seed, and a bound of `ATTEMPTS_MAX` where it has none.
+    """
+
+    point: Mapping[str, object]
+    seed: int
+    run: RunFile
+    data: DataSection
+    model: ModelSection
+    partition: PartitionSection | None
+    fleet: FleetSection
+    local: LocalSection
+    engine: EngineSection
+
+    @property
+    def label(self) -> str:
+        """Its point in words: `training.proximal_mu=0.1`; empty where nothing is swept."""
+        return point_label(self.point)
+
+    @property
+    def name(self) -> str:
+        """Its point and its seed in words."""
+        return ", ".join(filter(None, (self.label, f"seed {self.seed}")))
+
+    @property
+    def folder(self) -> str:
+        """A name for its files: of its point, and its seed."""
+        kept = self.point_folder
+        return f"{kept}_seed-{self.seed}" if kept else f"seed-{self.seed}"
+
+    @property
+    def point_folder(self) -> str:
+        """A name for its point's files; empty where nothing is swept."""
+        kept = "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.label)
+        if len(kept.encode()) > _NAME_BYTES_MAX:
+            digest = hashlib.sha256(self.label.encode()).hexdigest()[:16]
+            kept = f"{kept.encode()[:_NAME_BYTES_MAX].decode(errors='ignore')}_{digest}"
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """`text`: the whole, in one spelling (RFC 8785): equal experiments have equal texts. `folder`: to which paths in it
+    are relative.
+    """
+
+    name: str
+    trials: tuple[Trial, ...]
+    target_accuracy: float | None
+    text: str = field(repr=False)
+    folder: Path = field(default_factory=Path)
+
+
+def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
+    """The experiment of a file. Raises `OSError`, or `ValueError` with a sentence that names the file and the key.
+
+    `changes`: values in the place of the file's, by dotted key.
+    """
+    try:
+        data = read_bytes(path, BYTES_MAX)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no file {path}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is no experiment: {error}") from error
+    try:
+        table = tomllib.loads(data.decode())
+        return experiment_of(table, changes or {}, path.parent)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def experiment_of(
+    table: Mapping[str, Any], changes: Mapping[str, object] | None = None, folder: Path | None = None
+) -> Experiment:
+    """The experiment that a table, as of a TOML file, describes. Raises `ValueError`."""
+    whole = _plain(table)
+    for key, value in (changes or {}).items():
+        _put(whole, key, _plain(value, key))
+    text = canonical({"seeds": [0], **whole})
+    try:
+        top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
+    except ValidationError as error:
+        raise ValueError(findings(error)) from error
+    for key in changes or {}:
+        if key in top.swept:
+            raise ValueError(
+                f"{key} is swept, so that setting it alone changes nothing; set other values in sweep, or sweep={{}}"
+            )
+    trials = tuple(_trial(whole, point, seed) for point in points(top.sweep) for seed in top.seeds)
+    if len({one.folder for one in trials}) < len(trials):
+        raise ValueError("sweep: two labels or values differ in signs alone; let them differ in letters or digits")
+    return Experiment(trials[0].run.name, trials, top.target_accuracy, text, folder or Path())
+
+
+@dataclass(frozen=True, slots=True)
+class _Top:
+    seeds: tuple[int, ...] = (0,)
+    target_accuracy: float | None = None
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
+
+    def __post_init__(self) -> None:
+        require_within(len(self.seeds), "the number of seeds", 1, SEEDS_MAX)
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds holds one seed twice; each is a run of its own")
+        for seed in self.seeds:
+            require_within(seed, "a seed", 0, (1 << 63) - 1)
+        if self.target_accuracy is not None:
+            require_within(self.target_accuracy, "target_accuracy", 0.0, 1.0)
+        for name, values in self.sweep.items():
+            check_values(name, values)
+        for key in self.swept:
+            if key == "seed" or key.split(".")[0] in _TOP_KEYS:
+                raise ValueError(f"sweep: {key} cannot be swept; seeds are listed in seeds")
+        settings_of = [{key for one in values for key in settings(name, one)} for name, values in self.sweep.items()]
+        for i, keys in enumerate(settings_of):
+            if both := sorted(keys & set[str]().union(*settings_of[:i])):
+                raise ValueError(f"sweep: {both[0]} is set in two places, of which one would not count")
+        n_points = math.prod(len(values) for values in self.sweep.values())
+        require_within(n_points * len(self.seeds), "the number of runs of the sweep", 1, POINTS_MAX)
+
+    @property
+    def swept(self) -> set[str]:
+        """Every key that the sweep sets somewhere."""
+        return {key for name, values in self.sweep.items() for one in values for key in settings(name, one)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Worlds:
+    """The sections beside the run file's."""
+
+    data: DataSection
+    model: ModelSection = field(default_factory=ModelSection)
+    partition: PartitionSection | None = None
+    fleet: FleetSection = field(default_factory=FleetSection)
+    local: LocalSection = field(default_factory=LocalSection)
+    engine: EngineSection = field(default_factory=EngineSection)
+
+    def __post_init__(self) -> None:
+        if self.data.is_synthetic and self.partition is not None:
+            raise ValueError("synthetic clients are made with their data; leave [partition] out")
+        if not self.data.is_synthetic and self.partition is None:
+            raise ValueError('[partition] is missing: say to how many clients the data are dealt out, or "natural"')
+
+
+_TOP_KEYS = ("seeds", "target_accuracy", "sweep")
+_WORLD_KEYS = ("data", "model", "partition", "fleet", "local", "engine")
+_TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
+
+
+def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Trial:
+    point = {name: value[LABEL] if goes_together(value) else value for name, value in chosen.items()}
+    whole = json.loads(json.dumps(table))
+    if "seed" in whole:
+        raise ValueError("seed is not a key of an experiment; list the seeds of its runs in seeds")
+    for name, value in chosen.items():
+        for key, one in settings(name, value).items():
+            _put(whole, key, one)
+    parts = {key: whole.pop(key) for key in _WORLD_KEYS if key in whole}
+    whole["seed"] = seed
+    try:
+        world = _WORLD.validate_json(json.dumps(parts), strict=True)
+        run = _RUN.validate_json(json.dumps(whole), strict=True)
+    except ValidationError as error:
+        at = f" (with {point_label(point)})" if point else ""
+        raise ValueError(f"{findings(error)}{at}") from error
+    if run.rounds.attempts_max is None:
+        run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
+    return Trial(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """A copy of what a table holds. Raises `ValueError`, with its key, for what no run file can hold."""
+    match value:
+        case dict():
+            table = cast(Mapping[Any, Any], value)
+            return {name: _plain(one, f"{key}.{name}" if key else str(name)) for name, one in table.items()}
+        case list() | tuple():
+            return [_plain(one, key) for one in cast(Sequence[Any], value)]
+        case float() if not math.isfinite(value):
+            raise ValueError(f"{key} is {value}; it must be a finite number")
+        case np.generic():
+            return _plain(value.item(), key)
+        case None | str() | bool() | int() | float():
+            return value
+        case _:
+            kind = type(value).__name__
+            raise ValueError(f"{key} is a {kind} ({value}); it must be a number, a text, a list or a table")
+
+
+def _put(table: dict[str, Any], dotted: str, value: object) -> None:
+    """Set one value by its dotted key. Raises `ValueError` where a part of it is a value already."""
+    *outer, key = dotted.split(".")
+    for part in outer:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"{dotted}: {part} is no section")
+        table = cast(dict[str, Any], inner)
+    table[key] = value

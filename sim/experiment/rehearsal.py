@@ -1,0 +1,171 @@
+"""What can be known to go wrong in an experiment is told before its first round: of every point of a sweep.
+
+Data are read and dealt out, files of devices are read, each model is made once and shown two samples. Nobody trains.
+"""
+
+import contextlib
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.phrases import counted
+from umbel.client.training.probe import memory_free_bytes
+from umbel.sim.data.data_set import DataSet
+from umbel.sim.data.load import load
+from umbel.sim.data.partition.section import PartitionSection
+from umbel.sim.data.population import Population
+from umbel.sim.data.samples import Samples
+from umbel.sim.data.section import DataSection
+from umbel.sim.data.sets.synthetic import SyntheticPopulation
+from umbel.sim.engines.choose import stacked_engine
+from umbel.sim.engines.device import found_device
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.schedule import n_cores
+from umbel.sim.engines.work import EngineError
+from umbel.sim.engines.workers.ray_engine import RAY_MISSING
+from umbel.sim.engines.workers.threads import require_no_draws
+from umbel.sim.experiment.file import EngineSection, Trial
+from umbel.sim.experiment.world import deal, recipe_of
+from umbel.sim.federation.possible import SimulationError, require_possible
+from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.section import FleetSection
+from umbel.sim.models import ModelError, ModelSection, build
+
+_COPIES = 15  # of a model, at least: 14.6 to 21 were seen at the peak, by engine and codec
+_SHOWN = 2
+_WORKERS_A_CORE = 8
+
+
+def rehearse(trials: Sequence[Trial], folder: Path, data_folder: Path | None) -> None:
+    """Raise what the first run of each point would raise, with the point's name; `folder`, `data_folder`: as
+    `make_world` has them.
+    """
+    checks = _Checks(folder, data_folder)
+    seen = set[str]()
+    for trial in trials:
+        if trial.label in seen:
+            continue  # other seeds deal the same data to the same clients
+        seen.add(trial.label)
+        with _of_point(trial.label):
+            checks.check(trial)
+
+
+@contextlib.contextmanager
+def _of_point(label: str) -> Generator[None]:
+    try:
+        yield
+    except (ValueError, EngineError, SimulationError) as error:
+        if not label:
+            raise
+        raise ValueError(f"{error} (with {label})") from error
+
+
+class _Checks:
+    """Each is made once of the same sections; of data, the last are kept."""
+
+    def __init__(self, folder: Path, data_folder: Path | None) -> None:
+        self._folder, self._data_folder = folder, data_folder
+        self._loaded = lru_cache(1)(self._load)
+        self._population = lru_cache(1)(self._dealt)
+        self._layout = lru_cache(None)(self._checked_model)
+        self._fleet = lru_cache(None)(self._built)
+
+    def check(self, trial: Trial) -> None:
+        if trial.engine.name == "ray" and find_spec("ray") is None:
+            raise EngineError(RAY_MISSING)
+        if trial.engine.name != "ray":  # which asks other machines for it
+            found_device(trial.engine.device)
+        _require_cores(trial.engine)
+        population = self._population(trial.data, trial.partition, trial.seed)
+        self._fleet(trial.fleet, trial.seed)
+        layout = self._layout(trial.model, trial.data, trial.seed, trial.engine.name)
+        require_possible(trial.run, layout, population)
+
+    def _load(self, data: DataSection, seed: int) -> DataSet | SyntheticPopulation:
+        return load(data, self._data_folder, seed)
+
+    def _dealt(self, data: DataSection, partition: PartitionSection | None, seed: int) -> Population:
+        loaded = self._loaded(data, seed)
+        if not isinstance(loaded, DataSet):
+            return loaded
+        assert partition is not None, "checked when the file was read"
+        population, _ = deal(loaded, partition, seed)
+        return population
+
+    def _built(self, fleet: FleetSection, seed: int) -> None:
+        build_fleet(fleet, seed, self._folder, self._data_folder)
+
+    def _checked_model(self, model: ModelSection, data: DataSection, seed: int, engine: str) -> Layout:
+        loaded = self._loaded(data, seed)
+        if ":" not in model.name:
+            with torch.device("meta"):
+                _require_room(build(model, loaded, seed))
+        recipe = recipe_of(model, loaded, seed)
+        made = recipe.make()
+        _require_room(made)
+        shown = Samples(loaded.test.inputs[:_SHOWN], loaded.test.targets[:_SHOWN])
+        if not any(one.requires_grad for one in made.parameters()):
+            raise ModelError(f"model {model.name} has no parameter to train: give it one, or set requires_grad")
+        _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
+        if engine == "batched":
+            _require_stackable(recipe, shown)
+        if engine == "threads":
+            require_no_draws(made, shown)
+        return Layout.of_state(made.state_dict())
+
+
+def _require_stackable(recipe: ModelRecipe, shown: Samples) -> None:
+    try:
+        stacked_engine(recipe).try_out(shown)
+    except EngineError as error:
+        raise EngineError(f'{error}; take name = "auto" in [engine], which finds another way') from error
+
+
+def _require_cores(engine: EngineSection) -> None:
+    """Each worker of this machine takes memory and, as a process, seconds to begin."""
+    most = _WORKERS_A_CORE * n_cores()
+    if engine.workers is not None and engine.workers > most and engine.name in ("auto", "threads", "processes"):
+        raise EngineError(
+            f"engine.workers is {engine.workers}, and this machine has {counted(n_cores(), 'core')}: more than "
+            f"{most} would only wait for each other; leave it out for one on each"
+        )
+
+
+def _require_room(model: nn.Module) -> None:
+    n_bytes = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+    free = memory_free_bytes()
+    if free is not None and _COPIES * n_bytes > free:
+        raise ModelError(
+            f"this model has {n_bytes / 1e9:,.2f} GB of weights, a simulation holds some {_COPIES} copies of them, and "
+            f"{free / 1e9:,.2f} GB of memory are free; take a smaller model, or a machine with more memory"
+        )
+
+
+def _require_answers(model: nn.Module, name: str, shown: Samples, n_classes: int, data: str) -> None:
+    """Raise `ModelError` unless it has an answer of the right shape for two samples."""
+    shape = tuple(shown.inputs.shape[1:])
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            answers = model(shown.inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ModelError(
+            f"model {name} cannot take the inputs of {data} ({shown.inputs.dtype} of shape {shape}): "
+            f"{(str(error) or type(error).__name__).splitlines()[0]}"
+        ) from error
+    wanted = (len(shown), n_classes)
+    if not isinstance(answers, torch.Tensor) or answers.ndim != len(wanted) or not _fits(answers, wanted):
+        got = tuple(answers.shape) if isinstance(answers, torch.Tensor) else type(answers).__name__
+        raise ModelError(
+            f"model {name} answers {len(shown)} samples of {data} with {got}; it must give {wanted}, a number for each "
+            f"sample and each of {n_classes} classes"
+        )
+
+
+def _fits(answers: torch.Tensor, wanted: tuple[int, int]) -> bool:
+    return len(answers) == wanted[0] and answers.shape[1] >= wanted[1]

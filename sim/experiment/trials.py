@@ -1,0 +1,120 @@
+"""One simulated run from its beginning, or from where it was broken off, to its end: row after row."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from umbel.aggregation.messages import RunStatus
+from umbel.sim.experiment.checkpoint import read_checkpoint
+from umbel.sim.experiment.file import Trial
+from umbel.sim.experiment.garbage import seldom_collected
+from umbel.sim.experiment.inputs import digests_of
+from umbel.sim.experiment.kept import keeping
+from umbel.sim.experiment.world import Made, make_world
+from umbel.sim.federation.federation import Attempt, Federation
+from umbel.sim.federation.rows import Row
+from umbel.sim.federation.standing import beginning
+from umbel.sim.results.groups import scores_by_group
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """A run that is over. `status`, `reason`: as a coordinator would show them; `engine`: which did the work;
+    `n_clients`: of the population; `groups`: how its last model does for each holder of data by nature
+    (`scores_by_group`).
+    """
+
+    trial: Trial
+    rows: tuple[Row, ...]
+    status: RunStatus
+    reason: str
+    model_sha256: str
+    wall_s: float
+    engine: str
+    n_clients: int
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+
+    @property
+    def scored(self) -> list[Row]:
+        """The rows of committed rounds after which the model was measured."""
+        return [row for row in self.rows if row.accuracy is not None]
+
+    @property
+    def epsilon(self) -> float | None:
+        """What a private run has cost; None of others."""
+        return self.rows[-1].epsilon if self.rows else None
+
+
+def run_trial(
+    trial: Trial,
+    folder: Path | None,
+    base: Path,
+    data: Path | None,
+    tell: Callable[[Row], None] = lambda row: None,
+    made: Callable[[Made], None] = lambda made: None,
+) -> TrialResult:
+    """Simulate one run to its end. `folder`: where it is kept, made if missing; what is kept there is gone on from.
+
+    `base`, `data`: as `make_world` has them; `tell` hears of each row that is new, `made` of the world before that.
+    Raises what `make_world` raises, `SimulationError`, `EngineError`, `CheckpointError`.
+    """
+    began = time.perf_counter()
+    world = make_world(trial, base, data)
+    try:
+        made(world)
+        resumed, inputs = None, dict[str, str]()
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            inputs = digests_of(trial, world.data, base, data)
+            resumed = read_checkpoint(folder, trial.run, world.model, inputs)
+        if resumed is None:
+            federation, before_s = Federation(world.world, beginning(trial.run, world.model), world.model), 0.0
+        else:
+            federation = Federation(world.world, resumed.standing, resumed.model, resumed.memory)
+            before_s = resumed.wall_s
+        with keeping(folder, inputs, resumed) as kept:
+            with seldom_collected():
+                for row in _rows(federation, trial, began):
+                    kept.add(row)
+                    tell(row)
+                    kept.save(federation, before_s + time.perf_counter() - began)
+            wall_s = before_s + time.perf_counter() - began
+            kept.save(federation, wall_s, is_last=True)
+            kept.save_model(federation.model)
+        standing = federation.standing
+        return TrialResult(
+            trial=trial,
+            rows=tuple(kept.rows),
+            status=standing.status,
+            reason=standing.reason,
+            model_sha256=standing.model.sha256,
+            wall_s=wall_s,
+            engine=kept.engine_of(federation),
+            n_clients=world.world.population.n_clients,
+            groups=scores_by_group(world.world.meter, federation.model, world.data),
+        )
+    finally:
+        world.world.engine.close()
+
+
+def _rows(federation: Federation, trial: Trial, began: float) -> Iterator[Row]:
+    last = began
+    for attempt in federation.attempts():
+        scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
+        now = time.perf_counter()
+        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.toil)
+        last = now
+
+
+def _is_scored(attempt: Attempt, trial: Trial) -> bool:
+    record = attempt.record
+    if not (record.committed and record.task.makes_model):
+        return False
+    return record.round % trial.engine.score_every == 0 or attempt.standing.status.is_over
+
+
+def _scores(federation: Federation, attempt: Attempt) -> dict[str, float]:
+    meter = federation.world.meter
+    meter.load(attempt.model.layout.full_state(attempt.model.published))
+    return meter.of(federation.world.population.test)

@@ -1,0 +1,113 @@
+"""The world of one trial, made from its sections: clients with their data, devices, a model, and an engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from umbel.aggregation.seeds import derive_seed
+from umbel.sim.data.data_set import DataSet, Described, Task
+from umbel.sim.data.load import load
+from umbel.sim.data.partition.partition import Partition
+from umbel.sim.data.partition.section import PartitionSection, features, split
+from umbel.sim.data.population import Population, ShardedPopulation
+from umbel.sim.engines.choose import named_engine
+from umbel.sim.engines.device import found_device
+from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.experiment.file import Trial
+from umbel.sim.federation.federation import World
+from umbel.sim.federation.local_work import Meter
+from umbel.sim.federation.versions import ModelState
+from umbel.sim.fleet.build import build_fleet
+from umbel.sim.models import ModelSection, build
+
+_LOSS = "cross-entropy"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A trial's world, and the model that its run begins with. `partition`: how its data were dealt out, if they were;
+    `data`: before that.
+    """
+
+    world: World
+    model: ModelState
+    data: DataSet | None = None
+    partition: Partition | None = None
+
+
+def make_world(trial: Trial, folder: Path, data_folder: Path | None) -> Made:
+    """Make it all. `folder`: to which paths in the file are relative; `data_folder`: `--data`.
+
+    Raises `ValueError`, `OSError` or `EngineError`, with a sentence that says what to do.
+    """
+    loaded = load(trial.data, data_folder, trial.seed)
+    data, partition = None, None
+    population: Population
+    if isinstance(loaded, DataSet):
+        data, section = loaded, trial.partition
+        assert section is not None, "checked when the file was read"
+        population, partition = deal(data, section, trial.seed)
+    else:
+        population = loaded
+    recipe = recipe_of(trial.model, loaded, trial.seed)
+    model = recipe.make()
+    engine = named_engine(trial.engine.name, recipe, trial.engine.workers, trial.engine.device)
+    fleet = build_fleet(trial.fleet, trial.seed, folder, data_folder)
+    device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # of "ray" others have it
+    meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
+    world = World(population, fleet, engine, meter, trial.local.optimizer, trial.engine.masks)
+    return Made(world, ModelState.first(model.state_dict()), data, partition)
+
+
+def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPopulation, Partition]:
+    """Deal the data out. Raises `ValueError` where they cannot be dealt out so."""
+    names = None if data.natural is None else data.natural.names
+    partition = split(section, data.labels, seed, data.groups, names)
+    if section.scheme == "natural" and section.holdout == 0 and data.natural is not None:
+        held = dict(zip(data.natural.names, data.natural.holdouts, strict=True))
+        holdouts = [held[name] for name in partition.names or ()]
+        own = tuple(holdouts) if any(len(one) for one in holdouts) else None
+    else:
+        own = None if partition.holdouts is None else tuple(data.rows[one] for one in partition.holdouts)
+    shards = tuple(data.rows[shard] for shard in partition.shards)
+    transform = features(section, partition.n_clients, seed)
+    population = ShardedPopulation(data.samples, shards, data.test, own, transform)
+    population.data_of(np.zeros(1, dtype=np.int64))  # what cannot be transformed is refused now, not in the first round
+    return population, replace(partition, shards=shards, holdouts=own)
+
+
+def recipe_of(section: ModelSection, data: Described, seed: int) -> ModelRecipe:
+    """How any process makes the trial's model."""
+    arguments = {
+        "section": {"name": section.name, "hidden": None if section.hidden is None else list(section.hidden)},
+        "data": {
+            "name": data.name,
+            "task": data.task.value,
+            "n_classes": data.n_classes,
+            "input_shape": list(data.input_shape),
+        },
+        "seed": seed,
+    }
+    return ModelRecipe(f"{__name__}:made_model", arguments, _LOSS, derive_seed(seed, "model's other tables"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a model must know of data, as it was told to another process."""
+
+    name: str
+    task: Task
+    n_classes: int
+    input_shape: tuple[int, ...]
+
+
+def made_model(section: Mapping[str, Any], data: Mapping[str, Any], seed: int) -> nn.Module:
+    """What `recipe_of` asks for."""
+    hidden = None if section["hidden"] is None else tuple(section["hidden"])
+    told = _Told(data["name"], Task(data["task"]), data["n_classes"], tuple(data["input_shape"]))
+    return build(ModelSection(section["name"], hidden), told, seed)

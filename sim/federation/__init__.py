@@ -1,0 +1,1 @@
+"""A simulated run, round after round, in virtual time."""

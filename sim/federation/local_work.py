@@ -1,0 +1,89 @@
+"""What the clients of a simulated cohort do with the model: train it, or measure it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from umbel.aggregation.types import ClientId, RoundPlan, TrainingPlan
+from umbel.client.app import SHARE_STEPS_MIN
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.population import CohortData
+from umbel.sim.data.samples import Samples
+from umbel.sim.engines.device import CPU
+from umbel.sim.engines.losses import Loss
+from umbel.sim.engines.stacked.lockstep import batches_in_pass
+from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
+
+_AT_ONCE = 4096  # samples: a measurement of a large set needs no memory for all of it
+
+
+def steps_asked(plan: TrainingPlan, sizes: Indices, share: float) -> Indices:
+    """Steps that each client is asked for: `LocalPlan.steps_for` of the SDK, for all of them at once."""
+    in_pass = batches_in_pass(sizes, plan.batch_size)
+    full = np.full_like(sizes, plan.local_steps) if plan.local_steps else (plan.local_epochs or 1) * in_pass
+    if share >= 1:
+        return full
+    return np.minimum(full, np.maximum(SHARE_STEPS_MIN, np.ceil(np.round(share * full, 9)).astype(np.int64)))
+
+
+def client_seeds(plan: RoundPlan, names: Sequence[ClientId]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    """The seeds that the coordinator gives; a site of a secure round would draw its own, which nobody could repeat."""
+    return np.array([plan.seed_of(name) for name in names], dtype=np.uint64)
+
+
+def as_taught(data: CohortData, kinds: Kinds) -> CohortData:
+    """The data as clients see them that flip labels: theirs are changed in a copy."""
+    liars = np.flatnonzero(kinds == Fault.LABEL_FLIP)
+    if not len(liars):
+        return data
+    targets = data.samples.targets.clone()
+    n_classes = int(targets.max()) + 1
+    for i in liars:
+        rows = torch.from_numpy(data.rows[data.starts[i] : data.starts[i + 1]])
+        targets[rows] = flipped_labels(targets[rows], n_classes)
+    return replace(data, samples=replace(data.samples, targets=targets))
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Measures models. `loss`: of each sample. `accuracy`: whether targets are classes, of which some are right.
+    `device`: where `model` is.
+    """
+
+    model: nn.Module
+    loss: Loss
+    accuracy: bool
+    device: torch.device = CPU
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(state)
+
+    def of(self, samples: Samples) -> dict[str, float]:
+        """The means over samples that nobody has trained on."""
+        found = self._each(samples)
+        return {name: values.mean().item() for name, values in found.items()}
+
+    def of_each(self, data: CohortData) -> list[dict[str, float]]:
+        """The means over what each client holds; nothing of those that hold nothing."""
+        found = self._each(data.samples.take(data.rows))
+        return [
+            {name: values[first:last].mean().item() for name, values in found.items()} if last > first else {}
+            for first, last in zip(data.starts[:-1].tolist(), data.starts[1:].tolist(), strict=True)
+        ]
+
+    def _each(self, samples: Samples) -> dict[str, Tensor]:
+        self.model.eval()
+        found = [self._some(samples, slice(first, first + _AT_ONCE)) for first in range(0, len(samples), _AT_ONCE)]
+        return {name: torch.cat([part[name] for part in found]) for name in found[0]} if found else {}
+
+    @torch.no_grad()
+    def _some(self, samples: Samples, where: slice) -> dict[str, Tensor]:
+        targets = samples.targets[where].to(self.device)
+        outputs = self.model(samples.inputs[where].to(self.device))
+        found = {"loss": self.loss(outputs, targets).reshape(len(targets), -1).mean(1).double().cpu()}
+        if self.accuracy:
+            found["accuracy"] = (outputs.argmax(1) == targets).double().cpu()
+        return found

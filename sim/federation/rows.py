@@ -1,0 +1,106 @@
+"""A line of `rounds.jsonl`: one ended attempt of a simulated run, in numbers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.run.records import RoundRecord
+from umbel.sim.federation.window import Toil
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`accuracy`, `loss`: of the model on the test set, None where it was not measured; `train_loss`: the clients' own,
+    as they trained. `wall_s`: real seconds; `virtual_s`: from the opening of the attempt to its end; `now_s`: at its
+    end, since the run began. `busy_s`: how long devices were at work, all together; `wasted_s`: those whose work came
+    to nothing, for it was late, lost, or not needed any more. `evaluation`: what clients measured of the model that
+    they were given. `steps_asked`, `update_bytes`, `fetched_bytes`: means over those that have reported, 0 where nobody
+    has: steps of training, and bytes of an update, and of what was fetched for it. `epsilon`: of a private run, what it
+    has cost by then.
+    """
+
+    round: int
+    attempt: int
+    task: str
+    committed: bool
+    reason: str
+    model_version: int
+    model_sha256: str | None
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
+    selected: int
+    reported: int
+    partial: int
+    dropped: int
+    sample_count: int
+    bytes_up: int
+    bytes_down: int
+    wall_s: float
+    virtual_s: float
+    now_s: float
+    window_s: float
+    busy_s: float = 0.0
+    wasted_s: float = 0.0
+    evaluation: dict[str, float] = field(default_factory=dict[str, float])
+    target: int = 0
+    over_selection: float = 0.0
+    steps_asked: float = 0.0
+    update_bytes: float = 0.0
+    fetched_bytes: float = 0.0
+    epsilon: float | None = None
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether it is a round of training that was committed."""
+        return self.committed and Task(self.task).makes_model
+
+    @classmethod
+    def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float, toil: Toil) -> "Row":
+        found = scores or {}
+        reports = [one for one in record.clients if one.report_s is not None]
+        counted_s = toil.accepted_s if record.committed else 0.0
+        return cls(
+            round=record.round,
+            attempt=record.attempt,
+            task=record.task.value,
+            committed=record.committed,
+            reason=record.reason,
+            model_version=record.model_version,
+            model_sha256=record.model_sha256,
+            accuracy=found.get("accuracy"),
+            loss=found.get("loss"),
+            train_loss=record.metrics.get("loss"),
+            selected=record.selected,
+            reported=record.reported,
+            partial=record.partial,
+            dropped=record.dropped,
+            sample_count=record.sample_count,
+            bytes_up=record.bytes_up,
+            bytes_down=record.bytes_down,
+            wall_s=round(wall_s, 6),
+            virtual_s=round(record.wall_s, 6),
+            now_s=round(now_s, 6),
+            window_s=record.window_s,
+            busy_s=round(toil.busy_s, 6),
+            wasted_s=round(toil.busy_s - counted_s, 6),
+            evaluation=dict(record.evaluation),
+            target=record.target,
+            over_selection=record.over_selection,
+            steps_asked=_mean(one.steps_planned for one in reports),
+            update_bytes=_mean(one.bytes_up for one in reports),
+            fetched_bytes=_mean(one.bytes_down for one in reports),
+            epsilon=record.epsilon,
+        )
+
+
+def _mean(values: Iterable[int]) -> float:
+    """0 of nothing."""
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+def row_of(line: dict[str, Any]) -> Row:
+    """A row from its JSON object."""
+    return Row(**line)

@@ -1,0 +1,145 @@
+"""A secure attempt in virtual time: the window, the exchange of keys beside it, and what follows until its sum is open.
+
+It is the machine and the phases of `sim/secure/exchange.py`, with the times, lines and drop-outs of a fleet. The masks
+themselves are left out, unless they are asked for: who is in the sum does not hang on them, nor does the sum.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.states import Abandoned, Closing, Spoiled, Training
+from umbel.aggregation.run.ledger import Book
+from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.masked_input import MaskedReader
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import Contribution, TooLittleWork, require_enough
+from umbel.aggregation.secagg.numbers.work_floor import ONE_STEP
+from umbel.aggregation.secagg.turns import MODEL_SHARE
+from umbel.aggregation.types import ClientId, RoundPlan
+from umbel.sim.federation.window import Cohort, book_of
+from umbel.sim.fleet.dropouts import Stage as Lost
+from umbel.sim.fleet.fates import Fates
+from umbel.sim.secure.devices import Device, Luck, Voice
+from umbel.sim.secure.exchange import Cast, exchange
+from umbel.sim.secure.masking import Masks, NoMasks
+from umbel.sim.secure.stage import Stage
+from umbel.sim.secure.voices import BlankVoice, MaskingVoice, UnheardVoice
+
+_IN_WORK = (Lost.DOWNLOAD, Lost.TRAINING, Lost.UPLOAD)
+_AFTER_REPORT = (Lost.CONSISTENCY_CHECK, Lost.UNMASKING)
+
+
+@dataclass(frozen=True, slots=True)
+class SecurePlayed:
+    """How it went. `ended`: `Closing` if its sum can be unmasked; `at`: when that was, or the end. `cohort`: with fates
+    as they turned out; `up`, `down`: bytes of each client's messages, beside model, update and report; `sums`: of
+    levels and words, where masks were taken off them.
+    """
+
+    ended: Closing | Abandoned
+    at: float
+    cohort: Cohort
+    up: Mapping[ClientId, int]
+    down: Mapping[ClientId, int]
+    sums: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def spoiled(self, reason: str) -> "SecurePlayed":
+        """The same, where no model can be made of the sum."""
+        ended, _ = advance(self.ended, Spoiled(self.at, reason))
+        assert isinstance(ended, Abandoned)
+        return replace(self, ended=ended)
+
+    def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
+        """What the coordinator would know of its clients. `sizes`: of the updates that were written."""
+        book = book_of(self.ended, self.cohort, sizes, declines)
+        for client, member in book.members.items():
+            member.bytes_up += self.up[client]
+            member.bytes_down += self.down[client]
+        return book
+
+
+def seed_of(plan: RoundPlan) -> str:
+    """Of all that is drawn at random for one attempt: no two have the same."""
+    return f"{plan.seed}/{plan.number}/{plan.attempt}"
+
+
+def without_enough_work(plan: RoundPlan, cohort: Cohort) -> dict[ClientId, str]:
+    """Who will send nothing, and why, for less of its work was done than the round asks of a masked update.
+
+    Sites without a policy of their own, whose floor is the run's (`client/rounds/secure.py`).
+    """
+    assert plan.secure is not None, "it is of a secure round"
+    floor, found = plan.secure.minimum_work, dict[ClientId, str]()
+    late_s = (1 - MODEL_SHARE) * plan.window_s if floor > ONE_STEP else math.inf
+    fates = cohort.fates
+    facts = zip(cohort.names, cohort.works, fates.fetched_s.tolist(), fates.report_s.tolist(), strict=True)
+    for name, work, fetched_s, report_s in facts:
+        if math.isinf(report_s):
+            continue  # it is lost before, and says nothing
+        try:
+            require_enough(work.steps_done, work.steps_planned, floor)
+        except TooLittleWork as error:
+            found[name] = str(error)
+        if fetched_s > late_s:
+            found[name] = "the model came too late"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SecureWindow:
+    """Of one attempt; `play` may be asked again, and says the same of the same."""
+
+    opened: Training
+    cohort: Cohort
+    composition: Composition
+
+    def play(
+        self, declines: Mapping[ClientId, str], masked: Mapping[ClientId, Contribution] | None = None
+    ) -> SecurePlayed:
+        """From the opening to its end. `declines`: as in `window.play`. `masked`: what clients mask, of all whose
+        report counts: then they do, with keys and masks of their own. None: nobody does.
+        """
+        stage, masks = Stage(self.opened.opened_at), None if masked is None else Masks(self.composition)
+        update = bytes(MaskedReader(self.composition).update_bytes.start)
+
+        def voice(name: ClientId, client: SecureClient) -> Voice:
+            if masked is None:
+                return BlankVoice(client, update)
+            return MaskingVoice(client, masked[name]) if name in masked else UnheardVoice(client, update)
+
+        luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
+        cast = Cast(luck, voice, NoMasks() if masks is None else masks, seed_of(self.opened.plan), declines)
+        done = exchange(stage, self.opened, self.composition.layout, cast)
+        return SecurePlayed(
+            done.state,
+            stage.now,
+            replace(self.cohort, fates=self._as_it_went(done.devices)),
+            {name: stage.up[name] - device.input_bytes for name, device in done.devices.items()},
+            {name: stage.down[name] for name in done.devices},
+            None if masks is None else masks.sums,
+        )
+
+    def _luck(self, rank: int) -> Luck:
+        fates = self.cohort.fates
+        lost, lines, latency_s = Lost(int(fates.stage[rank])), fates.lines, float(fates.lines.latency_s[rank])
+        return Luck(
+            float(fates.trained_s[rank]) - latency_s,
+            latency_s,
+            float(lines.up[rank]),
+            float(lines.down[rank]),
+            None if lost in _IN_WORK else lost.silent_from,
+            self.opened.opened_at + float(fates.lost_s[rank]) if lost in _IN_WORK else math.inf,
+        )
+
+    def _as_it_went(self, devices: Mapping[ClientId, Device]) -> Fates:
+        """Who has waited for its inbox sends later, and who is out of the round nothing."""
+        fates, opened_at = self.cohort.fates, self.opened.opened_at
+        sends_s = np.array([devices[name].sends_at for name in self.cohort.names]) - opened_at
+        report_s = np.array([devices[name].reports_at for name in self.cohort.names]) - opened_at
+        lost_s = np.where(np.isin(fates.stage, _AFTER_REPORT), report_s, fates.lost_s)
+        return replace(fates, trained_s=sends_s, report_s=report_s, lost_s=lost_s)

@@ -1,0 +1,103 @@
+"""The model of a simulated run, version after version, in memory: master copy, what clients are given, and its hash."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from umbel.aggregation.downlink.change import ChangeWriter
+from umbel.aggregation.downlink.publishing import Spread
+from umbel.aggregation.model.artifact import encode_model
+from umbel.aggregation.model.layout import HasMean, Layout
+from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.secagg.numbers.plan import SumShown
+from umbel.aggregation.secagg.numbers.totals import Totals
+from umbel.aggregation.types import ModelRef
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """What was made: its SHA-256 in hex, and its length. In a simulation nobody downloads it."""
+
+    sha256: str
+    size_bytes: int
+
+    @classmethod
+    def of(cls, data: bytes) -> "Bytes":
+        return cls(hashlib.sha256(data).hexdigest(), len(data))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """A version. `master`: in full precision; `published`: what clients start from; `file`: of its safetensors.
+
+    `change`: what makes it of the version before, where the run sends changes.
+    """
+
+    layout: Layout
+    master: Mapping[str, Tensor] = field(repr=False)
+    published: Mapping[str, Tensor] = field(repr=False)
+    file: Bytes
+    change: Bytes | None = None
+
+    @classmethod
+    def first(cls, state: Mapping[str, Tensor]) -> "ModelState":
+        """Version 0."""
+        layout = Layout.of_state(state)
+        owned = {spec.name: state[spec.name].detach().clone() for spec in layout.owners()}
+        return cls(layout, layout.master_of(owned), owned, Bytes.of(encode_model(layout.full_state(owned))))
+
+    def after(self, mean: HasMean, learning_rate: float, change_step: float | None) -> "ModelState":
+        """The next version, as a coordinator makes it (`server/sums/model_files.py`): the same bits.
+
+        `change_step`: where clients are sent changes, their step in root mean squares. Raises `ModelOverflow`.
+        """
+        master = self.layout.add_mean(self.master, mean, learning_rate)
+        if change_step is None:
+            published = self.layout.published(master)
+            return ModelState(self.layout, master, published, self._file_of(published))
+        spread, public = Spread(), {name: values.clone() for name, values in self.published.items()}
+        for piece in pieces(self.layout):
+            before = piece.of(InMemory(public), piece.spec.torch_dtype)
+            spread.add(piece.spec, piece.of(InMemory(master), piece.spec.master_dtype), before)
+        writer = ChangeWriter(self.layout, spread.step(change_step), InMemory(master), InMemory(public))
+        body = b"".join(writer.body())
+        return ModelState(self.layout, master, public, self._file_of(public), Bytes.of(writer.head() + body))
+
+    def _file_of(self, published: Mapping[str, Tensor]) -> Bytes:
+        return Bytes.of(encode_model(self.layout.full_state(published)))
+
+    def ref(self, version: int) -> ModelRef:
+        return ModelRef(version, self.file.sha256, self.file.size_bytes, self.layout.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The next model and what the sum that it was made of has shown (`aggregation.run_end.ModelMade`)."""
+
+    state: ModelState
+    sum_sha256: str
+    update_rms: float | None = None
+    totals: Totals | None = None
+
+    @property
+    def published(self) -> Bytes:
+        return self.state.file
+
+    @property
+    def master_sha256(self) -> str:
+        """A simulation keeps no files of master copies."""
+        return self.state.file.sha256
+
+    @property
+    def n_values(self) -> int:
+        return self.state.layout.n_values
+
+    @property
+    def change(self) -> Bytes | None:
+        return self.state.change
+
+    @property
+    def shown(self) -> SumShown | None:
+        return None if self.totals is None else self.totals.shown

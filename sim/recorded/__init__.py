@@ -1,0 +1,1 @@
+"""Simulations of a recorded fleet, beside its record."""

@@ -1,0 +1,96 @@
+"""What `umbel simulate` prints where a fleet is made of a trace: how far off that is, and the record beside points."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from umbel.sim.recorded.against_trace import AgainstTrace, FigureError
+from umbel.sim.recorded.courses import Course
+from umbel.sim.results.shown import figure
+
+
+def tables(one: AgainstTrace) -> Iterator[RenderableType]:
+    """Two tables, and what each point asks that was not asked when the trace was recorded."""
+    file = one.calibration.file
+    if one.errors:
+        yield Text(f"\n{file}: recorded attempts, asked again of the fleet that is made of them", style="italic")
+        yield _errors(one.errors)
+    else:
+        yield Text(
+            f"\n{file} does not say at how many reports its rounds were to close, for an older coordinator has "
+            "recorded them: so how far off the simulation is is not known"
+        )
+    yield Text("\nbeside the record; hours and MB of a committed round", style="italic")
+    yield _courses(one)
+    yield Text("\n" + "\n".join(_words(one)))
+
+
+def _words(one: AgainstTrace) -> Iterator[str]:
+    """What is asked otherwise, first what all points do."""
+    all_unlike = {point.course.label: (*point.unlike, *point.work_unlike) for point in one.points}
+    shared = [word for word in next(iter(all_unlike.values()), ()) if all(word in one for one in all_unlike.values())]
+    if len(all_unlike) > 1 and shared:
+        yield f"all ask otherwise than was recorded: {'; '.join(shared)}"
+    for label, unlike in all_unlike.items():
+        own = [word for word in unlike if len(all_unlike) == 1 or word not in shared]
+        if own:
+            yield f"{label} asks otherwise than was recorded: {'; '.join(own)}"
+        elif not unlike:
+            yield f"{label} asks what was recorded: by what it differs is an error, too"
+    if one.calibration.is_secure:
+        yield (
+            "updates were masked then, and of work only the whole time is known: other bytes or steps do not change it "
+            "here"
+        )
+
+
+def _errors(errors: Sequence[FigureError]) -> Table:
+    table = _table("", "recorded", "simulated", "error")
+    for error in errors:
+        unit, factor = ("MB", 1e-6) if error.unit == "bytes" else (error.unit, 1.0)
+        simulated, is_share = error.simulated, error.unit == "share"
+        low, high = simulated.low, simulated.high
+        band = "" if low is None or high is None else f" ± {figure((high - low) / 2 * factor, is_share=is_share)}"
+        table.add_row(
+            error.what if is_share else f"{error.what}, {unit}",
+            figure(error.recorded * factor, is_share=is_share),
+            f"{figure(simulated.mean * factor, is_share=is_share)}{band}",
+            "-" if error.relative is None else f"{error.relative:+.1%}",
+        )
+    return table
+
+
+def _courses(against: AgainstTrace) -> Table:
+    table = _table("", "asked", "in", "committed", "open s", "hours", "MB up", "down")
+    rows: list[tuple[str, Course | None]] = [(one.label, one) for one in against.calibration.courses]
+    for point in against.points:
+        rows += [(point.course.label, point.course), ("  with the recorded work", point.recorded_work)]
+    for label, one in rows:
+        if one is None:
+            continue
+        table.add_row(
+            label,
+            figure(one.asked),
+            figure(one.reports),
+            figure(one.committed, is_share=True),
+            figure(one.open_s),
+            *(
+                _or_dash(value, unit)
+                for value, unit in ((one.open_h, 1.0), (one.bytes_up, 1e-6), (one.bytes_down, 1e-6))
+            ),
+        )
+    return table
+
+
+def _or_dash(value: float | None, unit: float) -> str:
+    """A dash where no round was committed."""
+    return "-" if value is None else figure(value * unit)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name))
+    return table

@@ -1,0 +1,166 @@
+"""A fleet that was made of a trace is asked again what the recorded one was asked: so it shows how far off it is.
+
+Each recorded attempt is played anew at its time of day, in virtual time, through the coordinator's own machine, with
+its window, target, minimum and over-selection, and models and updates as long as its own. Nobody trains. Who waits
+and what becomes of whom is the fleet's to say. Coverage and weights of draws are not in a trace, so they are not asked
+for again.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from umbel.aggregation.round.machine import advance
+from umbel.aggregation.round.states import Gathered, Recruiting, Training
+from umbel.aggregation.round.weighting import Candidate
+from umbel.aggregation.run.binomial import Floats
+from umbel.aggregation.run.ledger import Ending, client_records, round_record
+from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.sections import RoundsSection
+from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trace_of
+from umbel.aggregation.types import RoundPlan, RunId, Weighting
+from umbel.sim.data.partition.partition import Indices
+from umbel.sim.data.population import client_name, client_number
+from umbel.sim.federation.reports import Reports
+from umbel.sim.federation.window import Cohort, book_of, play
+from umbel.sim.fleet.fates import CohortAsk
+from umbel.sim.fleet.fleet import Fleet
+from umbel.sim.fleet.presence import DAY_S
+
+ATTEMPTS_MAX, ASKED_MAX = 300, 50_000  # clients in all; evenly taken from a longer trace, so that it takes seconds
+_SAMPLES = 1  # of each client: draws are even, and nobody trains
+_LOOK_AGAIN_S, _LOOKS_MAX = 600.0, 144  # for a day, where fewer than the minimum are there
+
+
+class NobodyComes(ValueError):
+    """A fleet is too small, or too seldom there, for the rounds that it is asked for."""
+
+
+def askable(trace: Trace) -> Trace | None:
+    """The attempts that can be asked again, for it is known when they were to close: `ATTEMPTS_MAX` at most, and fewer
+    of large cohorts. None if there are none, for an older coordinator has recorded them.
+    """
+    known = [attempt for attempt in trace.attempts if attempt.reports_wanted is not None]
+    if not known:
+        return None
+    n_asked = sum(len(attempt.clients) for attempt in known)
+    every = max(-(-len(known) // ATTEMPTS_MAX), -(-n_asked // ASKED_MAX))
+    return replace(trace, attempts=tuple(known[::every]))
+
+
+def with_rounds(trace: Trace, rounds: RoundsSection) -> Trace:
+    """The same attempts, asked as these rounds would: of the same work, in their window, and of so many clients."""
+    attempts = (
+        replace(
+            attempt,
+            window_s=rounds.window_s,
+            over_selection=rounds.over_selection,
+            reports_wanted=rounds.target,
+            reports_needed=rounds.minimum,
+        )
+        for attempt in trace.attempts
+    )
+    return replace(trace, attempts=tuple(attempts))
+
+
+def asked_again(trace: Trace, fleet: Fleet, seed: int) -> Trace:
+    """How these attempts go with this fleet. `trace`: as from `askable`; `seed`: for the draw of cohorts.
+
+    Raises `NobodyComes` where no round begins, `ValueError` for a plan that no round could have.
+    """
+    steps, midnight = _steps(trace), trace.attempts[0].opened_at // DAY_S * DAY_S
+    usual_bytes = _mean_bytes([one for attempt in trace.attempts for one in attempt.in_time], "bytes_up", 1)
+    records = list[RoundRecord]()
+    for number, attempt in enumerate(trace.attempts, 1):
+        question = _Question(
+            plan=_plan(attempt, number, seed),
+            at=max(0.0, attempt.opened_at - midnight),
+            bytes_up=_mean_bytes(attempt.in_time, "bytes_up", usual_bytes),
+            bytes_down=_mean_bytes(attempt.in_time, "bytes_down", attempt.model_bytes),
+            model_bytes=attempt.model_bytes,
+        )
+        records += _attempt(question, fleet, steps)
+    if not records:
+        raise NobodyComes("of the fleet of this trace too few devices are ever there for its rounds to begin")
+    return trace_of(records)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What one attempt asks. `at`: when it opens, in seconds from a midnight; bytes of one client both ways."""
+
+    plan: RoundPlan
+    at: float
+    bytes_up: int
+    bytes_down: int
+    model_bytes: int
+
+
+def _plan(attempt: TracedAttempt, number: int, seed: int) -> RoundPlan:
+    """`number`: unlike that of any other attempt, also where a trace is of several runs."""
+    assert attempt.reports_wanted is not None, "the others are not asked again"
+    assert attempt.reports_needed is not None, "both are known, or neither is"
+    return RoundPlan(
+        run=RunId("recorded"),
+        number=number,
+        attempt=1,
+        target=attempt.reports_wanted,
+        minimum=attempt.reports_needed,
+        over_selection=attempt.over_selection,
+        window_s=attempt.window_s,
+        weighting=Weighting.SAMPLES,
+        sample_count_max=1,
+        max_abs=1.0,
+        seed=seed,
+    )
+
+
+def _attempt(question: _Question, fleet: Fleet, steps: Indices) -> Iterator[RoundRecord]:
+    """Its record; none where too few are there all day long."""
+    opened = _opened(question, fleet, len(steps))
+    if opened is None:
+        return
+    names = sorted(opened.cohort)
+    numbers = np.array([client_number(name) for name in names], dtype=np.int64)
+    asked = steps[numbers]
+    up, down = np.array([question.bytes_up]), np.array([question.bytes_down])
+    ask = CohortAsk(asked, 1, down, up, question.plan.window_s)
+    fates = fleet.fates(numbers, question.plan.number, 1, opened.opened_at, ask)
+    cohort = Cohort(names, fates, Reports.before(np.full(len(names), _SAMPLES), asked, fates).works)
+    ended = play(opened, cohort, {})
+    clients = client_records(ended, book_of(ended, cohort, {}, {}))
+    ending = Ending(question.plan.number, None, ended.reason, ended.closed_at, question.model_bytes)
+    yield round_record(ended, clients, ended.opened_at, ending)
+
+
+def _opened(question: _Question, fleet: Fleet, n_devices: int) -> Training | None:
+    """With those who are there at the time, for the recorded round did not wait longer either; later if it must."""
+    plan = question.plan
+    for looks in range(_LOOKS_MAX):
+        now = question.at + looks * _LOOK_AGAIN_S
+        waiting = fleet.waiting(now, plan.number, 1, n_devices, plan.n_wanted)
+        candidates = tuple(Candidate(client_name(number), _SAMPLES) for number in waiting.tolist())
+        state, _ = advance(Recruiting(plan, now - plan.patience_s), Gathered(now, candidates))
+        if isinstance(state, Training):
+            return state
+    return None
+
+
+def _steps(trace: Trace) -> Indices:
+    """How many steps each client was usually asked for: of those that have not reported, as others; 1 if unknown."""
+    rows = [(one.client, one.steps_planned) for attempt in trace.attempts for one in attempt.clients]
+    clients, planned = np.array(rows, dtype=np.int64).T
+    is_known = planned > 0
+    if not is_known.any():
+        return np.ones(trace.clients, dtype=np.int64)
+    counts: Floats = np.bincount(clients[is_known], minlength=trace.clients).astype(np.float64)
+    sums = np.bincount(clients[is_known], weights=planned[is_known], minlength=trace.clients)
+    usual = float(np.median(planned[is_known]))
+    means = np.where(counts > 0, sums / np.maximum(counts, 1.0), usual)
+    return np.maximum(1, np.rint(means)).astype(np.int64)
+
+
+def _mean_bytes(clients: Sequence[TracedClient], name: str, default: int) -> int:
+    """Of those that have reported: others may have been stopped in the middle. `default`: where there are none."""
+    return round(sum(getattr(one, name) for one in clients) / len(clients)) if clients else default

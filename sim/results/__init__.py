@@ -1,0 +1,1 @@
+"""What an experiment showed: numbers, tables and plots."""

@@ -1,0 +1,88 @@
+"""How the data of an experiment's points are dealt out, by its first seed: in numbers, and as pictures.
+
+```
+OUT/split.png                     where all points share one split
+OUT/split-POINT.png               otherwise, for each split, called by the first point that has it
+```
+
+Synthetic clients, whose data are made with them, have none.
+"""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from umbel.sim.data.partition.heterogeneity import Heterogeneity, heterogeneity
+from umbel.sim.data.partition.section import PartitionSection
+from umbel.sim.data.section import DataSection
+from umbel.sim.experiment.file import Experiment, Trial
+from umbel.sim.experiment.world import Made
+
+_PICTURES = ("split.png", "split-*.png")
+_TITLE_CHARACTERS = 105  # that fit above the picture
+
+_Dealt: TypeAlias = tuple[DataSection, PartitionSection | None]
+
+
+class Splits:
+    """Of each different split among an experiment's points: how different its clients are, and its picture.
+
+    `folder`: where pictures are drawn, if they are not there yet; None: nowhere.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path | None) -> None:
+        self._name, self._folder = experiment.name, folder
+        seeds = dict.fromkeys(trial.seed for trial in experiment.trials)
+        self._seed, self._n_seeds = next(iter(seeds)), len(seeds)
+        self._sharing = dict[_Dealt, list[Trial]]()
+        for trial in experiment.trials:
+            if trial.seed == self._seed:
+                self._sharing.setdefault(_dealt(trial), []).append(trial)
+        self._found = dict[_Dealt, Heterogeneity]()
+
+    def look(self, trial: Trial, made: Made) -> None:
+        """Compare and draw the clients of a run that begins, or is gone on with, where it is the first of its split."""
+        dealt = _dealt(trial)
+        if trial is not self._sharing[dealt][0] or made.partition is None or made.data is None:
+            return
+        labels = made.data.samples.targets.numpy()
+        self._found[dealt] = heterogeneity(made.partition, labels)
+        if self._folder is None or (path := self._folder / self._picture(trial)).exists():
+            return
+        from umbel.sim.results.split_plot import draw_split
+
+        draw_split(path, made.partition, labels, title=self._title(trial))
+
+    @property
+    def by_point(self) -> Mapping[str, Heterogeneity]:
+        """How different clients are, by the point's label; of the points that were looked at."""
+        return {trial.label: found for dealt, found in self._found.items() for trial in self._sharing[dealt]}
+
+    def _picture(self, trial: Trial) -> str:
+        return "split.png" if len(self._sharing) == 1 else f"split-{trial.point_folder}.png"
+
+    def _title(self, trial: Trial) -> str:
+        """Whose split it is, as matplotlib reads it."""
+        from umbel.sim.results.plot import as_drawn
+
+        n_more = len(self._sharing[_dealt(trial)]) - 1
+        if n_more and len(self._sharing) == 1:
+            whose = "every point"
+        else:
+            whose = trial.label + (f" (and {n_more} more of the same split)" if n_more else "")
+        seed = f"seed {self._seed}" + (f", the first of {self._n_seeds} seeds" if self._n_seeds > 1 else "")
+        return as_drawn(textwrap.fill(f"{self._name}: {'; '.join(filter(None, (whose, seed)))}", _TITLE_CHARACTERS))
+
+
+def remove_pictures(folder: Path) -> None:
+    """Of an experiment of which nothing was begun, so that the next one draws its own."""
+    for pattern in _PICTURES:
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def _dealt(trial: Trial) -> _Dealt:
+    """What says who holds which samples. Feature skew changes what samples look like, and not whose they are."""
+    return trial.data, None if trial.partition is None else replace(trial.partition, features=None)

@@ -1,0 +1,176 @@
+"""Simulate an experiment: every run of it, kept so that it can be broken off and gone on with, and what they showed.
+
+```
+OUT/experiment.json               which experiment is kept here
+OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py), and its last model
+OUT/rounds.jsonl                  every row of every run, when all are done
+OUT/summary.json, OUT/curves.png
+OUT/split.png                     who holds what; where points differ in it, split-POINT.png of each (splits.py)
+OUT/recorded.png                  beside the record, where the fleet is made of one
+OUT/panels.png                    where several things are swept
+OUT/groups.png                    where holders by nature hold some back: how the last models do for each
+```
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from umbel.client.files import write_atomically
+from umbel.sim.experiment.checkpoint import ROWS_FILE
+from umbel.sim.experiment.file import Experiment, Trial, experiment_of, read_experiment
+from umbel.sim.experiment.rehearsal import rehearse
+from umbel.sim.experiment.trials import TrialResult, run_trial
+from umbel.sim.experiment.watcher import Watcher
+from umbel.sim.federation.possible import SimulationError
+from umbel.sim.federation.rows import Row
+from umbel.sim.recorded.against_trace import against, calibrate
+from umbel.sim.results.results import Results, by_point
+from umbel.sim.results.splits import Splits, remove_pictures
+
+EXPERIMENT_FILE, SUMMARY_FILE, ROUNDS_FILE = "experiment.json", "summary.json", "rounds.jsonl"
+CURVES_FILE, RECORDED_FILE, RUNS_FOLDER = "curves.png", "recorded.png", "runs"
+_NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # torch's, of processors and of GPUs
+PANELS_FILE, GROUPS_FILE = "panels.png", "groups.png"
+
+
+Described: TypeAlias = Experiment | Mapping[str, Any] | Path | str
+
+
+def simulate(
+    experiment: Described,
+    out: Path | str | None = None,
+    data: Path | str | None = None,
+    *,
+    changes: Mapping[str, object] | None = None,
+    watcher: Watcher | None = None,
+    progress: bool = False,
+) -> Results:
+    """Simulate every run of an experiment, and say what they showed.
+
+    `experiment`: a file's path, a table as of such a file, or one that was read. `out`: where to keep it; what is kept
+    there of the same experiment is gone on with. None: nothing is written. `data`: the folder of data sets that are
+    read from files. `changes`: values in the place of the file's, by dotted key. `progress`: whether bars on
+    standard error, or in the notebook, show how far it is; `watcher` hears it instead.
+
+    Raises `ValueError` with a sentence for what makes no sense, or for a folder that holds another experiment;
+    `OSError`, `EngineError`, `SimulationError`, `CheckpointError`.
+    """
+    one = _read(experiment, changes)
+    folder, data = None if out is None else Path(out), None if data is None else Path(data)
+    with contextlib.nullcontext() if folder is None else _claimed(folder, one):
+        with _memory_in_words():
+            rehearse(one.trials, one.folder, data)
+        with _heard(one, watcher, progress) as ear, _memory_in_words():
+            return _simulated(one, folder, data, ear)
+
+
+@contextlib.contextmanager
+def _memory_in_words() -> Generator[None]:
+    """Raise `SimulationError` where memory does not suffice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        raise SimulationError(
+            "memory does not suffice for this model, its data and its cohort: take a smaller model, train_limit in "
+            '[data], a lower rounds.target, or name = "sequential" in [engine], which holds one client at a time'
+        ) from error
+
+
+def _heard(one: Experiment, watcher: Watcher | None, progress: bool) -> contextlib.AbstractContextManager[Watcher]:
+    if watcher is not None or not progress:
+        return contextlib.nullcontext(watcher or Watcher())
+    from umbel.sim.results.bars import Bars
+
+    return Bars(len(one.trials))
+
+
+def _simulated(one: Experiment, folder: Path | None, data: Path | None, watcher: Watcher) -> Results:
+    calibrations = calibrate(one.trials, one.folder)
+    splits, results = Splits(one, folder), list[TrialResult]()
+    for trial in one.trials:
+        watcher.begins(trial)
+        place = None if folder is None else folder / RUNS_FOLDER / trial.folder
+        results.append(run_trial(trial, place, one.folder, data, _teller(watcher, trial), partial(splits.look, trial)))
+        watcher.ends(results[-1])
+    beside = tuple(against(calibration, by_point(results)) for calibration in calibrations)
+    found = Results(one.name, tuple(results), one.target_accuracy, folder, beside, splits.by_point)
+    if folder is not None:
+        _write(folder, found)
+    return found
+
+
+def _read(experiment: Described, changes: Mapping[str, object] | None) -> Experiment:
+    match experiment:
+        case Experiment():
+            if changes:
+                raise ValueError("changes are made to a file or a table, not to an experiment that was read")
+            return experiment
+        case str() | Path():
+            return read_experiment(Path(experiment), changes)
+        case _:
+            return experiment_of(experiment, changes)
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, experiment: Experiment) -> Generator[None]:
+    """Hold the folder for this process alone, as this experiment's. Raises `ValueError` where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ValueError(f"{folder} is no folder; choose another (--out)") from error
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another process simulates in {folder}; wait for it, or choose another folder (--out)"
+            ) from error
+        _claim(folder, experiment)
+        yield
+    finally:
+        os.close(fd)  # closing drops the lock, and so does dying
+
+
+def _claim(folder: Path, experiment: Experiment) -> None:
+    """Make the folder this experiment's. Raises `ValueError` if it is another's, of which a run was begun."""
+    path = folder / EXPERIMENT_FILE
+    if path.exists():
+        if path.read_bytes() == experiment.text.encode():
+            return
+        if any(folder.glob(f"{RUNS_FOLDER}/*/{ROWS_FILE}")):
+            raise ValueError(
+                f"{folder} holds another experiment, or this one as it was before it was changed; choose another "
+                "folder (--out), or remove that one"
+            )
+        remove_pictures(folder)  # of the file before it was mended
+    elif any(folder.iterdir()):
+        raise ValueError(f"{folder} holds other files; choose a folder that is empty, or does not exist")
+    write_atomically(path, experiment.text.encode())
+
+
+def _teller(watcher: Watcher, trial: Trial) -> Callable[[Row], None]:
+    return lambda row: watcher.row(trial, row)
+
+
+def _write(folder: Path, results: Results) -> None:
+    lines = (json.dumps(row).encode() + b"\n" for row in results.rows)
+    write_atomically(folder / ROUNDS_FILE, *lines)
+    write_atomically(folder / SUMMARY_FILE, json.dumps(results.summary(), indent=2).encode() + b"\n")
+    from umbel.sim.results.group_plot import groups_plot
+    from umbel.sim.results.panels import panels
+
+    figures = {CURVES_FILE: results.plot(), PANELS_FILE: panels(results), GROUPS_FILE: groups_plot(results)}
+    if results.against:
+        figures[RECORDED_FILE] = results.plot_against()
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.savefig(folder / name)

@@ -1,0 +1,76 @@
+"""Words: no sum of them wraps, and a metric's mean comes out of it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, Counts, Measured, Words
+
+COUNTS = Counts(1, 2, 3, 4, 5, 6, 7, 8)
+
+
+def words_of(clients_max: int = 100, sample_count_max: int = 1 << 20) -> Words:
+    return Words(("loss",), ("loss", "accuracy"), 4, clients_max, sample_count_max)
+
+
+def test_what_is_joined_is_split_again() -> None:
+    words, measured = words_of(), [Measured(1, 2, 3), Measured(), Measured(4, 5, -6)]
+    exact = torch.tensor([-1, 2, 1 << 62, -(1 << 62)])
+    joined = words.join(COUNTS, measured, exact)
+    assert joined.shape == (words.n_words,) == (N_COUNTS + 3 * 3 + 4,)
+    assert joined.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 0, 0, 0, 4, 5, -6, *exact.tolist()]
+    counts, found, rest = words.split(joined)
+    assert (counts, found, rest.tolist()) == (COUNTS, measured, exact.tolist())
+
+
+@pytest.mark.parametrize("words", [torch.zeros(20, dtype=torch.int64), torch.zeros(21, dtype=torch.int32)])
+def test_words_of_another_number_or_type_are_refused(words: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="21 words of int64 are needed"):
+        words_of().split(words)
+
+
+def test_more_samples_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="lower sample_count_max or the number of clients"):
+        words_of(3, 1 << 37)
+
+
+@given(st.integers(1, 65_536), st.integers(1, 1 << 38), st.floats(allow_nan=False))
+def test_no_sum_of_a_metric_wraps_or_is_far_off(clients_max: int, samples: int, value: float) -> None:
+    if clients_max * samples > 1 << 38:
+        return
+    words = words_of(clients_max, samples)
+    one, is_cut = words.measured(value, samples)
+    assert is_cut == (abs(value) > METRIC_LIMIT)
+    assert abs(one.value) * clients_max <= 1 << 62
+    cut = min(max(value, -METRIC_LIMIT), METRIC_LIMIT)
+    assert words.mean_of(one) == pytest.approx(cut, rel=1e-15, abs=2.0 ** -(words.fraction_bits + 1))
+    assert 8 <= words.fraction_bits <= 32
+
+
+def test_what_is_not_a_number_counts_as_the_greatest_value_and_what_nobody_measured_as_nothing() -> None:
+    words = words_of()
+    assert words.measured(math.nan, 10) == (words.measured(METRIC_LIMIT, 10)[0], True)
+    assert words.measured(None, 10) == (Measured(), False)
+    assert words.measured(1.0, 0) == (Measured(), False)
+
+
+def test_held_out_samples_count_as_many_as_a_client_may_have_at_most() -> None:
+    assert words_of(3, 100).measured(1.0, 1 << 40)[0].samples == 100
+
+
+@pytest.mark.parametrize(
+    ("clients_max", "samples", "bits"),
+    [(100, 1 << 20, 19), (1, 1, 32), (1 << 14, 1, 32), (1 << 15, 1, 31), (1 << 10, 1 << 28, 8)],
+)
+def test_how_fine_a_metric_is_follows_from_how_many_samples_there_can_be(
+    clients_max: int, samples: int, bits: int
+) -> None:
+    assert words_of(clients_max, samples).fraction_bits == bits
+
+
+def test_one_clients_words_are_in_no_repr() -> None:
+    assert "samples" not in repr(Measured(1, 2, 3))
+    assert "sample_count" not in repr(COUNTS)

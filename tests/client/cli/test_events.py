@@ -1,0 +1,68 @@
+"""A run told to a file: a line an event, none twice."""
+
+from dataclasses import replace
+
+from tests.client.cli.test_view import EAST, FINE, ROUND, RUN
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RunProgress, TurnedAway
+from umbel.client.cli.events import Events
+
+LIVE = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, (FINE,))
+NEWS = RunProgress(RUN, (), 0, LIVE)
+
+
+def told(events: Events, progress: RunProgress) -> list[str]:
+    return [line.partition(" ")[2] for line in events.new_in(progress)]
+
+
+def test_what_has_not_changed_is_not_told_again() -> None:
+    events = Events()
+    assert told(events, NEWS) == [
+        "ward: running, 1 of 5 rounds is done",
+        "round 3: training, 1 client is asked, closes in 60 s; 0 of 2 reports are in",
+    ]
+    assert told(events, replace(NEWS, live=replace(LIVE, why="1 of 2 reports is in", closes_in_s=9.0))) == []
+
+
+def test_the_end_of_a_round_tells_what_it_brought_and_who_was_not_there() -> None:
+    ended = replace(ROUND, absent=EAST, samples_selected=30, samples_in=30, samples_share=1.0)
+    assert told(Events(), replace(NEWS, ended=(ended,)))[:2] == [
+        "round 2: done in 3.0 s, 1 of 3 clients reported, 100% of their data; training: loss 0.2500",
+        "round 2: absent: east (114 samples, last heard of 22:13Z); 21% of all known data is in",
+    ]
+
+
+def test_of_a_secure_round_no_share_of_data_is_told() -> None:
+    ended = replace(ROUND, absent=EAST)
+    first, second, *_ = told(Events(), replace(NEWS, ended=(ended,)))
+    assert first == "round 2: done in 3.0 s, 1 of 3 clients reported; training: loss 0.2500"
+    assert second == "round 2: absent: east (114 samples, last heard of 22:13Z)"
+
+
+def test_of_a_private_round_it_is_told_what_the_run_has_cost_with_it() -> None:
+    [line, *_] = told(Events(), replace(NEWS, ended=(replace(ROUND, metrics={}, epsilon=5.327),)))
+    assert line == "round 2: done in 3.0 s, 1 of 3 clients reported; epsilon 5.33 so far"
+
+
+def test_pauses_and_those_who_are_turned_away_are_told_once_and_no_escape_reaches_the_log() -> None:
+    events, away = Events(), (TurnedAway("h4", "its\x1b model does not fit", 1.7e9),)
+    told(events, NEWS)
+    paused = replace(NEWS, run=replace(RUN, status=RunStatus.PAUSED, reason="night shift"), turned_away=away)
+    assert told(events, paused) == [
+        "h4 turned away: its\N{REPLACEMENT CHARACTER} model does not fit",
+        "ward: paused, night shift, 1 of 5 rounds is done",
+    ]
+    assert told(events, paused) == []
+
+
+def test_a_reason_for_declining_is_told_once_in_the_life_of_a_log() -> None:
+    events, why = Events(), "this site's policy does not allow this round, " * 9 + "so set minimum to 4"
+    first = replace(ROUND, clients=(ClientRecord("h2", Fate.DECLINED, why, 30),))
+    assert told(events, replace(NEWS, ended=(first,)))[1] == f"round 2: h2 declined: {why}"
+    again = replace(first, attempt=2)
+    assert told(events, replace(NEWS, ended=(again,)))[1] == "round 2 (attempt 2): h2 declined, as in round 2"
+
+
+def test_every_line_bears_its_date_and_zone() -> None:
+    first = next(Events().new_in(NEWS)).split()[0]
+    assert len(first) == len("2026-01-31T23:59:59+00:00")

@@ -1,0 +1,94 @@
+"""Which assignments describe no secure round that can be: each is refused for its own reason, before a key is made."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.secagg.offer import SecureOffer
+from umbel.aggregation.trust.public_keys import public_key_bytes
+from umbel.aggregation.types import Assignment
+from umbel.client.errors import CoordinatorMisbehaved
+from umbel.client.rounds.offers import WINDOW_S_MAX
+from umbel.client.rounds.secure_offers import Asked, read_offer
+
+DOUBLE = SecureDouble(nn.Linear(30, 10))
+DOUBLE.keys[WARD] = public_key_bytes(peer_key(WARD), "a key")
+OFFERED = DOUBLE.offered()
+
+
+def read(assignment: Assignment) -> Asked:
+    return read_offer(assignment, WARD, DOUBLE.layout)
+
+
+def with_secure(change: Callable[[SecureOffer], SecureOffer]) -> Assignment:
+    assert OFFERED.secure is not None
+    return replace(OFFERED, secure=change(OFFERED.secure))
+
+
+def with_first(name: str = "", key: str = "") -> Assignment:
+    """Another name or key of who is first in the cohort."""
+
+    def change(offer: SecureOffer) -> SecureOffer:
+        (was, had), *others = offer.cohort
+        return replace(offer, cohort=((name or was, key or had), *others))
+
+    return with_secure(change)
+
+
+def test_what_the_coordinator_offers_is_a_secure_round() -> None:
+    assert read(OFFERED).assignment == OFFERED
+
+
+@pytest.mark.parametrize("task", [task for task in Task if not task.makes_model])
+def test_a_task_that_makes_no_model_has_no_sum(task: Task) -> None:
+    with pytest.raises(CoordinatorMisbehaved, match=f"a round of {task.value} has no sum to mask"):
+        read(replace(OFFERED, task=task))
+
+
+@pytest.mark.parametrize("window_s", [0.0, -1.0, math.nan, math.inf, math.nextafter(WINDOW_S_MAX, math.inf)])
+def test_a_window_that_is_no_time_is_refused(window_s: float) -> None:
+    with pytest.raises(CoordinatorMisbehaved, match="its window is out of range"):
+        read(with_secure(lambda offer: replace(offer, window_s=window_s)))
+
+
+@pytest.mark.parametrize("window_s", [0.5, WINDOW_S_MAX])
+def test_the_shortest_and_the_longest_window_are_taken(window_s: float) -> None:
+    assert read(with_secure(lambda offer: replace(offer, window_s=window_s))).offer.window_s == window_s
+
+
+DRAWN: dict[str, Callable[[SecureOffer], SecureOffer]] = {
+    "the plan": lambda offer: replace(offer, plan=replace(offer.plan, is_proportional=True)),
+    "this client's draws": lambda offer: replace(offer, draws=2),
+}
+
+
+@pytest.mark.parametrize("change", DRAWN.values(), ids=DRAWN.keys())
+def test_no_client_is_weighed_by_how_often_it_is_said_to_be_drawn(change: Callable[[SecureOffer], SecureOffer]) -> None:
+    with pytest.raises(CoordinatorMisbehaved, match="weighs clients by how often they were drawn"):
+        read(with_secure(change))
+
+
+def test_no_share_of_the_work_is_asked_for() -> None:
+    with pytest.raises(CoordinatorMisbehaved, match="a share of the work, which only a canary does"):
+        read(replace(OFFERED, share=0.5))
+
+
+def test_a_name_that_cannot_stand_in_a_log_is_refused() -> None:
+    with pytest.raises(CoordinatorMisbehaved, match="a name in the cohort"):
+        read(with_first(name="peer-1\nWARNING: all is well"))
+
+
+def test_a_key_has_one_spelling() -> None:
+    """With two spellings, one member would pass for two where keys are compared as text."""
+    assert OFFERED.secure is not None
+    key = OFFERED.secure.cohort[0][1]
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    respelled = f"{key[:-2]}{alphabet[alphabet.index(key[-2]) + 1]}="  # of its last digit two bits stand for nothing
+    assert public_key_bytes(respelled, "a key") == public_key_bytes(key, "a key")
+    with pytest.raises(CoordinatorMisbehaved, match="is not the base64 that its bytes have"):
+        read(with_first(key=respelled))

@@ -1,0 +1,109 @@
+"""What a report says, held against its round and its update: every bound from both sides."""
+
+from dataclasses import replace
+
+import pytest
+
+from umbel.aggregation.errors import ReportRefused
+from umbel.aggregation.round.cohort import Member
+from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.round.states import Reported, Training
+from umbel.aggregation.secagg.turns import Exchange
+from umbel.aggregation.types import (
+    ClientId,
+    EvaluationDone,
+    MaskedInput,
+    Probe,
+    RoundPlan,
+    RunId,
+    Weighting,
+    Work,
+    WorkDone,
+)
+from umbel.server.problems import Refused
+from umbel.server.runs.reports import check_report
+from umbel.server.store.stored import StoredUpload
+
+WARD, MOST, ANNOUNCED = ClientId("ward"), 100, 60
+PLAN = RoundPlan(RunId("demo"), 1, 1, 1, 1, 1.0, 60.0, Weighting.SAMPLES, MOST, 8.0, seed=1)
+DIGEST = "a" * 64
+UPLOAD = StoredUpload(10, 10, DIGEST, is_complete=True)
+DONE = WorkDone(ANNOUNCED, 4, 4, DIGEST)
+MASKED = MaskedInput(DIGEST, "A" * 86 + "==")
+SECRET = Exchange.begun(bytes(48), 0.0, 60.0)
+
+
+def check(
+    work: Work,
+    upload: StoredUpload | None = UPLOAD,
+    task: Task = Task.TRAINING,
+    exchange: Exchange | None = None,
+    announced: int = ANNOUNCED,
+) -> None:
+    state = Training(replace(PLAN, task=task), {WARD: Member(1, announced)}, 0.0, exchange=exchange)
+    check_report(state, Reported(1.0, WARD, work), upload)
+
+
+def test_what_was_asked_may_count() -> None:
+    check(DONE)
+    check(replace(DONE, sample_count=1))
+    check(MASKED, exchange=SECRET)
+    check(EvaluationDone(ANNOUNCED, {"loss": 1.0}), None, Task.EVALUATION)
+    check(replace(DONE, probe=Probe(9, 0.1)), task=Task.CANARY)
+
+
+def test_no_more_samples_than_were_announced() -> None:
+    with pytest.raises(ReportRefused, match="sample_count 61 is over the 60 of this client's check-in"):
+        check(replace(DONE, sample_count=ANNOUNCED + 1))
+
+
+def test_no_more_samples_than_the_run_counts() -> None:
+    check(replace(DONE, sample_count=MOST), announced=MOST + 1)
+    with pytest.raises(ReportRefused, match="sample_count: 101 samples are over the run's sample_count_max 100"):
+        check(replace(DONE, sample_count=MOST + 1), announced=MOST + 1)
+
+
+def test_no_more_samples_measured_than_the_run_counts() -> None:
+    measured = replace(DONE, evaluation={"loss": 1.0}, evaluation_sample_count=1)
+    check(replace(measured, evaluation_sample_count=MOST))
+    with pytest.raises(ReportRefused, match="evaluation: 101 samples"):
+        check(replace(measured, evaluation_sample_count=MOST + 1))
+    check(EvaluationDone(MOST, {"loss": 1.0}), None, Task.EVALUATION)
+    with pytest.raises(ReportRefused, match="101 samples"):
+        check(EvaluationDone(MOST + 1, {"loss": 1.0}), None, Task.EVALUATION)
+
+
+@pytest.mark.parametrize("upload", [None, replace(UPLOAD, offset=9, is_complete=False)])
+def test_no_report_without_its_whole_update(upload: StoredUpload | None) -> None:
+    for work, exchange in ((DONE, None), (MASKED, SECRET)):
+        with pytest.raises(Refused) as refusal:
+            check(work, upload, exchange=exchange)
+        assert refusal.value.kind == "upload-incomplete"
+
+
+def test_no_report_of_another_update_than_was_uploaded() -> None:
+    for work, exchange in ((DONE, None), (MASKED, SECRET)):
+        with pytest.raises(ReportRefused, match="is not that of the uploaded update"):
+            check(work, replace(UPLOAD, sha256="b" * 64), exchange=exchange)
+
+
+def test_a_secure_round_takes_masked_updates_and_no_others() -> None:
+    with pytest.raises(ReportRefused, match="this round is a secure one"):
+        check(DONE, exchange=SECRET)
+    with pytest.raises(ReportRefused, match="this round is not a secure one"):
+        check(MASKED)
+
+
+@pytest.mark.parametrize(
+    ("work", "task", "sentence"),
+    [
+        (DONE, Task.CANARY, "say in `probe` what was measured"),
+        (replace(DONE, probe=Probe(9, 0.1)), Task.TRAINING, "only a canary's report has a `probe`"),
+        (DONE, Task.EVALUATION, "this assignment asks to measure the model"),
+        (EvaluationDone(9, {"loss": 1.0}), Task.TRAINING, "this assignment asks to train"),
+        (EvaluationDone(9, {"loss": 1.0}), Task.CANARY, "this assignment asks to train"),
+    ],
+)
+def test_a_report_is_of_the_kind_that_was_asked_for(work: Work, task: Task, sentence: str) -> None:
+    with pytest.raises(ReportRefused, match=sentence):
+        check(work, task=task)

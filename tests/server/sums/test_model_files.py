@@ -1,0 +1,52 @@
+"""The next model, made from file to file, is what `Layout.add_mean` makes in memory, byte for byte."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tests.federations.server_device import small_state
+from umbel.aggregation.audit.bundle import sum_sha256
+from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.update.grid import Grid, GridAccumulator
+from umbel.server.blobs.blobs import model_key
+from umbel.server.blobs.local import LocalBlobs
+from umbel.server.sums.model_files import Base, Summed, first_master, inspect_model, keep_model, next_model
+
+
+def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
+    state = {
+        **small_state(),
+        "large": torch.randn(300_001, generator=torch.Generator().manual_seed(1)),
+        "double": torch.tensor(0.5, dtype=torch.float64),
+        "mask": torch.tensor([True, False, True]),
+        "empty": torch.zeros(0, 3),
+        "half.scalar": torch.tensor(1.5, dtype=torch.float16),
+        "half.edge": torch.full((200,), torch.finfo(torch.float16).max, dtype=torch.float16),
+    }
+    blobs = LocalBlobs(tmp_path)
+    blobs.prepare()
+    with blobs.scratch() as path:
+        path.write_bytes(encode_model(state))
+        layout = inspect_model(path)
+        first = keep_model(blobs, path)
+    assert layout == Layout.of_state(state)
+    total = GridAccumulator(layout.n_values, Grid.finest(max_abs=64.0, total_weight_max=10))
+    change = torch.randn(layout.n_values, generator=torch.Generator().manual_seed(2)).clamp(-4, 4)
+    edge = next(spec.place for spec in layout.tensors if spec.name == "half.edge")
+    change[edge] = 64.0  # beyond float16's range, by enough to round to an infinity
+    total.fold_vector(change, 3)
+    base = Base(first.sha256, first_master(blobs, first.sha256, layout))
+    files = next_model(blobs, layout, base, Summed(sum_sha256(total), total), 0.7, None)
+    master = layout.add_mean(layout.master_of(state), total, 0.7)
+    expected = layout.full_state(layout.published(master))
+    with blobs.local(model_key(files.published.sha256)) as path:
+        data = path.read_bytes()
+    assert decode_model(data)[0] == layout
+    assert decode_model(data)[1]["half.edge"].isfinite().all()
+    assert data == encode_model(expected)
+    with blobs.local(model_key(files.master_sha256)) as path:
+        stored = load_file(path)
+    assert all(torch.equal(stored[name], tensor) for name, tensor in master.items())
+    assert len(stored) == len(master)

@@ -1,0 +1,70 @@
+"""Every experiment of examples/simulate/ is one, and its rounds run."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.repository import ROOT
+from tests.servers.real_data import real_files
+from umbel.aggregation.messages import RunStatus
+from umbel.sim import simulate
+from umbel.sim.data.sets.sources import SOURCES
+from umbel.sim.experiment.file import Experiment, Trial, read_experiment
+
+EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
+
+
+def data_for(experiment: Experiment) -> Path | None:
+    """The folder of its data sets, if it has any that are read from files; the test is skipped where they are not."""
+    trial = experiment.trials[0]
+    folder = real_files(SOURCES[trial.data.name]) if trial.data.name in SOURCES else None
+    phones = trial.fleet.network and trial.fleet.network.phones
+    if phones and not (Path(os.environ.get("UMBEL_DATA", "")) / phones).exists():
+        pytest.skip(f"the data sets of UMBEL_DATA lack {phones}")
+    return folder
+
+
+def shortened(trial: Trial) -> Trial:
+    """Its first round alone, with one pass or some steps."""
+    run = trial.run
+    training = (
+        replace(run.training, local_epochs=1) if run.training.local_epochs else replace(run.training, local_steps=5)
+    )
+    return replace(trial, run=replace(run, rounds=replace(run.rounds, count=1), training=training))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_first_round_of_every_point_of_an_example_is_committed(path: Path) -> None:
+    experiment = read_experiment(path)
+    assert experiment.name == path.stem
+    data = data_for(experiment)
+    seed = experiment.trials[0].seed
+    results = simulate(
+        replace(experiment, trials=tuple(shortened(trial) for trial in experiment.trials if trial.seed == seed)),
+        data=data,
+    )
+    assert all(one.status is RunStatus.FINISHED for one in results.trials)
+    assert all(point.accuracy is not None for point in results.points)
+
+
+@pytest.mark.slow
+def test_the_digits_reach_the_accuracy_that_their_file_asks_for() -> None:
+    experiment = read_experiment(ROOT / "examples" / "simulate" / "digits.toml")
+    results = simulate(replace(experiment, trials=tuple(one for one in experiment.trials if one.seed == 0)))
+    assert len(results.points) == 2
+    assert all(point.reached_target == 1 for point in results.points)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_begins_with_the_command_that_simulates_it(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    assert f"umbel simulate {path.relative_to(ROOT).as_posix()}" in first
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "digits"], ids=lambda path: path.stem)
+def test_an_example_has_a_page_with_its_command_that_others_link_to(path: Path) -> None:
+    page = ROOT / "docs" / "recipes" / f"{path.stem}.md"
+    assert f"umbel simulate {path.relative_to(ROOT).as_posix()}" in page.read_text()
+    assert f"recipes/{page.name}" in (ROOT / "docs" / "simulate.md").read_text()
