@@ -38,12 +38,12 @@ _HOMES = {
     "CoordinatorRefused": "errors",
     "Evaluation": "app",
     "LocalPlan": "app",
-    "Operator": "admin",
+    "Operator": "operator.operator",
     "RunEnd": "loop",
-    "SitePolicy": "policy",
-    "TorchClient": "trainer",
+    "SitePolicy": "policy.policy",
+    "TorchClient": "training.trainer",
     "TrainResult": "app",
-    "read_policy": "policy_file",
+    "read_policy": "policy.policy_file",
     "run_client": "loop",
 }
 

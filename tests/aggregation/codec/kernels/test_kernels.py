@@ -367,7 +367,7 @@ def test_what_machines_other_than_x86_get_is_the_same(tmp_path: Path, unchosen: 
     if compiler is None:
         pytest.skip("there is no C++ compiler here")
     library = tmp_path / "portable.so"
-    source = ROOT / "aggregation" / "codec" / "kernels.cpp"
+    source = ROOT / "aggregation" / "codec" / "kernels" / "kernels.cpp"
     options = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-DHAS_X86=0"]
     subprocess.run([compiler, *options, "-o", library, source], check=True)
     portable = native.Library(str(library))
