@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.trust.public_keys import public_key_bytes
-from umbel.aggregation.types import Assignment, RunId, require_sample_count, require_sha256, require_slug
+from umbel.aggregation.types import RunId, require_sample_count, require_sha256, require_slug
 
 TOKEN_CHARS_MAX = 256
 LABELS_MAX = 16

@@ -44,8 +44,9 @@ from umbel.aggregation.messages import (
     RunStatus,
 )
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.secagg.turns import ASKED_SHARE, after_s
-from umbel.aggregation.types import Assignment, ClientId, RunId
+from umbel.aggregation.types import ClientId, RunId
 from umbel.client.app import Checkpoint, Client, LocalPlan
 from umbel.client.errors import (
     AccessRefused,

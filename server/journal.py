@@ -14,9 +14,8 @@ from starlette.types import Scope
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import agreeing, counted
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import RoundPlan, Task
 from umbel.aggregation.run.records import Fate, RoundRecord
-from umbel.aggregation.types import RoundPlan
 
 _log = logging.getLogger(__name__)
 _refusals = logging.getLogger(f"{__name__}.refusals")

@@ -26,24 +26,25 @@ from umbel.aggregation.audit.bundle import (
     unseal,
 )
 from umbel.aggregation.canonical import Json
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.plans.assignment import assignment_id
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.masks import SecurePlan, SumShown
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.rounds import again, private_numbers, spent_after
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.round.weighting import weight_of
 from umbel.aggregation.run.records import PrivacySpent
-from umbel.aggregation.secagg.numbers.plan import SecurePlan, SumShown
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.trust.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
-from umbel.aggregation.types import LINE_RATE_MAX, LINE_RATE_MIN, AssignmentId, ClientId, RunId, assignment_id
+from umbel.aggregation.types import LINE_RATE_MAX, LINE_RATE_MIN, AssignmentId, ClientId, RunId
 
 Parse = Callable[[Json], Bundle]
 Section = TypeVar("Section")

@@ -15,7 +15,8 @@ from umbel.aggregation.codec.update_codec import Part, UpdateCodec, codec_for
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout, State
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.types import ClientId, ranks_of
+from umbel.aggregation.plans.round import ranks_of
+from umbel.aggregation.types import ClientId
 
 
 class Replay:

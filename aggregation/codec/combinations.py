@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.codec.feedback import MomentumCorrection
 from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan
 
 
 class Adding(StrEnum):
@@ -60,3 +60,24 @@ def require_summable(plan: CodecPlan, adding: Adding) -> None:
     why = _WHY.get(codec, "sums of what clients send with it cannot be decoded")
     instead = _INSTEAD.get((codec, adding), _INTEGERS[adding])
     raise ValueError(f"{codec.name.lower()} does not work with {adding}: {why}; use {instead}")
+
+
+def require_codec(plan: CodecPlan) -> None:
+    """Raise `ValueError` for parameters that the plan's codec does not take, and for combinations that cannot work."""
+    if plan.codec not in CODECS:
+        return
+    name, codec = plan.codec.name.lower(), vector_codec(plan.codec, plan.parameters)
+    if plan.feedback and not codec.is_contraction:
+        raise ValueError(
+            f"error feedback needs a codec that never moves away from what it is given; {name}, as it is set here, "
+            "does, to be right on average, so that what is left over would grow from round to round. Leave "
+            'error_feedback out, or take "topk", "sign", "planes", or a structured "mask" or "lowrank"'
+        )
+    if plan.momentum is None:
+        return
+    if not plan.feedback or plan.codec is not Codec.TOPK:
+        raise ValueError(
+            'momentum corrects what waits to be sent (deep gradient compression): it needs name = "topk" and '
+            "error_feedback = true"
+        )
+    MomentumCorrection(plan.momentum)

@@ -37,16 +37,18 @@ from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.codec.kernels.native import Quantizer
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX, Dithers, Levels, phase
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
+from umbel.aggregation.codec.kernels.quantize import Dithers, Levels, phase
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import Grid, check_values, to_integers
+from umbel.aggregation.types import LEVEL_MAX
+from umbel.aggregation.update.grid import check_values, to_integers
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for, read_header
+from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,11 +23,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX, Levels
+from umbel.aggregation.codec.kernels.quantize import Levels
 from umbel.aggregation.codec.modular import SIGMAS, lift
-from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.codec.rotated import COHORT_MAX, Rotated, dithers_of, sum_of_squares
+from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
+from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,12 +22,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.packing import BITS_MAX, packed_bytes
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
+from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.kernels.residues import add_packed, pack_residues
-from umbel.aggregation.codec.rotated import COHORT_MAX, Dither, Rotated
+from umbel.aggregation.codec.rotated import Dither, Rotated
 from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX, RESIDUE_BITS_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +46,8 @@ class Modular:
     bits: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= BITS_MAX:
-            raise ValueError(f"integers are sent in 1 to {BITS_MAX} bits, not {self.bits}; take a larger step")
+        if not 1 <= self.bits <= RESIDUE_BITS_MAX:
+            raise ValueError(f"integers are sent in 1 to {RESIDUE_BITS_MAX} bits, not {self.bits}; take a larger step")
 
     @property
     def n_bytes(self) -> int:
@@ -114,7 +114,7 @@ class Modular:
 
 def lift(residues: Tensor, bits: int) -> Tensor:
     """The integers from -2^(bits-1) to 2^(bits-1) - 1 with these lowest `bits`: int32, any shape."""
-    unused = BITS_MAX - bits
+    unused = RESIDUE_BITS_MAX - bits
     return (residues << unused) >> unused
 
 

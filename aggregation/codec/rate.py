@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from umbel.aggregation.codec.plan import STEP_MIN, CodecPlan
+from umbel.aggregation.codec.plan import STEP_MIN
+from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.stated_order import log2
 
 ERROR_MIN, ERROR_MAX = 2.0**-19, 16.0  # so that the step stays within its own bounds

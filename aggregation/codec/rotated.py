@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from umbel.aggregation.codec.kernels.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
 from umbel.aggregation.codec.kernels.native import Quantizer
-from umbel.aggregation.codec.kernels.quantize import UNIT, Dithers, Levels, phase, quantize
+from umbel.aggregation.codec.kernels.quantize import Dithers, Levels, phase, quantize
 from umbel.aggregation.codec.kernels.rotation import Blocks
-from umbel.aggregation.codec.plan import NORM_MAX, CodecPlan, as_float32
+from umbel.aggregation.plans.codec import CodecPlan, as_float32
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import COHORT_MAX, NORM_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-COHORT_MAX = UNIT  # beyond it two clients would have the same share of the dither
 _PART_CPU, _PART_DEVICE = 16 * TILE, 4096 * TILE  # what stays in a cache; what keeps a device busy
 _WHOLE = Levels()
 

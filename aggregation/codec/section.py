@@ -4,21 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
+from umbel.aggregation.codec.combinations import require_codec
 from umbel.aggregation.codec.feedback import warm_up_share
-from umbel.aggregation.codec.plan import (
-    NORM_MAX,
-    NORM_MIN,
-    STEP_MAX,
-    STEP_MIN,
-    CodecPlan,
-    first_plan,
-    next_plan,
-)
+from umbel.aggregation.codec.plan import STEP_MAX, STEP_MIN, first_plan, next_plan
 from umbel.aggregation.codec.rate import ERROR_MAX, ERROR_MIN, Shown, coarsest_step, step_for
-from umbel.aggregation.codec.vectors.registry import Parameter, parameters_of
+from umbel.aggregation.codec.vectors.registry import parameters_of
 from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.plans.codec import Codec, CodecPlan, Parameter
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.types import NORM_MAX, NORM_MIN
 
 Name = Literal[
     "float32", "integer", "auto", "eden", "sign", "ternary", "qsgd", "topk", "mask", "lowrank", "planes"
@@ -74,7 +68,7 @@ class CodecSection:
         ):
             if (value := getattr(self, name)) is not None and not least <= value <= most:
                 raise ValueError(f"{name} must lie between {least:g} and {most:g}, not {value!r:.40}")
-        self.first(1, 0)  # refuses what no round could be planned with
+        require_codec(self.first(1, 0))  # refuses what no round could be planned with
 
     @property
     def codec(self) -> Codec:

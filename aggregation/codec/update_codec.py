@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.integer import IntegerCodec
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import HasMean, Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import Grid, GridAccumulator, check_values, to_integers
+from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, float32_header, read_header
+from umbel.aggregation.update.wire import HEADER_BYTES, float32_header, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, Sent, send, send_corrected
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.vectors.codec import Context, Mode, Projections
 from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.mask import RandomMask
 from umbel.aggregation.codec.vectors.registry import vector_codec
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import HasMean, Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import Grid, GridAccumulator, check_values, to_integers
+from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for, read_header
+from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from umbel.aggregation.codec.entropy import entropy, frame
 from umbel.aggregation.codec.entropy.coded_levels import CODING_BYTES, Coding, LevelsCoder
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
-from umbel.aggregation.codec.plan import as_float32
 from umbel.aggregation.downlink.publishing import STEP_MAX, STEP_MIN, Publication, moved
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import Values, pieces, segments
+from umbel.aggregation.plans.codec import as_float32
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.update.wire import HEADER_BYTES, change_header
 

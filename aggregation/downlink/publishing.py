@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import EnergyMeter
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
-from umbel.aggregation.codec.plan import as_float32
 from umbel.aggregation.model.layout import Layout, TensorSpec, published, weight_change
 from umbel.aggregation.model.pieces import Piece, Values, pieces, segments
+from umbel.aggregation.plans.codec import as_float32
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import LEVEL_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.types import Weighting
 
 if TYPE_CHECKING:
     from umbel.aggregation.model.layout import Layout

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.plan import NORM_MAX, NORM_MIN
 from umbel.aggregation.codec.rotated import Dither, Rotated, sum_of_squares
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.privacy.sensitivity import clip_within
 from umbel.aggregation.privacy.skellam import Skellam
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import NORM_MAX, NORM_MIN
 
 if TYPE_CHECKING:
     from torch import Tensor

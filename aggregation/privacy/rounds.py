@@ -6,13 +6,15 @@ import math
 from dataclasses import replace
 
 from umbel.aggregation.codec.kernels.rotation import Blocks
-from umbel.aggregation.codec.plan import CodecPlan, first_plan
+from umbel.aggregation.codec.plan import first_plan
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.privacy.accounting import Ledger
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.noise import noisy_bits, release_of
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.records import PrivacySpent
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
-from umbel.aggregation.types import RoundPlan
 
 _LIBRARIES = 2.0**-32  # what the logarithms of two machines may change of a variance; a quarter of its slack
 
@@ -41,7 +43,7 @@ def private_numbers(
     )
     noise = told if told is not None and _is_alike(told, noise) else noise
     together = n_clients * clip / math.sqrt(n_levels)  # if all clients' updates were the same
-    bits = noise.bits(inverse_step=codec.inverse_step, sigma_sum=together, n_clients=n_clients)
+    bits = noisy_bits(noise, inverse_step=codec.inverse_step, sigma_sum=together, n_clients=n_clients)
     return codec, SecurePlan(bits, 1, n_clients, plan.minimum, noise=noise)
 
 
@@ -59,7 +61,7 @@ def again(before: tuple[CodecPlan, SecurePlan], key: int) -> tuple[CodecPlan, Se
 
 def epsilon_after(noise: NoisePlan, delta: float, n_releases: int) -> float:
     """What so many sums with this noise have cost. Raises `AccountantMissing`."""
-    return Ledger(delta).after(noise.release, n_releases).epsilon if n_releases else 0.0
+    return Ledger(delta).after(release_of(noise), n_releases).epsilon if n_releases else 0.0
 
 
 def spent_after(section: PrivacySection, noise: NoisePlan, n_releases: int, sums_max: int) -> PrivacySpent:

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umbel.aggregation.codec.plan import NORM_MAX, NORM_MIN
+from umbel.aggregation.plans.noise import NoisePlan, require_honest
 from umbel.aggregation.privacy.accounting import allowance
-from umbel.aggregation.privacy.noise_plan import NoisePlan, require_honest
 from umbel.aggregation.privacy.sensitivity import rounded_bound
-from umbel.aggregation.types import TARGET_MAX, require_within
+from umbel.aggregation.types import NORM_MAX, NORM_MIN, TARGET_MAX, require_within
 
 EPSILON_MIN, EPSILON_MAX = 0.01, 100.0
 DELTA_MIN, DELTA_MAX = 1e-12, 0.01

@@ -28,10 +28,10 @@ from __future__ import annotations
 import math
 
 from umbel.aggregation.codec.kernels.quantize import UNIT
+from umbel.aggregation.plans.noise import BOUND_MAX
 from umbel.aggregation.stated_order import log2
 
 BETA = 2.0**-20
-BOUND_MAX = (1 << 53) - 1  # what every reader of JSON holds exactly
 _HALVINGS = 64
 _LN_2 = 0.6931471805599453
 _FLOAT32 = 2.0**-18  # what the rotation and the clipping, in float32, may add to a norm: some ten roundings

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
+from umbel.aggregation.plans.noise import NOISE_VALUES_MAX, VARIANCE_MAX, VARIANCE_MIN
 from umbel.aggregation.privacy import skellam_table
 from umbel.aggregation.privacy.skellam_table import Table, table_of
 from umbel.aggregation.torch_later import torch
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KEY_BYTES = 32
-VARIANCE_MIN, VARIANCE_MAX = skellam_table.VARIANCE_MIN, 2.0**34
-SAMPLES_MAX = 1 << 40
 _WORD_BYTES, _BLOCK_BYTES = 8, 16
 _PART = 1 << 15  # samples: what is worked on stays in the second cache
 _SECOND = 1 << 63
@@ -84,7 +83,7 @@ class Skellam:
         """Number of the first sample, and samples: each part is overwritten by the next."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key of noise has {KEY_BYTES} bytes, not {len(key)}")
-        if not (first >= 0 and 0 <= n_values <= SAMPLES_MAX - first):
+        if not (first >= 0 and 0 <= n_values <= NOISE_VALUES_MAX - first):
             raise ValueError(f"a key gives at most 2^40 samples, not {n_values} from {first} on")
         buffers = _Buffers(min(_PART, n_values))
         for start in range(first, first + n_values, _PART):

@@ -7,9 +7,10 @@ those of them that cannot end the round are put into one map together.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from umbel.aggregation.plans.round import CoverageFloor
 from umbel.aggregation.round.machine import accepted_answer, advance, as_accepted
 from umbel.aggregation.round.states import Accepted, Command, Event, Fold, Reported, RoundState, Training
-from umbel.aggregation.types import ClientId, CoverageFloor
+from umbel.aggregation.types import ClientId
 
 _NO_FLOOR = CoverageFloor()
 

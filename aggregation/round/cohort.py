@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.phrases import counted, part_of, some
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan
 from umbel.aggregation.round.spread import spread
 from umbel.aggregation.round.weighting import Candidate, draw
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan
+from umbel.aggregation.types import ClientId
 
 _DRAWS_MAX = 64
 _ABSENT_SHOWN = 3

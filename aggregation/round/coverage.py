@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from umbel.aggregation.phrases import agreeing, part_of, some
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.cohort import Member
-from umbel.aggregation.types import ClientId, RoundPlan
+from umbel.aggregation.types import ClientId
 
 _ROUNDING = 1e-9  # a share of 0.3 of 10 samples is 3, whatever binary fractions say
 

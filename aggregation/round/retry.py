@@ -2,11 +2,12 @@
 
 from collections.abc import Collection
 
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.coverage import Roll, gaps
 from umbel.aggregation.round.second_sum import OpenedSum, with_sum
 from umbel.aggregation.round.states import Abandoned, Recruiting
 from umbel.aggregation.secagg.turns import is_late
-from umbel.aggregation.types import ClientId, RoundPlan
+from umbel.aggregation.types import ClientId
 
 AVOIDED_MAX = 1000  # names kept for the next attempt: 20 kB; in a larger cohort nobody was singled out by failing
 _DOUBLINGS_MAX = 30

@@ -25,9 +25,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from umbel.aggregation.phrases import counted, some
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.cohort import Choice, Member, able_of, choose, passed_over
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.types import ClientId, RoundPlan
+from umbel.aggregation.types import ClientId
 
 NAMES_MAX = 1000  # 20 kB with every state of an attempt. A larger sum is not kept, and sites decide
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.reports import Aggregate, Work
 from umbel.aggregation.round.cohort import Member, PassedOver
 from umbel.aggregation.round.second_sum import OpenedSum
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Exchange, Phase
-from umbel.aggregation.types import Aggregate, ClientId, RoundPlan, Work
+from umbel.aggregation.types import ClientId
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from umbel.aggregation.types import ClientId, Weighting
+from umbel.aggregation.plans.round import Weighting
+from umbel.aggregation.types import ClientId
 
 
 @dataclass(frozen=True, slots=True)

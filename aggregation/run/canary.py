@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from umbel.aggregation.phrases import counted, part_of
-from umbel.aggregation.types import ClientId, Probe, WorkDone
+from umbel.aggregation.reports import Probe, WorkDone
+from umbel.aggregation.types import ClientId
 
 TIME_MARGIN = 1.2  # of T: lines and machines are busier at other hours
 ABS_HEADROOM = 2.0  # of the largest change: a whole round moves further than a share of it

@@ -9,7 +9,10 @@ from typing import TypeAlias
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.assignment import ModelChange, ModelRef
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.privacy.rounds import epsilon_after
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.retry import gives_up, next_attempt, opened_by
 from umbel.aggregation.round.states import Abandoned, Closing, Recruiting
 from umbel.aggregation.run.canary import conclusion
@@ -31,7 +34,7 @@ from umbel.aggregation.run.stopping import judge
 from umbel.aggregation.run.tuning import NOTHING_KNOWN, Evidence, next_plan
 from umbel.aggregation.run.verdicts import Trial, verdicts_on, with_verdicts
 from umbel.aggregation.secagg.numbers.totals import Totals
-from umbel.aggregation.types import ClientId, ModelChange, ModelRef, RoundPlan, WorkDone
+from umbel.aggregation.types import ClientId
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,12 @@ from dataclasses import dataclass, field, replace
 
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.plans.masks import SumShown
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, TrainingPlan, Weighting
 from umbel.aggregation.privacy.accounting import AccountantMissing
 from umbel.aggregation.privacy.compatible import require_private
 from umbel.aggregation.privacy.rounds import again, private_numbers
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.run.sections import (
     CANARY_CLIENTS,
     OVERRIDES_MAX,
@@ -112,9 +113,8 @@ from umbel.aggregation.run.sections import (
     RoundsSection,
 )
 from umbel.aggregation.run.stopping import StopRule
-from umbel.aggregation.secagg.numbers.plan import SumShown
 from umbel.aggregation.secagg.section import SecureAggregationSection, require_compatible
-from umbel.aggregation.types import CoverageFloor, RoundPlan, RunId, TrainingPlan, Weighting, require_slug
+from umbel.aggregation.types import RunId, require_slug
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from umbel.aggregation.phrases import part_of
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.reports import Work, WorkDone
 from umbel.aggregation.round.coverage import Roll, gaps, names
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
 from umbel.aggregation.secagg.turns import is_late
-from umbel.aggregation.types import ClientId, RoundPlan, Work, WorkDone
+from umbel.aggregation.types import ClientId
 
 
 @dataclass(slots=True)

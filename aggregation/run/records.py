@@ -6,9 +6,9 @@ from enum import StrEnum
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.round.coverage import Gap
-from umbel.aggregation.round.kinds import Task
-from umbel.aggregation.types import ModelRef
 
 EVALUATION = "evaluation."  # the metrics of held-out data, by which a run may end early, begin with this
 

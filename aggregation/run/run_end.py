@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import ModelChange, ModelRef
+from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord, VersionRecord
-from umbel.aggregation.secagg.numbers.plan import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
-from umbel.aggregation.types import ModelChange, ModelRef
 
 
 class Run(Protocol):

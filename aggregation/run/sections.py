@@ -4,15 +4,8 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from umbel.aggregation.types import (
-    OVER_SELECTION_MAX,
-    RATE_MIN,
-    TARGET_MAX,
-    TrainingPlan,
-    Weighting,
-    require_window,
-    require_within,
-)
+from umbel.aggregation.plans.round import TrainingPlan, Weighting
+from umbel.aggregation.types import OVER_SELECTION_MAX, RATE_MIN, TARGET_MAX, require_window, require_within
 
 ROUNDS_MAX = 1_000_000
 OVERRIDES_MAX = 100

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.reports import Work
 from umbel.aggregation.run.records import EVALUATION, Judged, VersionRecord
 from umbel.aggregation.run.robust_mean import robust_mean
-from umbel.aggregation.types import METRIC_ABS_MAX, TARGET_MAX, Work, require_within
+from umbel.aggregation.types import METRIC_ABS_MAX, TARGET_MAX, require_within
 
 PATIENCE_MAX = 1_000_000
 _SOURCES = (EVALUATION, "training.")

@@ -37,10 +37,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.run.binomial import Floats, at_most
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.report_times import Curve, Observation, Table, estimate, tabulate
-from umbel.aggregation.types import WINDOW_MIN_S, RoundPlan
+from umbel.aggregation.types import WINDOW_MIN_S
 
 CONFIDENCE = 0.99
 OBSERVATIONS_MAX = 10_000

@@ -4,11 +4,11 @@ import hashlib
 
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.errors import Disagreement
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.offer import SecureOffer
-from umbel.aggregation.types import Assignment, ClientId
+from umbel.aggregation.types import ClientId
 
 _COMMON = ("training", "codec", "grid", "sample_count_max", "task", "share")
 

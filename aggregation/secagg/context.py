@@ -12,10 +12,9 @@ from functools import cached_property
 from typing import Literal
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.secagg.messages import COHORT_MAX
-from umbel.aggregation.secagg.numbers.plan import MINIMUM_LEAST
+from umbel.aggregation.plans.masks import MINIMUM_LEAST
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
-from umbel.aggregation.types import ClientId, RunId, require_sha256, require_slug
+from umbel.aggregation.types import COHORT_MAX, ClientId, RunId, require_sha256, require_slug
 
 PROTOCOL: Literal["umbel-secagg/1"] = "umbel-secagg/1"
 

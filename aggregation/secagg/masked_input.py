@@ -13,6 +13,7 @@ from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.kernels.residues import add_packed
 from umbel.aggregation.errors import LyingLength
+from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.derive import Vector
 from umbel.aggregation.secagg.crypto.masks import lane_dtype
@@ -22,7 +23,7 @@ from umbel.aggregation.secagg.numbers.words import WORD_BYTES
 from umbel.aggregation.secagg.unmasking import Opened
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for, read_header
+from umbel.aggregation.update.wire import HEADER_BYTES, header_for, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

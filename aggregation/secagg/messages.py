@@ -29,8 +29,6 @@ from umbel.aggregation.secagg.crypto.sealed import SEALED_BYTES
 from umbel.aggregation.secagg.crypto.shamir import SHARE_BYTES
 from umbel.aggregation.secagg.errors import MalformedMessage
 
-COHORT_MAX = 1 << 16
-
 _ADVERT = struct.Struct("<I32s32s64s")
 _U32 = struct.Struct("<I")
 _SHARE = struct.Struct(f"<I{SHARE_BYTES}s")

@@ -8,25 +8,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.combinations import Adding, require_summable
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
-from umbel.aggregation.codec.rotated import COHORT_MAX
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.secagg.numbers.plan import (
-    FIRST_RMS,
-    MINIMUM_LEAST,
-    SecurePlan,
-    SumShown,
-    first_plans,
-    require_metric_names,
-)
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import TOTAL_WEIGHT_MAX
+from umbel.aggregation.plans.masks import MINIMUM_LEAST, SecurePlan, SumShown
+from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.secagg.numbers.plan import FIRST_RMS, first_plans, secure_plan_after
 from umbel.aggregation.secagg.numbers.work_floor import require_floor, usual_floor
 from umbel.aggregation.secagg.parameters import COMPLETE_MAX, DEFAULT_RULE, threshold_complete
 from umbel.aggregation.trust.fingerprint import members_sha256_of
-from umbel.aggregation.types import SAMPLE_COUNT_MAX, RoundPlan, Weighting, require_within
-from umbel.aggregation.update.grid import TOTAL_WEIGHT_MAX
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.types import COHORT_MAX, SAMPLE_COUNT_MAX, require_metric_names, require_within
 
 if TYPE_CHECKING:
     from umbel.aggregation.run.file import RunFile
@@ -98,7 +91,7 @@ class SecureAggregationSection:
         if plan.number == 2 and shown.update_rms:
             last = last.at_step(_step_of(codec) * FIRST_RMS / last.inverse_step)
         following = codec.after(last, plan.number, Shown(plan.window_s, 0, shown.update_rms), key)
-        secure = before[1].after(following, shown, clients_max=plan.n_wanted, minimum=plan.minimum)
+        secure = secure_plan_after(before[1], following, shown, clients_max=plan.n_wanted, minimum=plan.minimum)
         return following, secure
 
 

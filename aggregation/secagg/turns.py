@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from umbel.aggregation.secagg.numbers.plan import MINIMUM_LEAST
+from umbel.aggregation.plans.masks import MINIMUM_LEAST
 from umbel.aggregation.secagg.parameters import roster_min, survivors_min
 from umbel.aggregation.types import ClientId
 

@@ -18,10 +18,10 @@ from the plan before a byte is read, and a reader allocates nothing from what a 
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, WrongCodec, WrongLayout
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec
 
 MAGIC = b"UMBL"
 VERSION = 1
@@ -31,23 +31,6 @@ _CHUNKS_MAX = 4096  # so that 1 MiB, which is what many proxies let through, is 
 _CHUNKS_OF_FEW_BYTES = 64
 CHANGE = 16  # stands where an update's codec does in a change from one model version to the next (`codec/change.py`)
 _HEADER = struct.Struct("<4sBBHQ32sQQ")
-
-
-class Codec(IntEnum):
-    """How an update's payload is written."""
-
-    FLOAT32 = 0
-    INTEGER = 1
-    EDEN = 2
-    SIGN = 3
-    TERNARY = 4
-    QSGD = 5
-    TOPK = 6
-    MASK = 7
-    # 8 was low rank with a factor that a library had rounded (docs/decisions/0015-stated-order.md).
-    PLANES = 9
-    MASKED = 10
-    LOWRANK = 11
 
 
 @dataclass(frozen=True, slots=True)

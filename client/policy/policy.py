@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from umbel.aggregation.phrases import agreeing, counted
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.numbers.work_floor import require_floor, usual_floor
 from umbel.aggregation.trust.fingerprint import members_sha256_of

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
+from umbel.aggregation.privacy.noise import release_of
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
@@ -21,7 +23,7 @@ from umbel.aggregation.secagg.numbers.contribution import CONTRIBUTION_SECRET_BY
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min
 from umbel.aggregation.trust.fingerprint import short_groups
 from umbel.aggregation.trust.members import MemberList, MembersRefused
-from umbel.aggregation.types import Assignment, RunId
+from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused
 from umbel.client.policy.members_store import MembersStore, members_in_force
 from umbel.client.policy.policy import SecureRound, SitePolicy
@@ -189,7 +191,7 @@ class Site:
     def _ledger_with(self, asked: Asked) -> Ledger | None:
         """What the run's private rounds have cost this site, with this one; None for a round without noise."""
         noise = asked.offer.plan.noise
-        return None if noise is None else self._kept.spent(self._run, self.policy.delta).after(noise.release)
+        return None if noise is None else self._kept.spent(self._run, self.policy.delta).after(release_of(noise))
 
     def _epsilon_of(self, ledger: Ledger | None) -> float | None:
         return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger, self.policy.epsilon)

@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.types import Assignment, EvaluationDone
+from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.reports import EvaluationDone
 from umbel.client.app import Client
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.rounds.work import evaluated, finite, set_weights

@@ -5,8 +5,10 @@ The coordinator may be hostile: names become paths, sizes become files, seconds 
 
 import math
 
+from umbel.aggregation.codec.combinations import require_codec
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.types import CHANGES_MAX, SAMPLE_COUNT_MAX, SHA256, Assignment, ClientId, RunId, assignment_id
+from umbel.aggregation.plans.assignment import Assignment, assignment_id
+from umbel.aggregation.types import CHANGES_MAX, SAMPLE_COUNT_MAX, SHA256, ClientId, RunId
 from umbel.client.errors import CoordinatorMisbehaved, WorkRefused
 
 WINDOW_S_MAX = 366 * 86400.0
@@ -44,6 +46,10 @@ def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout)
     size, size_max = offer.model.size_bytes, model_bytes_max(layout)
     if offer.model.layout_digest == layout.digest and not 1 <= size <= size_max:
         raise CoordinatorMisbehaved(f"the assignment's model has {size} bytes, this client's at most {size_max}")
+    try:
+        require_codec(offer.codec)
+    except ValueError as error:
+        raise CoordinatorMisbehaved(f"the assignment's codec cannot be: {error}") from error
     _check_changes(offer)
 
 

@@ -27,6 +27,9 @@ from torch import Tensor
 
 from umbel.aggregation.messages import ReportAnswer
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.plans.masks import ONE_STEP
+from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input
 from umbel.aggregation.secagg.messages import decode_indices
@@ -39,9 +42,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
     nothing,
 )
 from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT
-from umbel.aggregation.secagg.numbers.work_floor import ONE_STEP
 from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
-from umbel.aggregation.types import Assignment, MaskedInput
 from umbel.client.app import Client, LocalPlan
 from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
 from umbel.client.policy.site import Admitted, Site

@@ -4,15 +4,15 @@ import math
 from dataclasses import dataclass
 
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.agreement import composition_of, context_of, offer_in
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
-from umbel.aggregation.types import Assignment, ClientId, require_slug
-from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.types import ClientId, require_slug
 from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved
 from umbel.client.rounds.offers import WINDOW_S_MAX
 

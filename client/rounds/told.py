@@ -2,7 +2,7 @@
 
 import logging
 
-from umbel.aggregation.types import Assignment
+from umbel.aggregation.plans.assignment import Assignment
 from umbel.client.rounds.work import Trained
 
 log = logging.getLogger("umbel.client")

@@ -28,7 +28,9 @@ from typing import BinaryIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.types import Assignment, AssignmentId, WorkDone
+from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.reports import WorkDone
+from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import StateError
 from umbel.client.files import file_sha256, make_private, sync_directory, write_all, write_atomically
 from umbel.client.state.checkpoint import DiskCheckpoint

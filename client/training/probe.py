@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
-from umbel.aggregation.types import METRIC_ABS_MAX, Assignment, Probe
+from umbel.aggregation.plans.assignment import Assignment
+from umbel.aggregation.reports import Probe
+from umbel.aggregation.types import METRIC_ABS_MAX
 from umbel.client.app import Client, TrainResult
 from umbel.client.wire.bandwidth import Link
 

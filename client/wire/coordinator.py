@@ -22,9 +22,10 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
+from umbel.aggregation.reports import EvaluationDone, MaskedInput, WorkDone
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.trust.signatures import content_digest
-from umbel.aggregation.types import AssignmentId, EvaluationDone, MaskedInput, WorkDone
+from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.printable import printable
 from umbel.client.wire.bodies import Body

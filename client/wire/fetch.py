@@ -16,7 +16,7 @@ from torch import Tensor
 from umbel.aggregation.errors import LayoutError, UpdateRefused
 from umbel.aggregation.model.artifact import layout_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.types import ModelChange, ModelRef
+from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.files import file_sha256
 from umbel.client.state.store import Store

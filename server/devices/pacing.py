@@ -8,10 +8,11 @@ import statistics
 from collections import deque
 from itertools import pairwise
 
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.pace import Demand, come_back_s, opens_in_s
 from umbel.aggregation.round.states import RoundState
 from umbel.aggregation.run.records import RoundRecord
-from umbel.aggregation.types import ClientId, RoundPlan, RunId
+from umbel.aggregation.types import ClientId, RunId
 from umbel.server.clock import Clock
 from umbel.server.store.waiters import WaiterStore
 

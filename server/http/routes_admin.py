@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.messages import WAIT_S_MAX, require_labels
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunProgress, RunView
-from umbel.aggregation.types import ClientId, ModelRef, RunId, require_slug
+from umbel.aggregation.types import ClientId, RunId, require_slug
 from umbel.server.blobs.blobs import model_key
 from umbel.server.devices.clients import ClientView
 from umbel.server.devices.enrolments import Binding

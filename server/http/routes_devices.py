@@ -17,8 +17,9 @@ from umbel.aggregation.messages import (
     Enrolment,
     ReportAnswer,
 )
-from umbel.aggregation.round.kinds import Task
-from umbel.aggregation.types import AssignmentId, ClientId, EvaluationDone, MaskedInput, Work, WorkDone
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
+from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.devices import libsodium
 from umbel.server.http.auth import Device, caller_of, claims_of, enrol, read_body
 from umbel.server.http.deps import (

@@ -4,7 +4,7 @@ from starlette.requests import Request
 
 from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.audit.chain import report_target
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.types import AssignmentId
 from umbel.server.http.auth import claims_of, target_of
 from umbel.server.problems import Refused

@@ -4,9 +4,10 @@ import base64
 import hashlib
 from dataclasses import replace
 
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer
+from umbel.aggregation.plans.round import ranks_of
 from umbel.aggregation.round.states import Closing, Training
-from umbel.aggregation.secagg.offer import SecureOffer
-from umbel.aggregation.types import Assignment, ClientId, ranks_of
+from umbel.aggregation.types import ClientId
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun
 

@@ -14,13 +14,14 @@ from umbel.aggregation.audit.bundle import (
     json_sha256,
 )
 from umbel.aggregation.canonical import Written, canonical, parsed
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Abandoned, Closing, Committed
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.ledger import Book, client_records
 from umbel.aggregation.run.records import ClientRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.trust.public_keys import public_key_text
-from umbel.aggregation.types import ClientId, ModelRef
+from umbel.aggregation.types import ClientId
 from umbel.server.store.stored import LiveRun, StoredRun
 
 

@@ -17,6 +17,7 @@ from typing import assert_never
 from umbel.aggregation.codec.update_codec import UpdateReader
 from umbel.aggregation.messages import ReportAnswer, RunStatus
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.cohort import too_few
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import (
@@ -42,7 +43,7 @@ from umbel.aggregation.round.states import (
 )
 from umbel.aggregation.run.endings import model_after
 from umbel.aggregation.secagg.turns import RANDOM_BYTES, Phase
-from umbel.aggregation.types import AssignmentId, ClientId, RoundPlan, RunId
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server import journal
 from umbel.server.devices.member_lists import RunMembers
 from umbel.server.devices.pacing import Pacing

@@ -14,6 +14,7 @@ from umbel.aggregation.messages import (
     ReportAnswer,
     RunStatus,
 )
+from umbel.aggregation.reports import MaskedInput, Work
 from umbel.aggregation.round.machine import advance, refuses
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -27,7 +28,7 @@ from umbel.aggregation.round.states import (
 )
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.types import AssignmentId, ClientId, MaskedInput, RunId, Work
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.devices.fitness import Unfit, stranger, unfit
 from umbel.server.devices.waiting import Line
 from umbel.server.problems import Refused

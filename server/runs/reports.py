@@ -3,12 +3,12 @@
 import base64
 
 from umbel.aggregation.errors import ReportRefused
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.round.machine import hears
 from umbel.aggregation.round.states import Closing, Reported, RoundState, Spoke, Training
 from umbel.aggregation.secagg.messages import AdvertiseKeys
 from umbel.aggregation.secagg.turns import Exchange, Phase
-from umbel.aggregation.types import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.server.problems import Refused
 from umbel.server.store.stored import StoredUpload
 

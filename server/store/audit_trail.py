@@ -10,9 +10,10 @@ from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.audit.bundle import KeptUpdates, Sealed, SignedReport
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.run_end import RoundEnd
-from umbel.aggregation.types import ClientId, ModelRef, RunId
+from umbel.aggregation.types import ClientId, RunId
 from umbel.server.runs.audit_facts import Deposition, Evidence, round_ended, run_created
 from umbel.server.scribe import Scribe
 from umbel.server.store import tables

@@ -9,7 +9,7 @@ from sqlalchemy import Row, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.types import ModelRef
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.server.store import tables
 from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of

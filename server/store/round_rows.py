@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, TypeAdapter
 
+from umbel.aggregation.reports import Work
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.states import Accepted, Committed, RoundState
 from umbel.aggregation.secagg.turns import Spoken
-from umbel.aggregation.types import ClientId, Work
+from umbel.aggregation.types import ClientId
 
 _STATE: TypeAdapter[RoundState] = TypeAdapter(Annotated[RoundState, Discriminator("phase")])
 _WORK: TypeAdapter[Work] = TypeAdapter(Annotated[Work, Field(union_mode="left_to_right")])

@@ -16,12 +16,13 @@ from sqlalchemy import bindparam, delete, insert, select, union, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Abandoned, Closing, Committed, Recruiting, RoundState
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.trust.members import SignedMembers
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.devices.member_lists import MemberListStore
 from umbel.server.runs.audit_facts import Deposition, Evidence
 from umbel.server.scribe import Scribe

@@ -9,10 +9,11 @@ from sqlalchemy import Row, Select, bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from umbel.aggregation.messages import Outcome, ReportAnswer, RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.states import Abandoned, Committed, Recruiting
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.types import AssignmentId, ClientId, ModelRef, RunId
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.store import tables
 from umbel.server.store.round_rows import ClientRow, accepted_of, head_of, spoken_of, state_of, with_head, with_rows
 from umbel.server.store.stored import LiveRun, StoredAssignment, StoredRun

@@ -6,12 +6,14 @@ from typing import assert_never
 
 from umbel.aggregation.audit.bundle import SignedReport
 from umbel.aggregation.messages import ReportAnswer, RunStatus
+from umbel.aggregation.plans.assignment import ModelChange, ModelRef, assignment_id
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.states import Abandoned, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.types import AssignmentId, ClientId, ModelChange, ModelRef, RoundPlan, RunId, assignment_id
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.store.traffic import Traffic
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, delete, insert, or_, select, text, union, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.aggregation.run.records import VersionRecord
 from umbel.aggregation.run.run_end import KeptVersion, Measurement, NewModel
 from umbel.aggregation.run.stopping import Mode
-from umbel.aggregation.types import CHANGES_MAX, ClientId, ModelChange, ModelRef, RunId
+from umbel.aggregation.types import CHANGES_MAX, ClientId, RunId
 from umbel.server.store import tables
 from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of

@@ -23,7 +23,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import layout_of, master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import HasMean, Layout, published, step
 from umbel.aggregation.model.pieces import Piece, pieces
-from umbel.aggregation.secagg.numbers.plan import SumShown
+from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.server.blobs.blobs import Blob, BlobStore, model_key
 from umbel.server.blobs.files import file_sha256

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 
 from umbel.aggregation.codec.update_codec import Part, UpdateCodec, UpdateReader, codec_for
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import RoundPlan, ranks_of
 from umbel.aggregation.round.states import Committed, Recruiting
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.types import ClientId, RoundPlan, ranks_of
+from umbel.aggregation.types import ClientId
 from umbel.server.store.stored import LiveRun
 
 

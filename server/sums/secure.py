@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from umbel.aggregation.phrases import some
+from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.round.states import Closing, Committed, Revealed, RoundState, Training
 from umbel.aggregation.secagg.agreement import context_of
 from umbel.aggregation.secagg.context import Context
@@ -27,7 +28,7 @@ from umbel.aggregation.secagg.messages import (
 from umbel.aggregation.secagg.session import Session, check_advert, check_signature
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.secagg.unmasking import Opened, Sum, Unmasker
-from umbel.aggregation.types import ClientId, MaskedInput
+from umbel.aggregation.types import ClientId
 from umbel.server.problems import Refused
 from umbel.server.runs.assignments import Assignments
 from umbel.server.services import Services

@@ -4,10 +4,12 @@ import asyncio
 
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import ranks_of
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.states import Closing
 from umbel.aggregation.run.canary import Sent
 from umbel.aggregation.run.verdicts import Trial
-from umbel.aggregation.types import ClientId, WorkDone, ranks_of
+from umbel.aggregation.types import ClientId
 from umbel.server.services import Services
 from umbel.server.store.stored import LiveRun
 from umbel.server.sums.updates import largest_change

@@ -25,10 +25,12 @@ from torch import Tensor
 from umbel.aggregation.messages import CheckIn, Outcome
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.types import RunId, WorkDone
-from umbel.aggregation.update.grid import Grid, GridAccumulator
+from umbel.aggregation.types import RunId
+from umbel.aggregation.update.grid import GridAccumulator
 from umbel.aggregation.update.wire import float32_header
 from umbel.client import Operator
 from umbel.client.state.enrol import ensure_enrolled, identify

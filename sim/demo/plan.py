@@ -15,10 +15,10 @@ from enum import StrEnum
 from statistics import median
 
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import DownlinkSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection, survivors_needed
-from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.partition.labels import DirichletSplit
 
 RUN = "demo"

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.types import TrainingPlan
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 

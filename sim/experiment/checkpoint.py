@@ -25,11 +25,12 @@ from torch import Tensor
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import agreeing
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.report_times import Observation
 from umbel.aggregation.run.run_end import KeptVersion
-from umbel.aggregation.types import ClientId, ModelRef
+from umbel.aggregation.types import ClientId
 from umbel.client.files import write_atomically
 from umbel.sim.experiment.inputs import Digests, changed
 from umbel.sim.federation.memory import Memory

@@ -8,9 +8,11 @@ from torch import Tensor
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.run.canary import Sent
 from umbel.aggregation.run.verdicts import Trial
-from umbel.aggregation.types import METRIC_ABS_MAX, ClientId, Probe, RoundPlan, WorkDone
+from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
 
 
 class CanaryUplink:

@@ -18,9 +18,11 @@ import numpy as np
 from torch import Tensor
 
 from umbel.aggregation.audit.bundle import sum_sha256
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.layout import HasMean
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.round import RoundPlan, TrainingPlan, ranks_of
+from umbel.aggregation.reports import EvaluationDone, Probe, Work
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
@@ -31,15 +33,7 @@ from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.run.tuning import Evidence
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
-from umbel.aggregation.types import (
-    ClientId,
-    EvaluationDone,
-    Probe,
-    RoundPlan,
-    TrainingPlan,
-    Work,
-    ranks_of,
-)
+from umbel.aggregation.types import ClientId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.local.resident import start_vector

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.types import ClientId, RoundPlan, TrainingPlan
+from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
+from umbel.aggregation.types import ClientId
 from umbel.client.app import SHARE_STEPS_MIN
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import (
@@ -21,7 +23,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
     contribution,
 )
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
-from umbel.aggregation.types import ClientId, RoundPlan, WorkDone
+from umbel.aggregation.types import ClientId
 from umbel.sim.secure.exchange import seeded_bytes
 
 

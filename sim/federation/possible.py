@@ -6,10 +6,10 @@ import numpy as np
 
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
+from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.types import Weighting
 from umbel.sim.data.population import Population
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.types import Probe, WorkDone
+from umbel.aggregation.reports import Probe, WorkDone
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.fleet.fates import Fates

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
+from umbel.aggregation.plans.masks import ONE_STEP
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Abandoned, Closing, Spoiled, Training
 from umbel.aggregation.run.ledger import Book
@@ -18,9 +20,8 @@ from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, TooLittleWork, require_enough
-from umbel.aggregation.secagg.numbers.work_floor import ONE_STEP
 from umbel.aggregation.secagg.turns import MODEL_SHARE
-from umbel.aggregation.types import ClientId, RoundPlan
+from umbel.aggregation.types import ClientId
 from umbel.sim.federation.window import Cohort, book_of
 from umbel.sim.fleet.dropouts import Stage as Lost
 from umbel.sim.fleet.fates import Fates

@@ -4,13 +4,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate, VersionRecord
 from umbel.aggregation.run.report_times import Observation, observed
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd, versions_after
 from umbel.aggregation.run.tuning import OBSERVATIONS_MAX
-from umbel.aggregation.types import ModelRef
 from umbel.sim.federation.versions import ModelState
 
 

@@ -14,7 +14,8 @@ from umbel.aggregation.codec.update_codec import Float32Codec, Part, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.types import ClientId, RoundPlan
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.types import ClientId
 from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
 from umbel.aggregation.update.integer_sum import IntegerSum
 from umbel.sim.federation.memory import Memory

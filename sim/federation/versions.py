@@ -11,9 +11,9 @@ from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import HasMean, Layout
 from umbel.aggregation.model.pieces import InMemory, pieces
-from umbel.aggregation.secagg.numbers.plan import SumShown
+from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
-from umbel.aggregation.types import ModelRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from umbel.aggregation.reports import Work
 from umbel.aggregation.round.advance_many import advance_all
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Abandoned, Closing, Declined, Event, Reported, Tick, Training
 from umbel.aggregation.run.ledger import Book, Member
-from umbel.aggregation.types import ClientId, Work
+from umbel.aggregation.types import ClientId
 from umbel.sim.fleet.fates import Fates
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
@@ -19,7 +20,7 @@ from umbel.aggregation.run.ledger import Ending, client_records, round_record
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trace_of
-from umbel.aggregation.types import RoundPlan, RunId, Weighting
+from umbel.aggregation.types import RunId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import client_name, client_number
 from umbel.sim.federation.reports import Reports

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.trace import Trace, TracedAttempt
 from umbel.sim.federation.rows import Row
 

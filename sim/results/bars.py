@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.sim.experiment.file import Trial
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.experiment.watcher import Watcher

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.round.machine import advance, hears, next_deadline, takes
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -26,7 +27,7 @@ from umbel.aggregation.secagg.messages import AdvertiseKeys, Indices, encode_agr
 from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.secagg.unmasking import Sum
-from umbel.aggregation.types import ClientId, MaskedInput
+from umbel.aggregation.types import ClientId
 from umbel.sim.secure.devices import Message
 from umbel.sim.secure.masking import Masking
 from umbel.sim.secure.stage import Stage

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.codec.modular import lift
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -34,10 +36,8 @@ from umbel.aggregation.secagg.numbers.contribution import (
     LocalWork,
     contribution,
 )
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.secagg.turns import RANDOM_BYTES, Exchange
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.types import ClientId, RunId
 from umbel.sim.secure.devices import Luck
 from umbel.sim.secure.exchange import Cast, exchange, seeded_bytes
 from umbel.sim.secure.masking import Masks

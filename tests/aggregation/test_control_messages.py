@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.messages import (
     AssignmentState,
     AssignmentStatus,
@@ -22,10 +21,14 @@ from umbel.aggregation.messages import (
     ReportAnswer,
     RunStatus,
 )
+from umbel.aggregation.plans.assignment import Assignment, ModelRef
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.round import TrainingPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunProgress, RunView
-from umbel.aggregation.types import Assignment, AssignmentId, ModelRef, RunId, TrainingPlan, Weighting, WorkDone
-from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.types import AssignmentId, RunId
 
 KEY = "JrQLj5P/89iXES9+vFgrIy29clF9CC/oPPsw3c5D0bs="  # test-key-ed25519 of RFC 9421, B.1.4
 MODEL = ModelRef(3, "a" * 64, 1000, "b" * 64)

@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.metric_names import METRICS_MAX
+from umbel.aggregation.plans.assignment import assignment_id
+from umbel.aggregation.plans.round import RoundPlan, TrainingPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.types import (
-    ClientId,
-    RoundPlan,
-    RunId,
-    TrainingPlan,
-    Weighting,
-    WorkDone,
-    assignment_id,
-    require_slug,
-)
+from umbel.aggregation.types import METRICS_MAX, ClientId, RunId, require_slug
 
 PLAN = RoundPlan(RunId("demo"), 1, 1, 8, 4, 1.25, 600.0, Weighting.SAMPLES, 1 << 20, 64.0, seed=7)
 WORK = WorkDone(10, 4, 4, "0" * 64)

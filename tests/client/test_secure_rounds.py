@@ -21,11 +21,12 @@ from torch import nn
 from tests.client.doubles.double import TOKEN, URL, Double, Handler, problem
 from tests.client.doubles.secure_double import PEERS, WARD, SecureDouble, peer_key
 from tests.federations.consortium import OFFICERS, public_key, signed
+from umbel.aggregation.plans.assignment import SecureOffer
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.privacy.accounting import Ledger
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.noise import release_of
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster, encode_agreements, encode_indices
-from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.member_files import members_bytes
 from umbel.aggregation.trust.members import MemberList
@@ -494,7 +495,7 @@ def test_a_budget_of_privacy_is_counted_by_the_site_itself_and_kept(tmp_path: Pa
     double = private_double(rounds=2, variance_per_client=1e9)
     double.plan = replace(double.plan, bits=24)
     assert double.plan.noise is not None
-    cost = Ledger(1e-6).after(double.plan.noise.release).epsilon
+    cost = Ledger(1e-6).after(release_of(double.plan.noise)).epsilon
     with pytest.raises(WorkRefused, match="this round would bring this site's privacy cost for the run to"):
         take_part(tmp_path, double, policy=listed(tmp_path, double, epsilon=1.01 * cost))
     assert len(double.totals) == 1

@@ -19,10 +19,10 @@ from torch.utils.data import TensorDataset
 from tests.client.doubles.double import Handler
 from tests.client.doubles.secure_double import PEERS, SecureDouble, plans
 from tests.client.test_secure_rounds import SAMPLES, Hasty, Ward, listed, remembered, take_part
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.types import TrainingPlan
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TorchClient, TrainResult
 from umbel.client.errors import UnfitWork
 from umbel.client.rounds.shutdown import Shutdown

@@ -15,7 +15,7 @@ from tests.contracts.test_life_of_a_run import House
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import Fate, RunProgress
 from umbel.client import Client, ClientError, LocalPlan, TorchClient, TrainResult, run_client
 from umbel.client.operator.audit import download

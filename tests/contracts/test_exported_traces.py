@@ -17,7 +17,7 @@ from tests.federations.audit_house import operating
 from tests.federations.server_device import Device, House, run_file, small_state, update_for
 from tests.sim.fleet.test_recorded import HONEST
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import Fate, RoundRecord, RunProgress
 from umbel.client.cli.trace_console import export_trace
 from umbel.client.errors import ClientError

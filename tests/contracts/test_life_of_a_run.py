@@ -18,7 +18,7 @@ from tests.contracts.test_client_and_coordinator import ends, start
 from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.client import Client, Evaluation, LocalPlan, Operator, TrainResult, run_client
 from umbel.client.cli.commands import run_app
 from umbel.client.loop import RunEnd

@@ -28,13 +28,14 @@ from umbel.aggregation.audit.chain import report_target
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout, State
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.assignment import assignment_id
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.sections import RetentionSection, RoundsSection
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.trust.signatures import parse, sign
-from umbel.aggregation.types import ClientId, RunId, assignment_id
+from umbel.aggregation.types import ClientId, RunId
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.aggregation.update.wire import float32_header
 

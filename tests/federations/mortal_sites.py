@@ -26,7 +26,7 @@ from torch import nn
 
 from tests.federations.own_dithers import secret_of
 from tests.servers import killing
-from umbel.aggregation.types import Assignment
+from umbel.aggregation.plans.assignment import Assignment
 from umbel.client import Client, LocalPlan, SitePolicy, TrainResult, run_client
 from umbel.client.policy.site import SecureRandom
 

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from tests.servers.migrated import copy_sqlite
 from tests.servers.waits import until_told
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.trust.signatures import Target, content_digest, sign
 from umbel.aggregation.types import RunId
-from umbel.aggregation.update.grid import Grid
 from umbel.aggregation.update.wire import float32_header
 from umbel.server.app import create_app
 from umbel.server.clock import Clock, SystemClock

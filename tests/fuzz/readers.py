@@ -38,7 +38,6 @@ from umbel.aggregation.audit.bundle import (
 )
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.codec.entropy.payload import Precision
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vectors.codec import Context
 from umbel.aggregation.codec.vectors.eden import Eden
@@ -51,6 +50,9 @@ from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import InMemory
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run import file as runfile
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate
@@ -59,9 +61,9 @@ from umbel.aggregation.trust.member_files import members_bytes, read_members
 from umbel.aggregation.trust.members import MembersRefused, check_first
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.trust.signatures import SignedHeaders, Target, parse, sign
-from umbel.aggregation.types import RunId, WorkDone
-from umbel.aggregation.update.grid import Grid, to_integers
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, change_header, float32_header
+from umbel.aggregation.types import RunId
+from umbel.aggregation.update.grid import to_integers
+from umbel.aggregation.update.wire import HEADER_BYTES, change_header, float32_header
 from umbel.client.operator.audit import read_lines, verify
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.http.deps import parse_json

@@ -19,10 +19,14 @@ from typer.core import TyperGroup
 
 import umbel.__main__ as command_line
 from tests.repository import ROOT
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.messages import AssignmentStatus, CheckedIn, Enrolled, Problem, ReportAnswer
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.assignment import Assignment, ModelChange, ModelRef, SecureOffer
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import (
@@ -37,12 +41,8 @@ from umbel.aggregation.run.sections import (
 from umbel.aggregation.run.stopping import StopRule
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.messages import Inbox, Roster, share_keys_bytes
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
-from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
 from umbel.aggregation.secagg.section import SecureAggregationSection
-from umbel.aggregation.types import Assignment, CoverageFloor, ModelChange, ModelRef, TrainingPlan
-from umbel.aggregation.update.grid import Grid
 from umbel.server.sums.closing import KEPT_MAX
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.section import DataSection

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.federations.server_device import Device, House, house, problem, run_file, small_state, update_of
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.server import journal

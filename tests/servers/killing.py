@@ -25,7 +25,7 @@ import httpx
 
 from tests.servers.ports import own_port
 from tests.servers.waits import until, until_told
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.round.states import Announce, Command, Fold
 from umbel.aggregation.run import endings
 from umbel.aggregation.run.run_end import RoundEnd

@@ -26,7 +26,6 @@ from umbel.aggregation.codec.kernels.native import NoKernels
 from umbel.aggregation.codec.kernels.philox import Stream, dither, signs
 from umbel.aggregation.codec.lanes import Bytes, Lanes
 from umbel.aggregation.codec.modular import Modular, bits_for
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.rate import Shown, step_for
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.codec.update_codec import Part, codec_for
@@ -41,8 +40,11 @@ from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.model.layout import Layout, State
 from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
-from umbel.aggregation.privacy.noise_plan import NoisePlan
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.privacy.skellam import Skellam
 from umbel.aggregation.round.weighting import Candidate, draw
@@ -50,9 +52,8 @@ from umbel.aggregation.run.robust_mean import robust_mean
 from umbel.aggregation.sample_order import sample_order
 from umbel.aggregation.secagg.parameters import DEFAULT_RULE, Rule, parameters_for
 from umbel.aggregation.stated_order import sum_of_squares
-from umbel.aggregation.types import ClientId, Weighting
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec
+from umbel.aggregation.types import ClientId
+from umbel.aggregation.update.wire import HEADER_BYTES
 
 pytestmark = pytest.mark.bits
 FROZEN: dict[str, str] = json.loads((Path(__file__).parent / "bits.json").read_text())["digests"]

@@ -18,19 +18,21 @@ from umbel.aggregation.codec.entropy.coded_levels import Knowledge
 from umbel.aggregation.codec.entropy.levels_head import LevelsHead
 from umbel.aggregation.codec.kernels.philox import dither
 from umbel.aggregation.codec.kernels.quantize import Levels, phase, quantize
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.update_codec import Part, UpdateCodec, codec_for
 from umbel.aggregation.downlink.change import apply_change
 from umbel.aggregation.downlink.publishing import Publication, Spread
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import InMemory
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.round.weighting import Candidate, draw
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.trust.signatures import Target, parse, sign, signature_base
-from umbel.aggregation.types import ClientId, Weighting
-from umbel.aggregation.update.grid import Grid, to_integers
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, float32_header, least_chunk_bytes, read_header
+from umbel.aggregation.types import ClientId
+from umbel.aggregation.update.grid import to_integers
+from umbel.aggregation.update.wire import HEADER_BYTES, float32_header, least_chunk_bytes, read_header
 
 pytestmark = pytest.mark.bits
 

@@ -13,11 +13,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.kernels.native import Folded, Kernels, Quantizer, chosen, is_torch_forced
-from umbel.aggregation.codec.kernels.packing import BITS_MAX, GROUP, pack, packed_bytes, unpack
+from umbel.aggregation.codec.kernels.packing import GROUP, pack, packed_bytes, unpack
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
 from umbel.aggregation.codec.kernels.quantize import UNIT, quantize
 from umbel.aggregation.codec.kernels.rotation import Blocks, butterflies
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import RESIDUE_BITS_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +76,7 @@ def quantize_into(out: Tensor, values: Tensor, quantizer: Quantizer, first: int 
 
 def pack_into(out: Tensor, values: Tensor, quantizer: Quantizer, bits: int, first: int = 0) -> None:
     """The lowest `bits` (1 to 32) of those levels, packed; `first` is a multiple of 512: float32 -> uint8."""
-    _check_bits(bits, BITS_MAX)
+    _check_bits(bits, RESIDUE_BITS_MAX)
     check_first(first, GROUP)
     check_length(out, packed_bytes(values.numel(), bits))
     check_types(out, torch.uint8)
@@ -101,7 +102,7 @@ def rotate_and_pack_into(
     `part` of it: the first position, and how many (whole blocks).
     """
     first, n_positions = part or (0, blocks.n_padded)
-    _check_bits(bits, BITS_MAX)
+    _check_bits(bits, RESIDUE_BITS_MAX)
     _check_vector(values, blocks)
     _check_part(first, n_positions, blocks)
     check_length(out, packed_bytes(n_positions, bits))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 GROUP = 512
 LANES = 16
 ROWS = GROUP // LANES
-BITS_MAX = 32
 
 
 def packed_bytes(n_values: int, bits: int) -> int:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import LEVEL_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _Integers: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float64]
 UNIT = 1 << 16
-LEVEL_MAX = 32_766  # a stays within int32, and k within int16
 _FIXED_MAX = float((1 << 31) - (1 << 17))
 _GOLDEN = 40_503  # 2^16 times the golden ratio's fraction, rounded to an odd number: 65,536 clients differ
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.kernels.kernels import FOLD_BITS_MAX, check_length, check_types, compiled_for, fold_packed
-from umbel.aggregation.codec.kernels.packing import BITS_MAX, pack, packed_bytes, unpack
+from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import RESIDUE_BITS_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,5 +62,5 @@ def add_packed(sums: Tensor, packed: Tensor, bits: int) -> None:
 
 
 def _check_bits(bits: int) -> None:
-    if not 1 <= bits <= BITS_MAX:
-        raise ValueError(f"integers are packed in 1 to {BITS_MAX} bits, not {bits}")
+    if not 1 <= bits <= RESIDUE_BITS_MAX:
+        raise ValueError(f"integers are packed in 1 to {RESIDUE_BITS_MAX} bits, not {bits}")

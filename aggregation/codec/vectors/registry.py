@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import TypeAlias
 
 from umbel.aggregation.codec.entropy.payload import Precision
 from umbel.aggregation.codec.vectors.codec import Mode, VectorCodec
@@ -15,9 +14,8 @@ from umbel.aggregation.codec.vectors.qsgd import Qsgd
 from umbel.aggregation.codec.vectors.sign import Sign
 from umbel.aggregation.codec.vectors.ternary import Ternary
 from umbel.aggregation.codec.vectors.topk import TopK
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, Parameter
 
-Parameter: TypeAlias = int | float | str
 CODECS: Mapping[Codec, Callable[..., VectorCodec]] = MappingProxyType(
     {
         Codec.EDEN: Eden,

@@ -12,13 +12,12 @@ from functools import cached_property
 
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.modular import Modular
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.numbers.words import Words
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import Codec
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX, UNIT
+from umbel.aggregation.codec.kernels.quantize import UNIT
 from umbel.aggregation.codec.kernels.rotation import greatest_block_square
-from umbel.aggregation.codec.plan import NORM_MAX, as_float32
 from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.errors import NonFiniteUpdate
+from umbel.aggregation.plans.codec import as_float32
 from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
 from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
@@ -54,6 +54,7 @@ from umbel.aggregation.secagg.numbers.words import RMS_UNIT, STEPS_LIMIT, Counts
 from umbel.aggregation.secagg.numbers.work_floor import steps_needed
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.torch_later import torch
+from umbel.aggregation.types import LEVEL_MAX, NORM_MAX
 from umbel.aggregation.update.grid import fitting, greatest
 
 if TYPE_CHECKING:

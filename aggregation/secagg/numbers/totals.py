@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.exact import ExactPlaces
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.codec.modular import lift
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.numbers.plan import SumShown
 from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, RMS_UNIT, STEPS_LIMIT, Counts, Measured
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.types import LEVEL_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.plans.grid import TOTAL_WEIGHT_MAX
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import TOTAL_WEIGHT_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,8 @@ Noise covers a client whatever the others contribute; there one step is enough.
 import math
 from fractions import Fraction
 
-ALL_STEPS, ONE_STEP = 1.0, 0.0
+from umbel.aggregation.plans.masks import ALL_STEPS, ONE_STEP
+
 FLOOR_MIN = 1e-6
 _DENOMINATOR_MAX = 1_000_000  # 0.1 means a tenth: three steps of thirty are enough for it
 

@@ -19,12 +19,12 @@ from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.codec.kernels.native import Quantizer
 from umbel.aggregation.codec.kernels.quantize import Dithers, Levels
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.codec.vectors.codec import Context, VectorCodec
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.update.wire import HEADER_BYTES
 
 # By bits: where a fixed width of levels is cut, in standard deviations, at the least error (found by trying).
 BEST_CUTS: Mapping[int, float] = {1: 1.55, 2: 2.05, 3: 2.35, 4: 2.7, 5: 3.0, 6: 3.32, 7: 3.66, 8: 3.95}

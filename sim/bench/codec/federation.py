@@ -17,10 +17,11 @@ from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.round import Weighting, ranks_of
 from umbel.aggregation.round.weighting import Candidate, draw
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.types import ClientId, Weighting, ranks_of
-from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.types import ClientId
 from umbel.sim.bench.codec.uplink import Uplink
 from umbel.sim.data.partition.labels import shard_partition
 from umbel.sim.data.samples import Samples, TrainAndTest, score

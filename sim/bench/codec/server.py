@@ -12,10 +12,9 @@ from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.kernels.kernels import fold_packed, unrotate_into
 from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.kernels.rotation import Blocks
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.grid import Grid
 from umbel.sim.bench.report import Hold, Row
 
 N_UPDATES, N_VALUES, FOLD_S_MAX = 100, 1 << 24, 1.0

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.grid import Grid
 from umbel.aggregation.update.integer_sum import IntegerSum
 
 _WINDOW_S = 600.0

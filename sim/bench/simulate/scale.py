@@ -14,9 +14,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.types import TrainingPlan
 from umbel.sim.bench.child_process import Measured, in_child
 from umbel.sim.bench.report import Hold, Row
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation

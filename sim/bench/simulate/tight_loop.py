@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
-from umbel.aggregation.types import TrainingPlan
 from umbel.client.training.batches import split_sizes
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData

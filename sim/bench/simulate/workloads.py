@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.types import TrainingPlan
 from umbel.sim.data.partition.labels import DirichletSplit, dirichlet_partition
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.data.samples import Samples

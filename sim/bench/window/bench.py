@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.report_times import Curve
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.run.tuning import CONFIDENCE, Forecast, foresee, next_plan
-from umbel.aggregation.types import RoundPlan
 from umbel.sim.bench.report import Hold, Report, Row
 from umbel.sim.bench.window.fleets import FLEETS, HOUR_S, Fleet, Floats
 from umbel.sim.bench.window.rounds import Course, Planner, play

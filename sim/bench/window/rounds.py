@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.retry import next_attempt
 from umbel.aggregation.round.states import (
@@ -23,7 +25,6 @@ from umbel.aggregation.round.states import (
 )
 from umbel.aggregation.run.report_times import Observation, Seen
 from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, Evidence
-from umbel.aggregation.types import RoundPlan, WorkDone
 from umbel.sim.bench.window.fleets import SAMPLES, Fates, Fleet, device_index
 
 EVERY_S = 1800.0  # a round begins every half hour, so that a few hundred of them see days and nights

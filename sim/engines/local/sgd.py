@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.engines.work import LocalOptimizer
 
 

@@ -7,7 +7,7 @@ What each line does to a row is what `torch.optim.SGD` does to one client's weig
 import torch
 from torch import Tensor
 
-from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.engines.work import LocalOptimizer
 
 _CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_

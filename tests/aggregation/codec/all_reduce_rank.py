@@ -11,9 +11,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from umbel.aggregation.codec.lanes import AllReduced, Bytes, Lanes
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan
 
 INVERSE_STEP, KEY = 4.0, 41
 

@@ -5,9 +5,8 @@ import torch
 
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, payload_of
 from umbel.aggregation.codec.combinations import Adding, require_summable
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan
 
 PLANS = [
     CodecPlan(),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.entropy.entropy import SEGMENT
 from umbel.aggregation.codec.integer import IntegerCodec, in_segments
-from umbel.aggregation.codec.plan import CodecPlan, as_float32, first_plan, next_plan
+from umbel.aggregation.codec.plan import first_plan, next_plan
 from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.errors import (
     LyingLength,
@@ -25,8 +25,8 @@ from umbel.aggregation.errors import (
     WrongLayout,
 )
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.grid import Grid
 
 LAYOUT = Layout.of_state({"a": torch.zeros(300), "b": torch.zeros(40, 4)})
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)

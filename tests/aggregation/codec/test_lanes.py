@@ -16,9 +16,8 @@ from umbel.aggregation.codec import rotated as rotated_module
 from umbel.aggregation.codec.kernels.quantize import Levels
 from umbel.aggregation.codec.lanes import BYTE_RANKS_MAX, AllReduced, Bytes, Lanes
 from umbel.aggregation.codec.modular import lift
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 
 
 def rotated(n_values: int, step: float = 0.25) -> Rotated:

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from tests.federations.own_dithers import dither_of
 from umbel.aggregation.codec.kernels.packing import pack
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.codec.modular import ALARM_SHARE, Modular, bits_for, lift
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.rotated import Rotated
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.types import LEVEL_MAX
 from umbel.sim.bench.codec.errors import real_updates, vnmse
 
 BITS = st.integers(1, 32)

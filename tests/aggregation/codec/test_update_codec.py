@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.update.wire import HEADER_BYTES
 
 LAYOUT = Layout.of_state({"w": torch.zeros(4)})

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import CASES, gaussian, heavy
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.codec.vectors.codec import Context
 from umbel.aggregation.codec.vectors.registry import CODECS
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
 
 N_VALUES = 5 + 24 * 40 + 300
 LAYOUT = Layout(

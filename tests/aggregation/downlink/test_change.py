@@ -13,12 +13,12 @@ from torch import Tensor
 from umbel.aggregation.codec.entropy import entropy, frame
 from umbel.aggregation.codec.entropy.coded_levels import Coding, Knowledge, LevelsCoder
 from umbel.aggregation.codec.entropy.entropy_kernels import N_CLASSES
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.downlink.change import HEAD_BYTES, ChangeHead, ChangeWriter, apply_change
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.wire import HEADER_BYTES, change_header
 
 State = dict[str, Tensor]

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from umbel.aggregation.errors import LayoutError, ModelOverflow
 from umbel.aggregation.model.layout import N_VALUES_MAX, Layout, TensorSpec
-from umbel.aggregation.types import RoundPlan, RunId, Weighting
-from umbel.aggregation.update.grid import Grid, GridAccumulator
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.types import RunId
+from umbel.aggregation.update.grid import GridAccumulator
 
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

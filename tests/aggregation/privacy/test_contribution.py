@@ -12,14 +12,14 @@ from torch import Tensor
 from tests.federations.own_dithers import dither_of, secret_of
 from umbel.aggregation.codec.kernels.quantize import UNIT
 from umbel.aggregation.codec.modular import Modular
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.codec.rotated import Dither, Rotated, sum_of_squares
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.privacy.contribution import contribution, levels_within
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.privacy.noise import noisy_bits
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.privacy.skellam import Skellam
-from umbel.aggregation.update.wire import Codec
 
 KEY = bytes(range(32))
 
@@ -125,7 +125,9 @@ def test_the_mean_of_a_round_is_that_of_its_updates_but_for_the_noise() -> None:
     codec = rotated(n_values, inverse_step, clip)
     section = PrivacySection(noise_multiplier=0.2, colluders=1)
     plan = section.plan(rounds=1, least=4, n_values=codec.n_levels, inverse_step=inverse_step, clip_norm=clip)
-    bits = plan.bits(inverse_step=inverse_step, sigma_sum=n_clients * clip / math.sqrt(n_values), n_clients=n_clients)
+    bits = noisy_bits(
+        plan, inverse_step=inverse_step, sigma_sum=n_clients * clip / math.sqrt(n_values), n_clients=n_clients
+    )
     modular = Modular(codec, bits)
     sums, updates = modular.new_sum(), [update(n_values, clip, seed) for seed in range(n_clients)]
     for rank, values in enumerate(updates):

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.privacy.rounds import private_numbers
 from umbel.aggregation.privacy.section import PrivacySection
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
-from umbel.aggregation.types import RoundPlan, RunId, Weighting
+from umbel.aggregation.types import RunId
 
 SECTION = PrivacySection(noise_multiplier=1.1, clip_norm=2.0, colluders=0)
 PLAN = RoundPlan(RunId("r"), 1, 1, 5, 5, 1.0, 60.0, Weighting.SAMPLES, 100, 64.0, seed=1)

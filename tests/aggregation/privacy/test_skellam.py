@@ -18,8 +18,9 @@ from scipy import stats
 from torch import Tensor
 
 from tests.repository import VECTORS
+from umbel.aggregation.plans.noise import NOISE_VALUES_MAX, VARIANCE_MAX, VARIANCE_MIN
 from umbel.aggregation.privacy import skellam
-from umbel.aggregation.privacy.skellam import SAMPLES_MAX, VARIANCE_MAX, VARIANCE_MIN, Skellam
+from umbel.aggregation.privacy.skellam import Skellam
 from umbel.aggregation.privacy.skellam_table import Table, magnitudes, table_of
 
 FILE = VECTORS / "skellam.json"
@@ -195,7 +196,7 @@ def test_a_key_of_another_length_is_refused_and_not_shown(length: int) -> None:
     assert "AAAA" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("first", "n"), [(-1, 1), (SAMPLES_MAX, 1), (SAMPLES_MAX - 1, 2)])
+@pytest.mark.parametrize(("first", "n"), [(-1, 1), (NOISE_VALUES_MAX, 1), (NOISE_VALUES_MAX - 1, 2)])
 def test_more_samples_than_a_key_gives_are_refused(first: int, n: int) -> None:
     with pytest.raises(ValueError, match="at most 2"):
         Skellam(1.0).draw(KEY, first, n)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.round import RoundPlan, Task
+from umbel.aggregation.reports import EvaluationDone, Work, WorkDone
 from umbel.aggregation.round.coverage import Gap, Roll, gaps
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.round.machine import advance, takes
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -44,7 +45,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate, weight_of
-from umbel.aggregation.types import ClientId, EvaluationDone, RoundPlan, Work, WorkDone
+from umbel.aggregation.types import ClientId
 
 CLIENTS = tuple(ClientId(f"c{i}") for i in range(6))
 TIERS = ("even", "odd") * 3

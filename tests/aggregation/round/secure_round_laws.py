@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from tests.aggregation.round.round_laws import CLIENTS, RoundLaws, anybody, claims, seldom
+from umbel.aggregation.plans.masks import MINIMUM_LEAST
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.machine import advance, hears, next_deadline, refuses
 from umbel.aggregation.round.second_sum import OpenedSum
 from umbel.aggregation.round.states import (
@@ -31,10 +33,9 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.secagg.numbers.plan import MINIMUM_LEAST
 from umbel.aggregation.secagg.parameters import parameters_for, roster_min, survivors_min
 from umbel.aggregation.secagg.turns import Exchange, Phase, after_s
-from umbel.aggregation.types import ClientId, RoundPlan
+from umbel.aggregation.types import ClientId
 
 PHASES = tuple(Phase)
 SAID_IN = (Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS, Phase.CONSISTENCY_CHECK)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round import advance_many
 from umbel.aggregation.round.advance_many import advance_all
 from umbel.aggregation.round.cohort import Member
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import (
     Closing,
@@ -22,7 +23,7 @@ from umbel.aggregation.round.states import (
     Tick,
     Training,
 )
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 
 CLIENTS = [ClientId(f"c{i}") for i in range(9)]
 STRANGER = ClientId("stranger")

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
 from umbel.aggregation.round.cohort import Choice, PassedOver, choose
 from umbel.aggregation.round.weighting import Candidate, weight_of
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting
+from umbel.aggregation.types import ClientId, RunId
 
 PLAN = RoundPlan(RunId("demo"), 3, 1, 4, 2, 1.5, 60.0, Weighting.SAMPLES, 1000, 64.0, seed=7)
 

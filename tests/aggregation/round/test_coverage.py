@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.cohort import Member, PassedOver
 from umbel.aggregation.round.coverage import Gap, Roll, Samples, gaps, names, words
 from umbel.aggregation.round.machine import advance
@@ -24,7 +26,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 
 PLAN = RoundPlan(RunId("demo"), 1, 1, 2, 1, 2.0, 60.0, Weighting.SAMPLES, 1000, 64.0, seed=7)
 A, B, C, D = (ClientId(name) for name in "abcd")

@@ -1,7 +1,8 @@
 """What sets the kinds of rounds apart."""
 
-from umbel.aggregation.round.kinds import Task
-from umbel.aggregation.types import ClientId, RunId, assignment_id
+from umbel.aggregation.plans.assignment import assignment_id
+from umbel.aggregation.plans.round import Task
+from umbel.aggregation.types import ClientId, RunId
 
 
 def test_no_two_kinds_share_an_assignment() -> None:

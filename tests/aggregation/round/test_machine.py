@@ -7,6 +7,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import (
@@ -33,7 +35,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 
 PLAN = RoundPlan(
     run=RunId("demo"),

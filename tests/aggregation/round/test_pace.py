@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.pace import COME_BACK_MIN_S, NEEDED_MAX_S, Demand, come_back_s, opens_in_s
 from umbel.aggregation.round.states import Abandoned, Closing, Recruiting, Training
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
+from umbel.aggregation.types import ClientId, RunId
 
 SALT = b"a secret of the run"
 NOW = 1.8e9

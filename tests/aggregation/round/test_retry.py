@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.retry import AVOIDED_MAX, gives_up, next_attempt, retry_pause_s
@@ -21,7 +23,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 
 PLAN = RoundPlan(RunId("demo"), 3, 1, 2, 2, 1.5, 60.0, Weighting.SAMPLES, 1000, 64.0, seed=7)
 A, B, C = (ClientId(name) for name in "abc")

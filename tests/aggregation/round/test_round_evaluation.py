@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.assignment import assignment_id
+from umbel.aggregation.plans.round import Task, TrainingPlan
+from umbel.aggregation.reports import EvaluationDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -27,7 +29,7 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import EvaluationSection, Override, RetentionSection, RoundsSection
 from umbel.aggregation.run.stopping import StopRule
-from umbel.aggregation.types import ClientId, EvaluationDone, RunId, TrainingPlan, assignment_id
+from umbel.aggregation.types import ClientId, RunId
 
 FILE = RunFile("demo", RoundsSection(9, target=5, window_s=100.0), evaluation=EvaluationSection(3, 2, 60.0))
 PLAN = FILE.evaluation_plan(6)

@@ -9,13 +9,14 @@ from hypothesis.stateful import initialize
 
 from tests.aggregation.round.round_laws import CLIENTS, RoundLaws
 from tests.aggregation.round.secure_round_laws import SecureRoundLaws
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.second_sum import OpenedSum
 from umbel.aggregation.round.states import Event, Gathered, Recruiting, Reported, RoundState
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 
 NO_FLOOR = CoverageFloor()
 floors = st.builds(

@@ -6,14 +6,15 @@ from dataclasses import replace
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
 from umbel.aggregation.round.cohort import Choice, PassedOver
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.second_sum import NAMES_MAX, OpenedSum, Past, choose_again, with_sum
 from umbel.aggregation.round.states import Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.secagg.parameters import roster_min, survivors_min
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting
+from umbel.aggregation.types import ClientId, RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy.policy import SitePolicy
 

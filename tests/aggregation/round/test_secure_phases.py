@@ -7,6 +7,9 @@ import pytest
 from pydantic import Discriminator, TypeAdapter
 
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.retry import next_attempt, opened_by
 from umbel.aggregation.round.second_sum import OpenedSum
@@ -35,9 +38,8 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.secagg.turns import Exchange, Phase
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 
 NAMES = tuple(ClientId(name) for name in "abcde")
 PLAN = RoundPlan(

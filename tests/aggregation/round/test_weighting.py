@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.plans.round import Weighting
 from umbel.aggregation.round.weighting import Candidate, draw, weight_of
 from umbel.aggregation.seeds import derive_seed
-from umbel.aggregation.types import ClientId, Weighting
+from umbel.aggregation.types import ClientId
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.assignment import assignment_id
+from umbel.aggregation.plans.round import CoverageFloor, Task
+from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.round.cohort import choose
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.spread import spread
 from umbel.aggregation.round.states import (
@@ -31,7 +33,7 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.canary import Sent, Terms, Verdict, conclusion, judge
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import CanarySection, Override, RoundsSection
-from umbel.aggregation.types import BYTES_MAX, ClientId, CoverageFloor, Probe, RunId, WorkDone, assignment_id
+from umbel.aggregation.types import BYTES_MAX, ClientId, RunId
 
 FILES, PROBES = TypeAdapter(RunFile), TypeAdapter(Probe)
 TERMS = Terms(window_s=600.0, max_abs=64.0, model_bytes=100_000_000)

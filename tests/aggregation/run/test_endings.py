@@ -7,10 +7,12 @@ import pytest
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.messages import Outcome, RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.plans.round import RoundPlan, Task
 from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.reports import EvaluationDone, Probe, WorkDone
 from umbel.aggregation.round.cohort import Member
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing
 from umbel.aggregation.run.canary import Sent
 from umbel.aggregation.run.endings import Known, Measured, abandoned, finished, rolled_back
@@ -21,7 +23,7 @@ from umbel.aggregation.run.sections import CanarySection, EvaluationSection, Rou
 from umbel.aggregation.run.stopping import StopRule
 from umbel.aggregation.run.verdicts import Trial
 from umbel.aggregation.secagg.section import SecureAggregationSection
-from umbel.aggregation.types import ClientId, EvaluationDone, ModelRef, Probe, RoundPlan, WorkDone
+from umbel.aggregation.types import ClientId
 
 PLAIN = RunFile("demo", RoundsSection(3, target=8, minimum=6, attempts_max=4))
 PRIVATE = replace(

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round import states as machine
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.round.machine import advance
@@ -21,7 +23,7 @@ from umbel.aggregation.round.states import (
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.ledger import Book, Ending, Member, client_records, live_round, round_record
 from umbel.aggregation.run.records import Fate, RoundRecord
-from umbel.aggregation.types import ClientId, CoverageFloor, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 
 NORTH, SOUTH, NOWHERE = (ClientId(name) for name in ("north", "south", "nowhere"))
 FLOOR = CoverageFloor(0.9, (NORTH, NOWHERE), ("ward",))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.run.report_times import Observation, Seen, estimate, observed, tabulate
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import DownlinkSection, Override, RoundsSection
-from umbel.aggregation.types import CoverageFloor, TrainingPlan
 
 FILES = TypeAdapter(RunFile)
 ROUNDS = RoundsSection(count=10, target=8, minimum=4, window_s=600.0)

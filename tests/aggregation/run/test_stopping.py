@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.run.records import Judged, VersionRecord
 from umbel.aggregation.run.retention import expired
 from umbel.aggregation.run.stopping import Mode, StopRule, judge
-from umbel.aggregation.types import METRIC_ABS_MAX, SAMPLE_COUNT_MAX, EvaluationDone, WorkDone
+from umbel.aggregation.types import METRIC_ABS_MAX, SAMPLE_COUNT_MAX
 
 LOSS = "evaluation.loss"
 VALUES = st.lists(st.none() | st.integers(-50, 50).map(lambda value: value / 10), max_size=30)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import Absent, AbsentClient, ClientRecord, Fate, RoundRecord
 from umbel.aggregation.run.trace import FORMAT, Trace, TracedAttempt, TracedClient, trace_of
 

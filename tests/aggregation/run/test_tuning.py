@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.report_times import Curve, Observation, Seen, estimate, tabulate
 from umbel.aggregation.run.sections import Override, RoundsSection
@@ -25,7 +26,7 @@ from umbel.aggregation.run.tuning import (
     next_plan,
     tune,
 )
-from umbel.aggregation.types import RoundPlan, RunId, Weighting
+from umbel.aggregation.types import RunId
 
 PLAN = RoundPlan(RunId("demo"), 5, 1, 20, 15, 1.3, 600.0, Weighting.SAMPLES, 1000, 64.0, seed=7)
 HOUR_S = 3600.0

@@ -8,6 +8,8 @@ import pytest
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.rate import Shown
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.plans.masks import SumShown
+from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import (
@@ -20,11 +22,10 @@ from umbel.aggregation.run.sections import (
     RoundsSection,
 )
 from umbel.aggregation.run.stopping import StopRule
-from umbel.aggregation.secagg.numbers.plan import SumShown
 from umbel.aggregation.secagg.parameters import survivors_min
 from umbel.aggregation.secagg.section import SecureAggregationSection, require_compatible, survivors_needed
 from umbel.aggregation.trust.fingerprint import grouped
-from umbel.aggregation.types import ClientId, CoverageFloor, TrainingPlan, Weighting
+from umbel.aggregation.types import ClientId
 
 SECTION = SecureAggregationSection()
 ROUNDS = RoundsSection(10, target=9, minimum=5, over_selection=1.4)

@@ -18,8 +18,10 @@ from torch import Tensor
 from tests.repository import VECTORS
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.modular import lift
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.crypto.curve import KeyPair
@@ -38,12 +40,10 @@ from umbel.aggregation.secagg.messages import (
 )
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution
-from umbel.aggregation.secagg.numbers.plan import SecurePlan
 from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.secagg.unmasking import Sum, Unmasker
 from umbel.aggregation.types import ClientId, RunId
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for
+from umbel.aggregation.update.wire import HEADER_BYTES, header_for
 
 FILE = VECTORS / "secagg_transcript.json"
 N, GONE, BITS = 4, 3, 11

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused, WrongCodec, WrongLayout
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.update import wire
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, UpdateHeader, float32_header
+from umbel.aggregation.update.wire import HEADER_BYTES, UpdateHeader, float32_header
 
 BYTES = range(28, 29)
 LAYOUT = Layout.of_state({"w": torch.zeros(5), "b": torch.zeros(2)})

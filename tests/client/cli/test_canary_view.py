@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from tests.client.cli.test_view import FINE, ROUND, RUN, told
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import ClientRecord, Fate, TurnedAway
 from umbel.client.cli.view import RunPicture
 

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from tests.client.cli.answers import operator_that_hears
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RunView
-from umbel.aggregation.types import ModelRef
 from umbel.client import Operator
 from umbel.client.cli import console, lifecycle
 from umbel.client.cli.view import RunPicture

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from tests.client.cli.answers import operator_that_hears
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunProgress, RunView, VersionRecord
-from umbel.aggregation.types import ModelRef
 from umbel.client import Operator
 from umbel.client.cli.console import watch_run
 from umbel.client.cli.lifecycle import export_model, list_versions, pause_run, resume_run, roll_back, stop_run

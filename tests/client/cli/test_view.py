@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from umbel.aggregation.messages import REASON_CHARS_MAX, RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.round.coverage import Gap
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.run.records import (
     Absent,
     AbsentClient,
@@ -22,7 +23,6 @@ from umbel.aggregation.run.records import (
     RunView,
     TurnedAway,
 )
-from umbel.aggregation.types import ModelRef
 from umbel.client.cli.view import ENDED_SHOWN, RunPicture
 from umbel.client.cli.view_rounds import EXCEPTIONS_SHOWN
 

@@ -17,15 +17,15 @@ from typing import Any
 import httpx
 import torch
 
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.trust.signatures import SignedHeaders, Target, content_digest, parse, parse_digest
-from umbel.aggregation.types import TrainingPlan
 from umbel.aggregation.update.grid import GridAccumulator
 
 URL = "https://coordinator.test"

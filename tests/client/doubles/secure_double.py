@@ -22,9 +22,12 @@ from torch import Tensor, nn
 from tests.aggregation.secagg.federation import OPENING, identity, seeded
 from tests.client.doubles.double import Double, Incoming, Refused, answer, stream
 from tests.federations.own_dithers import secret_of
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.agreement import composition_of, context_of
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.signing import Label, verify
@@ -39,16 +42,13 @@ from umbel.aggregation.secagg.messages import (
     encode_indices,
 )
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution
-from umbel.aggregation.secagg.numbers.plan import SecurePlan, first_plans
+from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
-from umbel.aggregation.secagg.offer import SecureOffer
 from umbel.aggregation.secagg.session import Session, check_advert
 from umbel.aggregation.secagg.unmasking import Sum, Unmasker
 from umbel.aggregation.trust.members import MemberList
 from umbel.aggregation.trust.public_keys import public_key_text
-from umbel.aggregation.types import Assignment, ClientId
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.types import ClientId
 
 WARD = ClientId("ward-7")
 PEERS = ("peer-1", "peer-2", "peer-3", "peer-4")

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from tests.client.cli.answers import operator_that_hears
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunProgress, RunView
-from umbel.aggregation.types import ModelRef
 from umbel.client import Operator
 from umbel.client.cli.lifecycle import stop_run
 from umbel.client.errors import CoordinatorUnreachable, OutOfTime

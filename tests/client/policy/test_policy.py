@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.federations.consortium import SITES, after, first_list
 from umbel.aggregation.messages import REASON_CHARS_MAX
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.client.errors import AttemptRefused, WorkRefused
 from umbel.client.policy.policy import EPSILON_MAX, SecureRound, SitePolicy
 from umbel.client.policy.policy_file import read_policy

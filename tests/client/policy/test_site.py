@@ -14,6 +14,7 @@ from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
 from tests.client.policy.test_sum_memory import ALL, ONE_MODEL, asked, under
 from tests.federations.consortium import OFFICERS, first_list, signed, without
 from umbel.aggregation.privacy.accounting import ORDERS, Ledger
+from umbel.aggregation.privacy.noise import release_of
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Roster
 from umbel.aggregation.secagg.turns import MODEL_SHARE
 from umbel.aggregation.trust.member_files import members_bytes
@@ -236,7 +237,7 @@ def test_noise_that_every_participant_could_take_a_share_of_off_is_refused_witho
 
 # --- what it costs ---
 
-RELEASE = asked(1, is_private=True).assignment.secure.plan.noise.release  # type: ignore[union-attr]  # it is private
+RELEASE = release_of(asked(1, is_private=True).assignment.secure.plan.noise)  # type: ignore[union-attr,arg-type]  # it is private
 OTHER = RunId("other")
 
 

@@ -11,10 +11,10 @@ import pytest
 from torch import nn
 
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
-from umbel.aggregation.update.grid import Grid
 from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved
 from umbel.client.policy import sum_memory
 from umbel.client.policy.policy import SitePolicy

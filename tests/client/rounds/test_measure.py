@@ -11,7 +11,7 @@ from torch import nn
 from tests.client.training.test_probe import offer
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.types import EvaluationDone
+from umbel.aggregation.reports import EvaluationDone
 from umbel.client import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.rounds.measure import measure

@@ -8,10 +8,9 @@ import pytest
 from torch import nn
 
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
-from umbel.aggregation.round.kinds import Task
-from umbel.aggregation.secagg.offer import SecureOffer
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.trust.public_keys import public_key_bytes
-from umbel.aggregation.types import Assignment
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.rounds.offers import WINDOW_S_MAX
 from umbel.client.rounds.secure_offers import Asked, read_offer

@@ -20,7 +20,8 @@ from tests.client.doubles.double import TOKEN, Double
 from tests.client.doubles.double_server import served
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S
-from umbel.aggregation.types import AssignmentId, TrainingPlan
+from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.types import AssignmentId
 from umbel.client import LocalPlan, TorchClient, TrainResult
 from umbel.client.state.checkpoint import DiskCheckpoint
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.client.doubles.double import TOKEN, URL, Double, Handler, answer, kind_of
-from umbel.aggregation.codec.plan import CodecPlan
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
 
 TOP_K = CodecPlan(Codec.TOPK, key=3, parameters={"share": 0.125, "precision": "float32"}, feedback=True)

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.round.kinds import Task
-from umbel.aggregation.types import Assignment, ClientId, ModelRef, RunId, TrainingPlan, assignment_id
-from umbel.aggregation.update.grid import Grid
+from umbel.aggregation.plans.assignment import Assignment, ModelRef, assignment_id
+from umbel.aggregation.plans.codec import CodecPlan
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.plans.round import Task, TrainingPlan
+from umbel.aggregation.types import ClientId, RunId
 from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
 from umbel.client.rounds.offers import check_offer

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.client.doubles.double import TOKEN, Double, Handler, stream
 from tests.client.doubles.double_server import served
 from tests.servers.waits import LIMIT_S
-from umbel.aggregation.types import ModelRef
+from umbel.aggregation.plans.assignment import ModelRef
 from umbel.client import run_client
 from umbel.client.app import Client, LocalPlan, TrainResult
 from umbel.client.errors import LinkFailed, Redirected

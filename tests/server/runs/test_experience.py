@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, Evidence
 from umbel.server.runs.experience import Experience

@@ -30,7 +30,7 @@ from tests.servers.ports import own_port
 from tests.servers.postgres import Cluster
 from tests.servers.waits import LIMIT_S, until
 from umbel.aggregation.audit.bundle import key_bytes
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.client.operator.audit import download, verify
 from umbel.client.operator.operator import Operator
 from umbel.server.settings import Settings

@@ -5,21 +5,12 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation.errors import ReportRefused
+from umbel.aggregation.plans.round import RoundPlan, Task, Weighting
+from umbel.aggregation.reports import EvaluationDone, MaskedInput, Probe, Work, WorkDone
 from umbel.aggregation.round.cohort import Member
-from umbel.aggregation.round.kinds import Task
 from umbel.aggregation.round.states import Reported, Training
 from umbel.aggregation.secagg.turns import Exchange
-from umbel.aggregation.types import (
-    ClientId,
-    EvaluationDone,
-    MaskedInput,
-    Probe,
-    RoundPlan,
-    RunId,
-    Weighting,
-    Work,
-    WorkDone,
-)
+from umbel.aggregation.types import ClientId, RunId
 from umbel.server.problems import Refused
 from umbel.server.runs.reports import check_report
 from umbel.server.store.stored import StoredUpload

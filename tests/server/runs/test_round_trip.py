@@ -8,7 +8,8 @@ import torch
 
 from tests.federations.server_device import house, run_file, small_state
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.update.grid import Grid, GridAccumulator
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.update.grid import GridAccumulator
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 

@@ -14,12 +14,13 @@ import pytest
 from tests.federations.secure_cohort import LAYOUT, STATE, Attempt, secure_run, work_of
 from tests.federations.secure_device import SecureDevice
 from tests.federations.server_device import House, LateClock, house, problem, rows, run_file
+from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.curve import KeyPair
 from umbel.aggregation.secagg.crypto.signing import Label, sign
 from umbel.aggregation.secagg.messages import AdvertiseKeys, Unmasking
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.update.wire import Codec, header_for
+from umbel.aggregation.update.wire import header_for
 from umbel.server.http.limits import SECURE_BYTES_MAX
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")

@@ -7,6 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import (
@@ -23,7 +25,7 @@ from umbel.aggregation.round.states import (
 )
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Exchange, Phase, Spoken
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 from umbel.server.store.round_rows import (
     ClientRow,
     accepted_of,

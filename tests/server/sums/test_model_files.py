@@ -9,7 +9,8 @@ from tests.federations.server_device import small_state
 from umbel.aggregation.audit.bundle import sum_sha256
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.update.grid import Grid, GridAccumulator
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.sums.model_files import Base, Summed, first_master, inspect_model, keep_model, next_model

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.types import TrainingPlan
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.data.population import CohortData, ShardedPopulation
 from umbel.sim.data.samples import Samples
 from umbel.sim.engines.local.resident import start_vector

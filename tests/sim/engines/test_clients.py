@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of, work_of
-from umbel.aggregation.codec.plan import CodecPlan
+from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import Client, LocalPlan, TrainResult
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.clients import ClientsEngine

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.sim.engines.cohorts import start_of
-from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.bench.simulate.workloads import workloads
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import named_engine

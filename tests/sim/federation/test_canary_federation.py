@@ -7,7 +7,7 @@ import pytest
 
 from tests.sim.federation.worlds import attempts_of, hashes, table
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import Fate
 from umbel.sim.console import run
 from umbel.sim.results.estimate import Estimate

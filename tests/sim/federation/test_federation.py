@@ -12,9 +12,9 @@ from tests.sim.federation.worlds import attempts_of, hashes, table
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.round.kinds import Task
+from umbel.aggregation.plans.round import RoundPlan, Task, Weighting
 from umbel.aggregation.run.records import Fate
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting
+from umbel.aggregation.types import ClientId, RunId
 from umbel.sim import simulate
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world

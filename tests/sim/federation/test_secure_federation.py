@@ -12,16 +12,17 @@ import torch
 
 from tests.sim.federation.worlds import attempts_of, hashes, table
 from umbel.aggregation.codec.modular import lift
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.secagg.messages import share_keys_bytes
 from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import totals
 from umbel.aggregation.secagg.parameters import parameters_for
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.types import ClientId, RunId
 from umbel.sim.experiment.file import Trial, experiment_of
 from umbel.sim.experiment.watcher import Watcher
 from umbel.sim.federation.federation import Attempt

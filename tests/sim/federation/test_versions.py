@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from umbel.aggregation.model.artifact import metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.update.grid import Grid, GridAccumulator
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.sums.model_files import Base, Summed, first_master, keep_model, next_model
 from umbel.sim.federation.versions import ModelState

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from umbel.aggregation.plans.round import RoundPlan, Weighting
+from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Abandoned, Applied, Closing, Gathered, Recruiting, Reported, Tick, Training
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.ledger import Book, Ending, Member, client_records, round_record
 from umbel.aggregation.run.records import Absent, AbsentClient, RoundRecord
-from umbel.aggregation.types import ClientId, RoundPlan, RunId, Weighting, WorkDone
+from umbel.aggregation.types import ClientId, RunId
 from umbel.sim.data.population import client_name, client_number
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.fleet import Fleet

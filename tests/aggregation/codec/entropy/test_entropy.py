@@ -20,8 +20,8 @@ from umbel.aggregation.codec.entropy.entropy import (
 )
 from umbel.aggregation.codec.entropy.entropy_kernels import MIRRORED, N_CLASSES, WIDTHS
 from umbel.aggregation.codec.entropy.payload import Payload
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused
+from umbel.aggregation.types import LEVEL_MAX
 
 ANY_LEVEL = st.one_of(st.integers(-2, 2), st.integers(-200, 200), st.sampled_from([LEVEL_MAX, -LEVEL_MAX]))
 ANY_CLASS = st.one_of(st.sampled_from([0, MIRRORED, 3, 31]), st.integers(0, 31), st.integers(MIRRORED, MIRRORED + 31))

@@ -13,7 +13,7 @@ from umbel.aggregation.codec.entropy import entropy_kernels as kernels
 from umbel.aggregation.codec.entropy.entropy_kernels import MIRRORED, N_CLASSES, N_QUARTERS, WIDTHS, packed_bytes
 from umbel.aggregation.codec.kernels import native
 from umbel.aggregation.codec.kernels.kernels import add_levels
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
+from umbel.aggregation.types import LEVEL_MAX
 
 Made = TypeVar("Made")
 SIZES = st.one_of(st.integers(0, 9000), st.sampled_from([0, 1, 2, 3, 4, 5, 511, 512, 2047, 2048, 2049, 2053]))

@@ -27,9 +27,10 @@ from umbel.aggregation.codec.kernels import kernels, native
 from umbel.aggregation.codec.kernels.native import NoKernels, Quantizer
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack
 from umbel.aggregation.codec.kernels.philox import dither, signs
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX, Levels, quantize
+from umbel.aggregation.codec.kernels.quantize import Levels, quantize
 from umbel.aggregation.codec.kernels.residues import add_packed, pack_residues
 from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
+from umbel.aggregation.types import LEVEL_MAX
 
 KEYS = st.integers(0, (1 << 64) - 1)
 SIZES = st.one_of(

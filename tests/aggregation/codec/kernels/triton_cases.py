@@ -18,8 +18,9 @@ from umbel.aggregation.codec.kernels.cuda import TritonKernels
 from umbel.aggregation.codec.kernels.native import Folded, Quantizer
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes
 from umbel.aggregation.codec.kernels.philox import dither, signs
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX, Levels, quantize
+from umbel.aggregation.codec.kernels.quantize import Levels, quantize
 from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
+from umbel.aggregation.types import LEVEL_MAX
 
 DEVICE = os.environ.get("UMBEL_TRITON_DEVICE", "cpu")
 # Every side of a block (4 to 64), tiles that are full and not.

@@ -12,17 +12,19 @@ from torch import Tensor
 from tests.aggregation.secagg.attacks.adversary import heard
 from tests.aggregation.secagg.federation import Federation
 from tests.aggregation.secagg.transcript import COMPOSITION, Given
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.errors import LyingLength, UpdateRefused
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.codec import Codec
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.privacy.noise import noisy_bits
 from umbel.aggregation.secagg.crypto.signing import Label
 from umbel.aggregation.secagg.errors import ForgedMessage
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.session import check_signature
-from umbel.aggregation.update.wire import HEADER_BYTES, Codec, header_for
+from umbel.aggregation.types import LEVEL_MAX
+from umbel.aggregation.update.wire import HEADER_BYTES, header_for
 
 READER = MaskedReader(COMPOSITION)
 N_BYTES = READER.update_bytes.start
@@ -156,7 +158,7 @@ def test_with_one_bit_less_it_would_wrap() -> None:
 def test_a_cohort_whose_sum_no_32_bits_hold_is_refused_before_it_begins() -> None:
     noise = NoisePlan(2.0**34, 1 << 20, 4096, 3)
     with pytest.raises(ValueError, match="take a larger step"):
-        noise.bits(inverse_step=1.0, sigma_sum=0.0, n_clients=60_000_000)
+        noisy_bits(noise, inverse_step=1.0, sigma_sum=0.0, n_clients=60_000_000)
     with pytest.raises(ValueError, match="bits must lie between"):
         replace(COMPOSITION.secure, bits=33)
 

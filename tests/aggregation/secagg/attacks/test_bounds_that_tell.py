@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.aggregation.secagg.house import Cohort, cohort, composed, gaussian, secure_plan, work_of
-from umbel.aggregation.codec.plan import CodecPlan, as_float32
 from umbel.aggregation.model.layout import Layout, TensorSpec
+from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.update.grid import Grid
-from umbel.aggregation.update.wire import Codec
 
 COUNTS = (131, 310, 474, 905, 1187)
 UNIT = 128

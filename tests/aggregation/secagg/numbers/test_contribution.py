@@ -26,10 +26,10 @@ from tests.aggregation.secagg.house import (
 from tests.federations.own_dithers import dither_of, secret_of
 from tests.repository import VECTORS
 from umbel.aggregation.codec.kernels.packing import pack
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.errors import NonFiniteUpdate
 from umbel.aggregation.model.layout import Layout, TensorSpec
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.codec import Codec
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.privacy.skellam import Skellam
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import (
@@ -40,8 +40,8 @@ from umbel.aggregation.secagg.numbers.contribution import (
     nothing,
 )
 from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, Measured
+from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import fitting
-from umbel.aggregation.update.wire import Codec
 
 
 def counts_of(made: Contribution) -> list[int]:

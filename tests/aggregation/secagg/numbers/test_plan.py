@@ -22,16 +22,16 @@ from tests.aggregation.secagg.house import (
     weighted_mean,
     work_of,
 )
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.codec.modular import ALARM_SHARE, bits_for
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.section import CodecSection
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.codec import Codec, CodecPlan
+from umbel.aggregation.plans.masks import SecurePlan, SumShown
+from umbel.aggregation.plans.noise import NoisePlan
+from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.numbers.plan import FIRST_RMS, SecurePlan, SumShown
+from umbel.aggregation.secagg.numbers.plan import FIRST_RMS, secure_plan_after
 from umbel.aggregation.secagg.section import SecureAggregationSection
-from umbel.aggregation.types import RoundPlan, RunId, Weighting
-from umbel.aggregation.update.wire import Codec
+from umbel.aggregation.types import LEVEL_MAX, RunId
 
 CODEC = CodecSection("integer", step=0.5)
 SECTION = SecureAggregationSection(expected_sample_count=100)
@@ -120,23 +120,27 @@ def codec_at(step: float) -> CodecPlan:
     ],
 )
 def test_the_bits_hold_half_as_much_again_as_the_sum_has_shown(n_clients: int, sigma: float) -> None:
-    after = SecurePlan(9, 1, 10).after(codec_at(1.0), SHOWN, clients_max=n_clients, minimum=3)
+    after = secure_plan_after(SecurePlan(9, 1, 10), codec_at(1.0), SHOWN, clients_max=n_clients, minimum=3)
     assert after.bits == bits_for(inverse_step=1.0, sigma_sum=sigma, n_clients=n_clients)
     assert (after.clients_max, after.minimum) == (n_clients, 3)
 
 
 def test_updates_that_cancelled_are_not_expected_to_do_so_again() -> None:
     shown = replace(SHOWN, spread=0.0, update_rms=20.0)
-    after = SecurePlan(9, 1, 10).after(codec_at(1.0), shown, clients_max=10, minimum=3)
+    after = secure_plan_after(SecurePlan(9, 1, 10), codec_at(1.0), shown, clients_max=10, minimum=3)
     assert after.bits == bits_for(inverse_step=1.0, sigma_sum=20 * math.sqrt(10), n_clients=10)
 
 
 def test_an_alarm_takes_one_bit_more_and_nothing_takes_more_than_any_sum_needs() -> None:
     plan, codec = SecurePlan(9, 1, 10), codec_at(1.0)
-    calm = plan.after(codec, SHOWN, clients_max=10, minimum=3)
-    alarmed = plan.after(codec, replace(SHOWN, share_near_the_edge=2 * ALARM_SHARE), clients_max=10, minimum=3)
+    calm = secure_plan_after(plan, codec, SHOWN, clients_max=10, minimum=3)
+    alarmed = secure_plan_after(
+        plan, codec, replace(SHOWN, share_near_the_edge=2 * ALARM_SHARE), clients_max=10, minimum=3
+    )
     assert alarmed.bits == calm.bits + 1
-    vast = plan.after(codec, replace(SHOWN, spread=1e30, share_near_the_edge=1.0), clients_max=10, minimum=3)
+    vast = secure_plan_after(
+        plan, codec, replace(SHOWN, spread=1e30, share_near_the_edge=1.0), clients_max=10, minimum=3
+    )
     assert vast == plan.unwrapping()
 
 

@@ -22,11 +22,10 @@ from tests.aggregation.secagg.house import (
     weighted_mean,
     work_of,
 )
-from umbel.aggregation.codec.kernels.quantize import LEVEL_MAX
 from umbel.aggregation.codec.kernels.rotation import unrotate
 from umbel.aggregation.codec.modular import ALARM_SHARE, lift
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.privacy.noise_plan import NoisePlan
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.numbers.totals import (
     CanaryWrong,
@@ -37,6 +36,7 @@ from umbel.aggregation.secagg.numbers.totals import (
     totals,
 )
 from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, STEPS_LIMIT
+from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.aggregation.update.integer_sum import IntegerSum
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.grid import Grid
 from umbel.sim.bench.codec.uplink import Uplink
 
 N_VALUES = 5000

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.repository import ROOT
-from umbel.aggregation.types import TrainingPlan
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.sim.engines.local.sgd import Sgd
 from umbel.sim.engines.work import LocalOptimizer
 

@@ -14,10 +14,10 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of, work_of
-from umbel.aggregation.codec.plan import CodecPlan
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import LocalPlan
 from umbel.client.training.trainer import TorchClient
 from umbel.sim.engines.local.resident import start_vector

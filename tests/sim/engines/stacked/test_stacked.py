@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
-from umbel.aggregation.types import TrainingPlan
 from umbel.client.training.batches import split_sizes
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.data.samples import Samples

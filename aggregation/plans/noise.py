@@ -1,4 +1,4 @@
-"""How much noise each client of a round adds, so that there is enough whoever remains and whoever cheats.
+"""How much noise each client of a private round adds, so that there is enough whatever others drop out or cheat.
 
 A sum is revealed only if `least` clients or more are in it; `colluders` of them may have added no noise, or told the
 coordinator theirs. So each adds
@@ -14,15 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from umbel.aggregation.codec.kernels.packing import BITS_MAX
-from umbel.aggregation.codec.modular import SIGMAS
-from umbel.aggregation.codec.rotated import COHORT_MAX
-from umbel.aggregation.privacy.accounting import Release
-from umbel.aggregation.privacy.sensitivity import BOUND_MAX
-from umbel.aggregation.privacy.skellam import SAMPLES_MAX, VARIANCE_MAX, VARIANCE_MIN
-from umbel.aggregation.stated_order import ceil_log2
+from umbel.aggregation.types import COHORT_MAX
 
-_ROUNDING_VARIANCE = 1 / 4  # of rounding one value, at most, in squared steps
+BOUND_MAX = (1 << 53) - 1  # what every reader of JSON holds exactly
+VARIANCE_MIN, VARIANCE_MAX = 2.0**-20, 2.0**34
+NOISE_VALUES_MAX = 1 << 40
 _SLACK = 1 + 2.0**-50  # so that the quotient, times what divided it, is no less
 
 
@@ -42,7 +38,7 @@ class NoisePlan:
     colluders: int = 0
 
     def __post_init__(self) -> None:
-        for name, most in (("bound_squared", BOUND_MAX), ("n_values", SAMPLES_MAX), ("least", COHORT_MAX)):
+        for name, most in (("bound_squared", BOUND_MAX), ("n_values", NOISE_VALUES_MAX), ("least", COHORT_MAX)):
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must lie between 1 and {most}, not {getattr(self, name)!r:.40}")
         require_honest(self.least, self.colluders)
@@ -59,30 +55,9 @@ class NoisePlan:
         share = max(variance / (least - colluders) * _SLACK, VARIANCE_MIN)
         return cls(share, bound_squared, n_values, least, colluders)
 
-    @property
-    def release(self) -> Release:
-        """The round's sum in the worst case: what it is charged as."""
-        return Release(self.variance_per_client * (self.least - self.colluders), self.bound_squared, self.n_values)
-
     def std_of_sum(self, n_clients: int) -> float:
         """The standard deviation of the noise in a sum of so many clients, in steps."""
         return math.sqrt(n_clients * self.variance_per_client)
-
-    def bits(self, *, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: float = SIGMAS) -> int:
-        """How many bits hold a coordinate of the sum of `n_clients`, noise included, up to so many deviations.
-
-        `sigma_sum`: as `modular.bits_for` has it, the standard deviation that the sum is expected to have without
-        noise, in units of the weights. The noise's variance is added to that of the sum in steps, and to that of the
-        rounding. Raises `ValueError` if they are more than 32.
-        """
-        if not (n_clients >= 1 and inverse_step > 0 and 0 <= sigma_sum < math.inf and sigmas > 0):
-            raise ValueError("clients, the step and sigmas must be positive, and sigma_sum must not be negative")
-        in_steps = sigma_sum * inverse_step
-        variance = in_steps * in_steps + n_clients * (_ROUNDING_VARIANCE + self.variance_per_client)
-        bits = max(1, ceil_log2(min(2 * sigmas * math.sqrt(variance), 2.0**1000)))
-        if bits > BITS_MAX:
-            raise ValueError(f"the sum and its noise take {bits} bits, more than {BITS_MAX}; take a larger step")
-        return bits
 
 
 def require_honest(least: int, colluders: int) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.codec.modular import bits_for
-from umbel.aggregation.privacy.noise_plan import NoisePlan
-from umbel.aggregation.privacy.skellam import VARIANCE_MAX, VARIANCE_MIN, Skellam
+from umbel.aggregation.plans.noise import VARIANCE_MAX, VARIANCE_MIN, NoisePlan
+from umbel.aggregation.privacy.noise import noisy_bits, release_of
+from umbel.aggregation.privacy.skellam import Skellam
 
 
 def plan(variance_per_client: float = 4.0, *, least: int = 7, colluders: int = 3) -> NoisePlan:
@@ -23,9 +24,9 @@ def plan(variance_per_client: float = 4.0, *, least: int = 7, colluders: int = 3
 def test_the_honest_of_the_smallest_sum_add_what_it_needs(variance: float, least: int, colluders: int) -> None:
     colluders %= least
     made = NoisePlan.of(variance, 100, 1000, least=least, colluders=colluders)
-    assert variance <= made.release.variance
+    assert variance <= release_of(made).variance
     if made.variance_per_client > VARIANCE_MIN:
-        assert made.release.variance <= variance * (1 + 1e-12)
+        assert release_of(made).variance <= variance * (1 + 1e-12)
 
 
 def test_ten_clients_of_whom_three_may_drop_out_and_three_collude_add_two_and_a_half_times_as_much() -> None:
@@ -42,14 +43,14 @@ def test_noise_is_there_when_only_the_least_remain_and_colluders_add_none() -> N
         noise.add_to(total, hashlib.sha256(bytes([client])).digest())
     variance = float(total.to(torch.float64).square().mean())
     assert variance == pytest.approx(needed, rel=5 * math.sqrt(2 / n))
-    assert made.release.variance == pytest.approx(needed)
-    assert Skellam(made.release.variance).draw(bytes(32), 0, n).to(torch.float64).var() == pytest.approx(
+    assert release_of(made).variance == pytest.approx(needed)
+    assert Skellam(release_of(made).variance).draw(bytes(32), 0, n).to(torch.float64).var() == pytest.approx(
         variance, rel=7 * math.sqrt(2 / n)
     )
 
 
 def test_what_is_charged_is_the_worst_case() -> None:
-    release = plan(4.0).release
+    release = release_of(plan(4.0))
     assert (release.variance, release.bound_squared, release.n_values) == (16.0, 100, 1000)
     assert plan(4.0).std_of_sum(9) == 6.0
 
@@ -81,20 +82,20 @@ def test_a_plan_can_be_signed() -> None:
 
 
 def test_noise_takes_half_a_bit_for_each_doubling_of_its_variance() -> None:
-    bits = [plan(4.0**i).bits(inverse_step=1.0, sigma_sum=0.0, n_clients=16) for i in range(1, 8)]
+    bits = [noisy_bits(plan(4.0**i), inverse_step=1.0, sigma_sum=0.0, n_clients=16) for i in range(1, 8)]
     assert [after - before for before, after in pairwise(bits)] == [1] * 6
 
 
 def test_with_next_to_no_noise_it_takes_the_bits_of_the_sum() -> None:
     quiet = plan(VARIANCE_MIN)
-    assert quiet.bits(inverse_step=8.0, sigma_sum=100.0, n_clients=10) == bits_for(
+    assert noisy_bits(quiet, inverse_step=8.0, sigma_sum=100.0, n_clients=10) == bits_for(
         inverse_step=8.0, sigma_sum=100.0, n_clients=10
     )
 
 
 def test_the_sum_and_its_noise_are_within_the_bits() -> None:
     n_clients, loud = 5, plan(900.0)
-    bits = loud.bits(inverse_step=1.0, sigma_sum=0.0, n_clients=n_clients)
+    bits = noisy_bits(loud, inverse_step=1.0, sigma_sum=0.0, n_clients=n_clients)
     total, noise = torch.zeros(1_000_000, dtype=torch.int64), Skellam(loud.variance_per_client)
     for client in range(n_clients):
         noise.add_to(total, bytes([client] * 32))
@@ -104,10 +105,10 @@ def test_the_sum_and_its_noise_are_within_the_bits() -> None:
 
 def test_more_than_32_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="larger step"):
-        plan(VARIANCE_MAX).bits(inverse_step=1.0, sigma_sum=1e9, n_clients=10)
+        noisy_bits(plan(VARIANCE_MAX), inverse_step=1.0, sigma_sum=1e9, n_clients=10)
 
 
 @pytest.mark.parametrize(("inverse_step", "sigma_sum", "n_clients"), [(0.0, 1.0, 3), (1.0, -1.0, 3), (1.0, 1.0, 0)])
 def test_numbers_that_cannot_be_are_refused(inverse_step: float, sigma_sum: float, n_clients: int) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        plan().bits(inverse_step=inverse_step, sigma_sum=sigma_sum, n_clients=n_clients)
+        noisy_bits(plan(), inverse_step=inverse_step, sigma_sum=sigma_sum, n_clients=n_clients)

@@ -1,0 +1,96 @@
+"""How the updates of a round are written, as plain data. `codec/vectors/registry.py` checks the parameters."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import TypeAlias
+
+from umbel.aggregation.types import NORM_MAX, NORM_MIN
+
+INVERSE_STEP_MIN, INVERSE_STEP_MAX = 2.0**-100, 2.0**100  # levels per unit: far from where float32 ends
+
+Parameter: TypeAlias = int | float | str
+
+
+class Codec(IntEnum):
+    """How an update's payload is written."""
+
+    FLOAT32 = 0
+    INTEGER = 1
+    EDEN = 2
+    SIGN = 3
+    TERNARY = 4
+    QSGD = 5
+    TOPK = 6
+    MASK = 7
+    # 8 was low rank with a factor that a library had rounded (docs/decisions/0015-stated-order.md).
+    PLANES = 9
+    MASKED = 10
+    LOWRANK = 11
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPlan:
+    """How the updates of a round are written. The default is float32, which no bytes are saved by.
+
+    `key`: of all that is drawn by chance; `clip_norm`: the greatest L2 norm of an update, None without one. The integer
+    codec's: `inverse_step`, levels per unit of a weight, a float32. The others': their `parameters` (`registry.py`);
+    `feedback`: what was not sent is added to the next change (`feedback.py`), with `momentum` as in deep gradient
+    compression, if that is not None.
+    """
+
+    codec: Codec = Codec.FLOAT32
+    inverse_step: float = 0.0
+    key: int = 0
+    clip_norm: float | None = None
+    parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
+    feedback: bool = False
+    momentum: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.key < 1 << 63:
+            raise ValueError(f"key must lie between 0 and 2^63 - 1, not {self.key}")
+        if self.clip_norm is not None and not NORM_MIN <= self.clip_norm <= NORM_MAX:
+            raise ValueError(f"clip_norm must lie between 2^-60 and 2^60, not {self.clip_norm!r}")
+        if self.codec is Codec.MASKED:
+            raise ValueError("masked updates hold the integers of the integer codec: plan that, and a secure round")
+        if self.codec in (Codec.FLOAT32, Codec.INTEGER) and (
+            self.parameters or self.feedback or self.momentum is not None
+        ):
+            raise ValueError(f"{self.codec.name.lower()} takes no parameters, error feedback or momentum")
+        if self.codec is Codec.INTEGER and not self._has_step():
+            raise ValueError(f"inverse_step must be a float32 between 2^-100 and 2^100, not {self.inverse_step!r}")
+
+    def at_step(self, step: float) -> CodecPlan:
+        """The same codec with this step, in units of a weight; as near as float32 and the bounds allow."""
+        inverse = 1.0 / min(max(step, 1.0 / INVERSE_STEP_MAX), 1.0 / INVERSE_STEP_MIN)
+        return replace(self, inverse_step=as_float32(min(max(inverse, INVERSE_STEP_MIN), INVERSE_STEP_MAX)))
+
+    def scale(self, norm: float) -> float:
+        """What to multiply an update of this L2 norm by, so that it is within `clip_norm`: 1 if it is."""
+        return 1.0 if self.clip_norm is None or norm <= self.clip_norm else self.clip_norm / norm
+
+    @property
+    def words(self) -> str:
+        """For people: `integer, step 0.00012`; `topk, share 0.01, error feedback`."""
+        said = [f"step {1 / self.inverse_step:.3g}"] if self.codec is Codec.INTEGER else []
+        said += [f"{name} {value}" for name, value in self.parameters.items()]
+        said += [] if self.clip_norm is None else [f"clip_norm {self.clip_norm:g}"]
+        said += ["error feedback"] if self.feedback else []
+        said += [] if self.momentum is None else [f"momentum {self.momentum:g}"]
+        return ", ".join([self.codec.name.lower(), *said])
+
+    def _has_step(self) -> bool:
+        return (
+            INVERSE_STEP_MIN <= self.inverse_step <= INVERSE_STEP_MAX
+            and as_float32(self.inverse_step) == self.inverse_step
+        )
+
+
+def as_float32(value: float) -> float:
+    """The nearest float32. Raises `OverflowError` beyond its range."""
+    nearest: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return nearest
