@@ -87,6 +87,11 @@ class MaskedReader:
             pass
         return 0.0
 
+    def fold(self, total: IntegerSum, update: Buffer) -> None:
+        """Add a whole update to `total`, which is undefined after a refusal: `MalformedUpdate`, `LyingLength`."""
+        view = memoryview(update)
+        total.add(self.integers(bytes(view[:HEADER_BYTES]), [view[HEADER_BYTES:]], 0), 1)
+
     def new_sum(self) -> IntegerSum:
         composition = self._composition
         return IntegerSum(composition.n_levels + composition.n_words, composition.secure.clients_max)

@@ -25,9 +25,9 @@ from umbel.aggregation.types import ClientId
 from umbel.sim.federation.window import Cohort, book_of
 from umbel.sim.fleet.dropouts import Stage as Lost
 from umbel.sim.fleet.fates import Fates
+from umbel.sim.secure.coordinator import MaskedSum
 from umbel.sim.secure.devices import Device, Luck, Voice
 from umbel.sim.secure.exchange import Cast, exchange
-from umbel.sim.secure.masking import Masks, NoMasks
 from umbel.sim.secure.stage import Stage
 from umbel.sim.secure.voices import BlankVoice, MaskingVoice, UnheardVoice
 
@@ -105,7 +105,7 @@ class SecureWindow:
         """From the opening to its end. `declines`: as in `window.play`. `masked`: what clients mask, of all whose
         report counts: then they do, with keys and masks of their own. None: nobody does.
         """
-        stage, masks = Stage(self.opened.opened_at), None if masked is None else Masks(self.composition)
+        stage, total = Stage(self.opened.opened_at), None if masked is None else MaskedSum(self.composition)
         update = bytes(MaskedReader(self.composition).update_bytes.start)
 
         def voice(name: ClientId, client: SecureClient) -> Voice:
@@ -114,7 +114,7 @@ class SecureWindow:
             return MaskingVoice(client, masked[name]) if name in masked else UnheardVoice(client, update)
 
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
-        cast = Cast(luck, voice, NoMasks() if masks is None else masks, seed_of(self.opened.plan), declines)
+        cast = Cast(luck, voice, seed_of(self.opened.plan), total, declines)
         done = exchange(stage, self.opened, self.composition.layout, cast)
         return SecurePlayed(
             done.state,
@@ -122,7 +122,7 @@ class SecureWindow:
             replace(self.cohort, fates=self._as_it_went(done.devices)),
             {name: stage.up[name] - device.input_bytes for name, device in done.devices.items()},
             {name: stage.down[name] for name in done.devices},
-            None if masks is None else masks.sums,
+            total.unmasked(done.party) if total is not None and isinstance(done.state, Closing) else None,
         )
 
     def _luck(self, rank: int) -> Luck:

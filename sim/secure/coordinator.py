@@ -1,8 +1,10 @@
-"""The coordinator of a simulated secure round: the machine, its deadlines, and what it tells whom in each phase."""
+"""The coordinator of a simulated secure round: the round's machine, its deadlines, and its side of the protocol."""
 
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.reports import MaskedInput
@@ -22,14 +24,15 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.crypto.derive import SIGNATURE_BYTES
-from umbel.aggregation.secagg.messages import AdvertiseKeys, Indices, encode_agreements, encode_indices
-from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.secagg.masked_input import MaskedReader, unmasked
+from umbel.aggregation.secagg.messages import AdvertiseKeys, ShareKeys
+from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.turns import Exchange, Phase
-from umbel.aggregation.secagg.unmasking import Sum
 from umbel.aggregation.types import ClientId
+from umbel.aggregation.update.integer_sum import IntegerSum
 from umbel.sim.secure.devices import Message
-from umbel.sim.secure.masking import Masking
 from umbel.sim.secure.stage import Stage
 
 _SHA256 = "ab" * 32  # of what all are asked: here it is never two things
@@ -56,29 +59,47 @@ def context_of(opened: Training, keys: Mapping[ClientId, str], layout: Layout) -
     )
 
 
-class SecureCoordinator:
-    """Drives one attempt from its opening until its sum can be unmasked, or it is given up.
+class MaskedSum:
+    """The sum of the masked updates of one attempt."""
 
-    `tell` and `release` reach the clients: what one needs to speak in a phase, and that one is to stop.
-    Raises `SecAggError` for a message that is not as it should be: its clients are honest.
+    def __init__(self, composition: Composition) -> None:
+        self._composition, self._reader = composition, MaskedReader(composition)
+        self._total: IntegerSum = self._reader.new_sum()
+
+    def take(self, party: SecureCoordinator, index: int, update: bytes, signature: bytes) -> None:
+        """Add a client's update, if the client has signed it."""
+        party.check_input(index, hashlib.sha256(update).digest(), signature)
+        self._reader.fold(self._total, update)
+
+    def unmasked(self, party: SecureCoordinator) -> tuple[Tensor, Tensor]:
+        """The sums of the levels and of the words, without masks."""
+        return unmasked(self._total, self._composition, party.open())
+
+
+class SimulatedCoordinator:
+    """Drives one attempt from its opening until its sum can be unmasked, or it is abandoned.
+
+    `party`: its side of the protocol. `total`: takes the masked updates; None where clients send blanks. `tell` and
+    `release` reach the clients: what a client needs to speak in a phase, and that it is to stop. Raises `SecAggError`
+    for a message that is not right, since the simulated clients are honest.
     """
 
     def __init__(
         self,
         stage: Stage,
         opened: Training,
-        context: Context,
-        masking: Masking,
+        party: SecureCoordinator,
+        total: MaskedSum | None,
         tell: Callable[[ClientId, Phase, bytes], None],
         release: Callable[[ClientId], None],
     ) -> None:
         self.state: Training | Closing | Abandoned = opened
         self.is_unmasked = False
-        self._stage, self._context, self._masking = stage, context, masking
+        self._stage, self._party, self._total = stage, party, total
         self._tell, self._release = tell, release
+        self._adverts = dict[int, AdvertiseKeys]()
+        self._dealt = dict[int, ShareKeys]()
         self._revealed = list[ClientId]()
-        self._shared: Indices = ()
-        self._inputs: Indices = ()
         self._deadline: float | None = None
         self._await_deadline()
 
@@ -105,14 +126,14 @@ class SecureCoordinator:
         event = Spoke(self._stage.now, message.client, message.phase, word)
         if not hears(self.state, event):
             return
-        index = self._context.index_of(message.client)
+        index = self._party.context.index_of(message.client)
         match message.phase:
             case Phase.ADVERTISE_KEYS:
-                self._masking.hear_keys(self._context, AdvertiseKeys.decode(message.body))
+                self._adverts[index] = self._party.check_keys(index, message.body)
             case Phase.SHARE_KEYS:
-                self._masking.hear_shares(self._session, index, message.body)
+                self._dealt[index] = self._party.check_shares(index, message.body)
             case _:
-                self._masking.hear_agreement(self._session, index, self._agreed_payload, message.body)
+                self._party.check_agreement(index, message.body)
         self._step(event)
 
     # --- vectors and shares -------------------------------------------------------------------------------------------
@@ -122,17 +143,17 @@ class SecureCoordinator:
             self._step(Declined(self._stage.now, message.client, message.declined))
             return
         event = Reported(self._stage.now, message.client, _WORK)
-        if takes(self.state, event):
-            index = self._context.index_of(message.client)
-            self._masking.hear_input(self._session, self._shared, index, message.body, message.signature)
+        if self._total is not None and takes(self.state, event):
+            index = self._party.context.index_of(message.client)
+            self._total.take(self._party, index, message.body, message.signature)
         self._step(event)
 
     def _hear_shares(self, message: Message) -> None:
         if not isinstance(self.state, Closing) or self._exchange.phase is not Phase.UNMASKING:
             return
-        index, of = self._context.index_of(message.client), Sum(self._shared, self._inputs)
         self._revealed.append(message.client)
-        self.is_unmasked = self._masking.hear_revealed(self._session, of, index, message.body)
+        self._party.take_shares(self._party.context.index_of(message.client), message.body)
+        self.is_unmasked = self._party.is_enough
 
     # --- the machine --------------------------------------------------------------------------------------------------
 
@@ -166,32 +187,29 @@ class SecureCoordinator:
                 pass
 
     def _announce(self, clients: Iterable[ClientId]) -> None:
-        """A phase has begun: work out what it needs, and tell it to everyone who is in it."""
+        """A phase has begun: tell every client in it what it needs."""
         if isinstance(self.state, Abandoned):
             return
-        context, exchange = self._context, self._exchange
-        indices = tuple(sorted(context.index_of(client) for client in clients))
-        body = b""
-        match exchange.phase:
+        party, phase = self._party, self._exchange.phase
+        indices = sorted(map(party.context.index_of, clients))
+        match phase:
             case Phase.SHARE_KEYS:
-                adverts = (base64.b64decode(exchange.said(context.names[i], Phase.ADVERTISE_KEYS)) for i in indices)
-                by_index = {i: AdvertiseKeys.decode(advert) for i, advert in zip(indices, adverts, strict=True)}
-                self._session = Session(context, bytes.fromhex(exchange.opening), by_index)
-                body = self._session.roster().encode()
+                party.close_roster(self._adverts[index] for index in indices)
+                body = party.roster()
             case Phase.MASKED_INPUT:
-                self._shared = indices
+                party.close_shares(indices)
+                party.load_shares({index: self._dealt[index] for index in indices})
+                body = b""
             case Phase.CONSISTENCY_CHECK:
-                self._inputs = indices
-                self._agreed_payload = self._session.consistency_payload(self._shared, indices)
-                body = encode_indices(indices)
+                party.close_inputs(indices)
+                body = party.inputs()
             case _:
-                signatures = ((context.names[i], i) for i in indices)
-                said = {i: exchange.said(name, Phase.CONSISTENCY_CHECK) for name, i in signatures}
-                body = encode_agreements({i: base64.b64decode(word) for i, word in said.items()})
+                names = {index: party.context.names[index] for index in indices}
+                said = {index: self._exchange.said(name, Phase.CONSISTENCY_CHECK) for index, name in names.items()}
+                body = party.agreements({index: base64.b64decode(word) for index, word in said.items()})
         for index in indices:
-            if exchange.phase is Phase.MASKED_INPUT:
-                body = self._masking.inbox(self._session, index, indices)
-            self._tell(context.names[index], exchange.phase, body)
+            own = party.inbox(index) if phase is Phase.MASKED_INPUT else body
+            self._tell(party.context.names[index], phase, own)
 
     @property
     def _exchange(self) -> Exchange:

@@ -11,12 +11,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.round.states import Abandoned, Closing, Training
 from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
-from umbel.sim.secure.coordinator import SecureCoordinator, context_of
+from umbel.sim.secure.coordinator import MaskedSum, SimulatedCoordinator, context_of
+from umbel.sim.secure.counting import CountingCoordinator
 from umbel.sim.secure.devices import Device, Luck, Voice
-from umbel.sim.secure.masking import Masking
 from umbel.sim.secure.stage import Stage
 
 
@@ -24,21 +25,23 @@ from umbel.sim.secure.stage import Stage
 class Cast:
     """Who plays. `luck`: of each client; `declines`: who says that no update will come of it, in the moment at which it
     would come, and why. `voice`: what a client says, whose keys are those of that `SecureClient`. `seed`: of all keys.
+    `total`: takes the masked updates; None where the voices are blank.
     """
 
     luck: Mapping[ClientId, Luck]
     voice: Callable[[ClientId, SecureClient], Voice]
-    masking: Masking
     seed: str
+    total: MaskedSum | None = None
     declines: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """How it went: `Closing` if its sum can be unmasked now, which no event tells yet."""
+    """How it went: `Closing` if its sum can be unmasked now, which no event tells yet. `party` unmasks it then."""
 
     state: Closing | Abandoned
     devices: Mapping[ClientId, Device]
+    party: SecureCoordinator
 
 
 def exchange(stage: Stage, opened: Training, layout: Layout, cast: Cast) -> Exchanged:
@@ -46,12 +49,13 @@ def exchange(stage: Stage, opened: Training, layout: Layout, cast: Cast) -> Exch
     identities = {name: _identity(name) for name in sorted(opened.cohort)}
     keys = {name: public_key_text(one.public_key().public_bytes_raw()) for name, one in identities.items()}
     context, read_roster = context_of(opened, keys, layout), lru_cache(maxsize=1)(Session.of_message)
-    devices = dict[ClientId, Device]()
-    coordinator = SecureCoordinator(
+    devices, opening = dict[ClientId, Device](), bytes.fromhex(opened.exchange.opening if opened.exchange else "")
+    party = (CountingCoordinator if cast.total is None else SecureCoordinator)(context, opening)
+    coordinator = SimulatedCoordinator(
         stage,
         opened,
-        context,
-        cast.masking,
+        party,
+        cast.total,
         lambda name, phase, body: devices[name].tell(phase, body),
         lambda name: devices[name].release(),
     )
@@ -63,7 +67,7 @@ def exchange(stage: Stage, opened: Training, layout: Layout, cast: Cast) -> Exch
     stage.play(lambda: coordinator.is_over)
     assert coordinator.is_over, "every phase has its deadline"
     assert not isinstance(coordinator.state, Training)
-    return Exchanged(coordinator.state, devices)
+    return Exchanged(coordinator.state, devices, party)
 
 
 def seeded_bytes(seed: str) -> Callable[[int], bytes]:

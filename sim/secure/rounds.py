@@ -38,9 +38,9 @@ from umbel.aggregation.secagg.numbers.contribution import (
 )
 from umbel.aggregation.secagg.turns import RANDOM_BYTES, Exchange
 from umbel.aggregation.types import ClientId, RunId
+from umbel.sim.secure.coordinator import MaskedSum
 from umbel.sim.secure.devices import Luck
 from umbel.sim.secure.exchange import Cast, exchange, seeded_bytes
-from umbel.sim.secure.masking import Masks
 from umbel.sim.secure.stage import Stage
 from umbel.sim.secure.voices import MaskingVoice
 
@@ -126,7 +126,7 @@ def client_name(rank: int) -> ClientId:
 
 def play(plan: RoundPlan, composition: Composition, luck: Sequence[Luck], seed: int = 0) -> Played:
     """One attempt, from the invitation to the sum or until it is given up. `luck`: of each client, by rank."""
-    stage, masks = Stage(), Masks(composition)
+    stage, total = Stage(), MaskedSum(composition)
     by_name = {client_name(rank): one for rank, one in enumerate(luck)}
     candidates = tuple(Candidate(name, 1) for name in by_name)
     opening = Gathered(stage.now, candidates, seeded_bytes(f"{seed}/coordinator")(RANDOM_BYTES))
@@ -136,12 +136,12 @@ def play(plan: RoundPlan, composition: Composition, luck: Sequence[Luck], seed: 
     def voice(name: ClientId, client: SecureClient) -> MaskingVoice:
         return MaskingVoice(client, made_contribution(composition, client.index))
 
-    done = exchange(stage, opened, composition.layout, Cast(by_name, voice, masks, str(seed)))
+    done = exchange(stage, opened, composition.layout, Cast(by_name, voice, str(seed), total))
     ended: RoundState = done.state
     if isinstance(ended, Closing):
         ended, _ = advance(ended, Applied(stage.now, _SHA256))
     assert isinstance(ended, Committed | Abandoned)
-    levels, words = masks.sums or (None, None)
+    levels, words = total.unmasked(done.party) if isinstance(ended, Committed) else (None, None)
     refusals = {name: device.refusal for name, device in done.devices.items() if device.refusal}
     return Played(
         ended,

@@ -1,0 +1,194 @@
+"""The coordinator's side of one secure round: it checks what clients say and makes what they are told.
+
+```
+clients' message    check it            once its phase is over    what clients are told
+AdvertiseKeys       check_keys          close_roster  (U1)        roster
+ShareKeys           check_shares        close_shares  (U2)        inbox
+MaskedInput         check_input         close_inputs  (U3)        inputs
+ConsistencyCheck    check_agreement                               agreements
+Unmasking           take_shares         is_enough                 open
+```
+
+It is the counterpart of `SecureClient` (`client.py`), and as pure. The round's machine decides whose turn it is and
+whose message counts (`turns.py`). Public messages are stored elsewhere, so another process can make this object again.
+Revealed shares are in this object's memory alone: after a restart the clients are asked again, and say the same.
+Clients are named by their index in the cohort. Bonawitz et al. 2017, figure 4, with the graph of Bell et al. 2020.
+"""
+
+from collections.abc import Iterable, Mapping, Set
+
+from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.crypto.signing import Label
+from umbel.aggregation.secagg.errors import ForgedMessage, OutOfTurn
+from umbel.aggregation.secagg.messages import (
+    AdvertiseKeys,
+    Inbox,
+    Indices,
+    ShareKeys,
+    Unmasking,
+    encode_agreements,
+    encode_indices,
+)
+from umbel.aggregation.secagg.session import Session, check_advert, check_signature
+from umbel.aggregation.secagg.unmasking import Lacking, Opened, Sum, Unmasker
+
+
+class SecureCoordinator:
+    """The coordinator of one attempt. Not thread-safe.
+
+    `opening`: 32 secret bytes, to which the context commits; the roster shows them. A check returns the message if it
+    is right. Otherwise it raises `SecAggError`, which names the client if the message shows who lied.
+    """
+
+    def __init__(self, context: Context, opening: bytes) -> None:
+        self.context = context
+        self.shared: Indices | None = None
+        self.summed: Indices | None = None
+        self._opening = opening
+        self._session: Session | None = None
+        self._dealt: Mapping[int, ShareKeys] | None = None
+        self._unmasker: Unmasker | None = None
+
+    # --- AdvertiseKeys: U1 --------------------------------------------------------------------------------------------
+
+    def check_keys(self, index: int, message: bytes) -> AdvertiseKeys:
+        """A client's keys. Raises `MalformedMessage`, `BadKey`, `ForgedMessage`."""
+        advert = AdvertiseKeys.decode(message)
+        if advert.index != index:
+            raise ForgedMessage("the message names another client of the cohort as its sender")
+        check_advert(self.context, advert)
+        return advert
+
+    def close_roster(self, adverts: Iterable[AdvertiseKeys]) -> None:
+        """U1 is known: the keys of these clients, which were checked."""
+        self._session = Session(self.context, self._opening, {advert.index: advert for advert in adverts})
+
+    @property
+    def session(self) -> Session:
+        """Who shares with whom. Raises `OutOfTurn` while the roster is open."""
+        if self._session is None:
+            raise OutOfTurn("the roster of this round is not closed yet; fetch it first")
+        return self._session
+
+    @property
+    def has_roster(self) -> bool:
+        return self._session is not None
+
+    def roster(self) -> bytes:
+        """What all of U1 are told: everybody's keys."""
+        return self.session.roster().encode()
+
+    # --- ShareKeys: U2 ------------------------------------------------------------------------------------------------
+
+    def read_shares(self, index: int, message: bytes) -> ShareKeys:
+        """A ShareKeys message whose signature was checked before. Raises `MalformedMessage`."""
+        return ShareKeys.decode(message, index, self.session.neighbours(index))
+
+    def check_shares(self, index: int, message: bytes) -> ShareKeys:
+        """The sealed shares that a client deals. Raises `MalformedMessage`, `ForgedMessage`."""
+        dealt = self.read_shares(index, message)
+        self.session.check_shares(dealt)
+        return dealt
+
+    def close_shares(self, shared: Iterable[int]) -> None:
+        """U2 is known: these clients have dealt shares."""
+        self.shared = tuple(sorted(shared))
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether it has the ShareKeys messages, which `inbox` and `take_shares` need."""
+        return self._dealt is not None
+
+    def load_shares(self, dealt: Mapping[int, ShareKeys]) -> None:
+        """The ShareKeys messages of U2, by dealer."""
+        self._dealt = dict(sorted(dealt.items()))
+
+    def inbox(self, index: int) -> bytes:
+        """What one client of U2 is told: who is in U2, and the shares that were dealt to it."""
+        dealt = self._messages()
+        dealers = set(self.session.neighbours(index)).intersection(dealt)
+        return Inbox(self._require_shared(), {dealer: dealt[dealer].dealt[index] for dealer in dealers}).encode()
+
+    # --- MaskedInput: U3 ----------------------------------------------------------------------------------------------
+
+    def check_input(self, index: int, update_sha256: bytes, signature: bytes) -> None:
+        """Raise `ForgedMessage` unless the client has signed this masked update, and with whom it is masked."""
+        payload = self.session.input_payload(self._require_shared(), update_sha256)
+        self._check_signature(index, Label.MASKED_INPUT, payload, signature)
+
+    def close_inputs(self, summed: Iterable[int]) -> None:
+        """U3 is known: the masked updates of these clients are in the sum."""
+        self.summed = tuple(sorted(summed))
+
+    def inputs(self) -> bytes:
+        """What all of U3 are told: who is in the sum."""
+        return encode_indices(self._require_summed())
+
+    # --- ConsistencyCheck: U4 -----------------------------------------------------------------------------------------
+
+    def check_agreement(self, index: int, signature: bytes) -> None:
+        """Raise `ForgedMessage` unless the client has signed who is in the sum."""
+        payload = self.session.consistency_payload(self._require_shared(), self._require_summed())
+        self._check_signature(index, Label.CONSISTENCY, payload, signature)
+
+    @staticmethod
+    def agreements(signatures: Mapping[int, bytes]) -> bytes:
+        """What all of U4 are told: who has signed, and the signatures."""
+        return encode_agreements(signatures)
+
+    # --- Unmasking ----------------------------------------------------------------------------------------------------
+
+    def take_shares(self, index: int, message: bytes) -> bool:
+        """Take in the shares that a client reveals; whether they are its first. The same again changes nothing.
+
+        Raises `MalformedMessage`; `BadShare` for a share that its dealer did not commit to; `ChangedMessage` for other
+        shares than its first; `SecAggError` for one that it was not asked for.
+        """
+        is_new = index not in self.answered
+        self._revealed().take(Unmasking.decode(message, index, len(self.context.cohort)))
+        return is_new
+
+    @property
+    def answered(self) -> Set[int]:
+        """Which clients have revealed shares."""
+        return frozenset() if self._unmasker is None else self._unmasker.answered
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether every secret that the sum needs has enough shares."""
+        return self._unmasker is not None and self._unmasker.is_enough
+
+    @property
+    def lacking(self) -> Lacking | None:
+        """Who is to blame for secrets with too few shares; None before anybody has revealed a share."""
+        return None if self._unmasker is None else self._unmasker.lacking
+
+    def open(self) -> Opened:
+        """What takes the masks off the sum. Raises `TooFew`, and `CheatingDealer` for shares of a wrong secret."""
+        return self._revealed().open()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _check_signature(self, index: int, label: Label, payload: bytes, signature: bytes) -> None:
+        check_signature(self.context, index, label, self.session.digest, payload, signature)
+
+    def _messages(self) -> Mapping[int, ShareKeys]:
+        if self._dealt is None:
+            raise OutOfTurn("the shares that clients have dealt are not loaded")
+        return self._dealt
+
+    def _require_shared(self) -> Indices:
+        if self.shared is None:
+            raise OutOfTurn("it is not known yet who has shared keys")
+        return self.shared
+
+    def _require_summed(self) -> Indices:
+        if self.summed is None:
+            raise OutOfTurn("it is not known yet who is in the sum")
+        return self.summed
+
+    def _revealed(self) -> Unmasker:
+        if self._unmasker is None:
+            of = Sum(self._require_shared(), self._require_summed())
+            self._unmasker = Unmasker(self.session, of, self._messages())
+        return self._unmasker
