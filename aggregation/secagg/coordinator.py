@@ -46,6 +46,7 @@ class SecureCoordinator:
         self.summed: Indices | None = None
         self._opening = opening
         self._session: Session | None = None
+        self._roster = b""
         self._dealt: Mapping[int, ShareKeys] | None = None
         self._unmasker: Unmasker | None = None
 
@@ -62,6 +63,7 @@ class SecureCoordinator:
     def close_roster(self, adverts: Iterable[AdvertiseKeys]) -> None:
         """U1 is known: the keys of these clients, which were checked."""
         self._session = Session(self.context, self._opening, {advert.index: advert for advert in adverts})
+        self._roster = self._session.roster().encode()
 
     @property
     def session(self) -> Session:
@@ -76,7 +78,8 @@ class SecureCoordinator:
 
     def roster(self) -> bytes:
         """What all of U1 are told: everybody's keys."""
-        return self.session.roster().encode()
+        _ = self.session
+        return self._roster
 
     # --- ShareKeys: U2 ------------------------------------------------------------------------------------------------
 

@@ -74,13 +74,14 @@ def update_bytes(n: int, m: int, bits: int) -> int:
 
 def traffic(n: int) -> Traffic:
     """Of the first of n clients in a round that all of them go through, by the lengths of its messages."""
-    shared = advertised(n, os.urandom).shared()
-    first = shared.advertised.clients[0]
-    sent, received = [first.advertise(), shared.dealt[0].encode()], [shared.advertised.roster, shared.inbox(0)]
+    cohort = advertised(n, os.urandom)
+    cohort.share()
+    first = cohort.clients[0]
+    sent, received = [first.advertise(), cohort.dealt[0].encode()], [cohort.roster, cohort.party.inbox(0)]
     inputs = encode_indices(range(n))
     agreed = dict[int, bytes]()
-    for index, client in enumerate(shared.advertised.clients):
-        client.hear(shared.inbox(index))
+    for index, client in enumerate(cohort.clients):
+        client.hear(cohort.party.inbox(index))
         signature = client.sign_input(hashlib.sha256(b"an update").digest())
         agreed[index] = client.agree(inputs)
         if client is first:

@@ -4,15 +4,15 @@ All clients share one reading of the roster, or a cohort of 300 would be some 90
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.secagg.client import Random, SecureClient
 from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.messages import AdvertiseKeys, Inbox, Roster, ShareKeys
-from umbel.aggregation.secagg.session import Session
+from umbel.aggregation.secagg.coordinator import SecureCoordinator
+from umbel.aggregation.secagg.messages import ShareKeys
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import RunId
 from umbel.sim.secure.rounds import client_name
@@ -20,50 +20,50 @@ from umbel.sim.secure.rounds import client_name
 _OPENING, _SHA256 = bytes(32), "ab" * 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Advertised:
-    """A cohort that has advertised its keys. `clients`: by index, all of them before ShareKeys."""
+    """A cohort that has advertised its keys.
 
-    context: Context
+    `clients`: by index. `party`: the coordinator, whose roster is closed. `dealt`: the ShareKeys messages, once shared.
+    """
+
     clients: Sequence[SecureClient]
-    roster: bytes
-    session: Session
+    party: SecureCoordinator
+    dealt: Mapping[int, ShareKeys] = field(default_factory=dict[int, ShareKeys])
 
-    def shared(self) -> "Shared":
-        """After ShareKeys: everybody has dealt, nobody has heard."""
-        dealt = dict[int, ShareKeys]()
-        for index, client in enumerate(self.clients):
-            dealt[index] = ShareKeys.decode(client.share(self.roster), index, self.session.neighbours(index))
-        return Shared(self, dealt)
+    @property
+    def roster(self) -> bytes:
+        return self.party.roster()
 
+    def share(self) -> None:
+        """Every client shares its keys; none has its inbox yet."""
+        self.dealt = {i: self.party.read_shares(i, client.share(self.roster)) for i, client in enumerate(self.clients)}
+        self._load(self.party)
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A cohort that has shared its keys. `dealt`: the ShareKeys messages, by index."""
+    def another_coordinator(self, inputs: Iterable[int]) -> SecureCoordinator:
+        """A coordinator of the same attempt, to which nothing is revealed yet. `inputs`: who is in the sum."""
+        party = SecureCoordinator(self.party.context, _OPENING)
+        party.close_roster(self.party.session.adverts.values())
+        self._load(party)
+        party.close_inputs(inputs)
+        return party
 
-    advertised: Advertised
-    dealt: dict[int, ShareKeys]
-
-    def inbox(self, index: int) -> bytes:
-        """What the coordinator has for a client: everybody's shares for it."""
-        of_others = {dealer: one.dealt[index] for dealer, one in self.dealt.items() if index in one.dealt}
-        of_others.pop(index)
-        return Inbox(tuple(self.dealt), of_others).encode()
+    def _load(self, party: SecureCoordinator) -> None:
+        party.close_shares(self.dealt)
+        party.load_shares(self.dealt)
 
 
 def advertised(n: int, random: Random) -> Advertised:
-    """A cohort of n clients, each of whom has made its keys."""
+    """A cohort of n clients, each of which has made its keys."""
     identities = [Ed25519PrivateKey.from_private_bytes(random(32)) for _ in range(n)]
     keys = (public_key_text(identity.public_key().public_bytes_raw()) for identity in identities)
     cohort = tuple((client_name(index), key) for index, key in enumerate(keys))
     opened = hashlib.sha256(_OPENING).hexdigest()
     context = Context(RunId("bench"), 1, 1, "0f" * 16, _SHA256, _SHA256, _SHA256, "", cohort, 3, opened, window_s=600.0)
-    sessions = list[Session]()
+    party = SecureCoordinator(context, _OPENING)
     clients = [
-        SecureClient(context, index, identity, random, read_roster=lambda _context, _roster: sessions[0])
+        SecureClient(context, index, identity, random, read_roster=lambda _context, _roster: party.session)
         for index, identity in enumerate(identities)
     ]
-    adverts = tuple(AdvertiseKeys.decode(client.advertise()) for client in clients)
-    roster = Roster(_OPENING, adverts)
-    sessions.append(Session.of_roster(context, roster))
-    return Advertised(context, clients, roster.encode(), sessions[0])
+    party.close_roster(party.check_keys(index, client.advertise()) for index, client in enumerate(clients))
+    return Advertised(clients, party)

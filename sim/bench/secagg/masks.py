@@ -35,9 +35,10 @@ def mask_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Sequence[Row]
 
 def ready_client(k: int) -> SecureClient:
     """A client with k neighbours that has heard of their shares."""
-    shared = advertised(k + 1, os.urandom).shared()
-    client = shared.advertised.clients[0]
-    client.hear(shared.inbox(0))
+    cohort = advertised(k + 1, os.urandom)
+    cohort.share()
+    client = cohort.clients[0]
+    client.hear(cohort.party.inbox(0))
     return client
 
 

@@ -20,15 +20,13 @@ from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.curve import KeyPair
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
-from umbel.aggregation.secagg.messages import Unmasking, encode_agreements, encode_indices
+from umbel.aggregation.secagg.messages import encode_agreements, encode_indices
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.session import Session
-from umbel.aggregation.secagg.unmasking import Sum, Unmasker
-from umbel.aggregation.update.integer_sum import IntegerSum
 from umbel.sim.bench.aggregate import RssPeak
 from umbel.sim.bench.report import Hold, Row
-from umbel.sim.bench.secagg.cohort import Advertised, Shared, advertised
+from umbel.sim.bench.secagg.cohort import Advertised, advertised
 from umbel.sim.bench.secagg.masks import keystream
 from umbel.sim.secure.rounds import bits_of_sums, composition_of, made_contribution, plain_sums, secure_plan
 
@@ -73,7 +71,7 @@ def round_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Rounds:
     """The share step, a client's whole round, and the coordinator's end of one."""
     cohort = advertised(N, os.urandom)
     client_row, client_note = _client(cohort, n_values)
-    coordinator_rows, coordinator_note = _coordinator(advertised(N, os.urandom).shared(), n_values, 1 if quick else 4)
+    coordinator_rows, coordinator_note = _coordinator(advertised(N, os.urandom), n_values, 1 if quick else 4)
     return Rounds((*share_rows(), client_row, *coordinator_rows), (client_note, coordinator_note))
 
 
@@ -85,7 +83,7 @@ def share_rows(k: int = K_SHARED) -> Sequence[Row]:
     cohort = advertised(k + 1, os.urandom)
     share_ms = min(_ms(partial(client.share, cohort.roster)) for client in cohort.clients)
     exchange_ms = min(_ms(lambda: _exchange_keys(cohort)) for _ in range(9))
-    read_ms = min(_ms(lambda: Session.of_message(cohort.context, cohort.roster)) for _ in range(9))
+    read_ms = min(_ms(lambda: Session.of_message(cohort.party.context, cohort.roster)) for _ in range(9))
     verify_ms = min(_ms(lambda: _verify(cohort)) for _ in range(9))
     what = f"share step, {k} neighbours: Shamir of two secrets, keys, commitments, sealing, a signature"
     return (
@@ -96,7 +94,7 @@ def share_rows(k: int = K_SHARED) -> Sequence[Row]:
 
 def _exchange_keys(cohort: Advertised) -> None:
     pair = KeyPair(bytes(range(32)))
-    for advert in list(cohort.session.adverts.values())[1:]:
+    for advert in list(cohort.party.session.adverts.values())[1:]:
         pair.shared(advert.channel_key)
 
 
@@ -115,16 +113,17 @@ def _client(cohort: Advertised, n_values: int) -> tuple[Row, str]:
     costs = [Cost() for _ in clients]
     for cost, client in zip(costs, clients, strict=True):
         cost.of("keys", partial(_make_keys, client))
-        cost.of("roster", partial(Session.of_message, cohort.context, cohort.roster))
+        cost.of("roster", partial(Session.of_message, cohort.party.context, cohort.roster))
         cost.of("shares", partial(client.share, cohort.roster))
-    shared, agreed = cohort.shared(), dict[int, bytes]()
+    cohort.share()
+    agreed = dict[int, bytes]()
     for index, (cost, client) in enumerate(zip(costs, clients, strict=True)):
-        cost.of("inbox", partial(client.hear, shared.inbox(index)))
+        cost.of("inbox", partial(client.hear, cohort.party.inbox(index)))
         made = cost.of("clipping and weighing", partial(_weigh, composition, change))
         update = cost.of("rounding, masks, packing", partial(_mask, made, client))
         cost.of("its hash and signature", partial(_sign, client, update))
         agreed[index] = cost.of("agreement", partial(client.agree, inputs))
-    agreements = encode_agreements(agreed | _agreements(shared, range(_MEASURED, N), inputs))
+    agreements = encode_agreements(agreed | _agreements(cohort, range(_MEASURED, N), inputs))
     for cost, client in zip(costs, clients, strict=True):
         cost.of("signatures and shares", partial(client.reveal, agreements))
     least = min(costs, key=lambda cost: cost.total_ms)
@@ -152,12 +151,12 @@ def _sign(client: SecureClient, update: bytes) -> None:
     client.sign_input(hashlib.sha256(update).digest())
 
 
-def _agreements(shared: Shared, indices: Sequence[int], inputs: bytes) -> dict[int, bytes]:
+def _agreements(cohort: Advertised, indices: Sequence[int], inputs: bytes) -> dict[int, bytes]:
     """The ConsistencyCheck messages of these clients, who have heard, and are made to have signed an update."""
     agreed = dict[int, bytes]()
     for index in indices:
-        client = shared.advertised.clients[index]
-        client.hear(shared.inbox(index))
+        client = cohort.clients[index]
+        client.hear(cohort.party.inbox(index))
         client.sign_input(hashlib.sha256(b"an update").digest())
         agreed[index] = client.agree(inputs)
     return agreed
@@ -167,18 +166,18 @@ def _agreements(shared: Shared, indices: Sequence[int], inputs: bytes) -> dict[i
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class _Answers:
     """What a coordinator has when the last client has answered: updates and Unmasking messages, by index."""
 
     composition: Composition
-    shared: Shared
+    cohort: Advertised
     updates: Sequence[bytes]
     answers: Sequence[bytes]
 
 
-def _coordinator(shared: Shared, n_values: int, repetitions: int) -> tuple[Sequence[Row], str]:
+def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[Sequence[Row], str]:
     """Folding the masked updates of those who stay, making the secrets of all, and taking the masks off."""
-    evidence = _evidence(shared, n_values)
+    evidence = _evidence(cohort, n_values)
     _trim()
     rss = RssPeak(psutil.Process().pid)
     before_mb = rss.now_mb()
@@ -201,37 +200,28 @@ def _coordinator(shared: Shared, n_values: int, repetitions: int) -> tuple[Seque
     return rows, f"The coordinator's round: {least.words}."
 
 
-def _evidence(shared: Shared, n_values: int) -> _Evidence:
+def _evidence(cohort: Advertised, n_values: int) -> _Answers:
+    cohort.share()
     composition = composition_of(secure_plan(N, bits=bits_of_sums(N)), n_values)
-    alive, clients = range(N - N_GONE), shared.advertised.clients[: N - N_GONE]
-    agreements = encode_agreements(_agreements(shared, alive, encode_indices(alive)))
+    alive, clients = range(N - N_GONE), cohort.clients[: N - N_GONE]
+    agreements = encode_agreements(_agreements(cohort, alive, encode_indices(alive)))
     contributions = (made_contribution(composition, index) for index in alive)
     updates = [b"".join(masked_input(made, client)) for made, client in zip(contributions, clients, strict=True)]
-    return _Evidence(composition, shared, updates, [client.reveal(agreements) for client in clients])
+    return _Answers(composition, cohort, updates, [client.reveal(agreements) for client in clients])
 
 
-def _open(evidence: _Evidence) -> tuple[Cost, Tensor, Tensor]:
+def _open(evidence: _Answers) -> tuple[Cost, Tensor, Tensor]:
     """The coordinator's part, once, as a replica folds and unmasks; and the sums that it reads."""
     composition, reader, cost = evidence.composition, MaskedReader(evidence.composition), Cost()
     total = reader.new_sum()
     for update in evidence.updates:
-        cost.of("fold", partial(_fold, total, reader, update))
-    of = Sum(tuple(range(N)), tuple(range(len(evidence.updates))))
-    unmasker = Unmasker(evidence.shared.advertised.session, of, evidence.shared.dealt)
+        cost.of("fold", partial(reader.fold, total, update))
+    party = evidence.cohort.another_coordinator(range(len(evidence.updates)))
     for index, answer in enumerate(evidence.answers):
-        cost.of("shares", partial(_take, unmasker, index, answer))
-    opened = cost.of("secrets", unmasker.open)
+        cost.of("shares", partial(party.take_shares, index, answer))
+    opened = cost.of("secrets", party.open)
     levels, words = cost.of("masks", lambda: unmasked(total, composition, opened))
     return cost, levels, words
-
-
-def _fold(total: IntegerSum, reader: MaskedReader, update: bytes) -> None:
-    head, body = update[: reader.header_bytes], memoryview(update)[reader.header_bytes :]
-    total.add(reader.integers(head, [body], 0), 1)
-
-
-def _take(unmasker: Unmasker, index: int, answer: bytes) -> None:
-    unmasker.take(Unmasking.decode(answer, index, N))
 
 
 def _trim() -> None:

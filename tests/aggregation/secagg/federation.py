@@ -11,14 +11,11 @@ from torch import Tensor
 
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.crypto.derive import Vector
 from umbel.aggregation.secagg.messages import (
     AdvertiseKeys,
-    Inbox,
-    Roster,
     ShareKeys,
-    Unmasking,
-    encode_agreements,
     encode_indices,
 )
 from umbel.aggregation.secagg.session import Session
@@ -89,8 +86,18 @@ class Federation:
         return cls(context, clients_of(context))
 
     @property
+    def party(self) -> SecureCoordinator:
+        """The coordinator, told all that has been said so far."""
+        party = SecureCoordinator(self.context, OPENING)
+        party.close_roster(self.adverts.values())
+        party.close_shares(self.dealt)
+        party.load_shares(self.dealt)
+        party.close_inputs(self.inputs)
+        return party
+
+    @property
     def session(self) -> Session:
-        return Session(self.context, OPENING, self.adverts)
+        return self.party.session
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -98,7 +105,7 @@ class Federation:
 
     @property
     def roster(self) -> bytes:
-        return Roster(OPENING, tuple(self.adverts[index] for index in sorted(self.adverts))).encode()
+        return self.party.roster()
 
     def advertise(self, without: Collection[int] = ()) -> None:
         for index, client in self.clients.items():
@@ -106,21 +113,18 @@ class Federation:
                 self.adverts[index] = AdvertiseKeys.decode(client.advertise())
 
     def share(self, without: Collection[int] = ()) -> None:
-        session = self.session
+        party = self.party
         for index in self.adverts:
             if index not in without:
-                message = self.clients[index].share(self.roster)
-                self.dealt[index] = ShareKeys.decode(message, index, session.neighbours(index))
-                session.check_shares(self.dealt[index])
+                self.dealt[index] = party.check_shares(index, self.clients[index].share(party.roster()))
 
     def inbox(self, index: int) -> bytes:
-        session = self.session
-        dealers = set(session.neighbours(index)).intersection(self.dealt)
-        return Inbox(self.shared, {dealer: self.dealt[dealer].dealt[index] for dealer in dealers}).encode()
+        return self.party.inbox(index)
 
     def hear(self) -> None:
+        party = self.party
         for index in self.dealt:
-            self.clients[index].hear(self.inbox(index))
+            self.clients[index].hear(party.inbox(index))
 
     def mask(self, vectors: Mapping[int, Tensor], vector: Vector = Vector.LEVELS) -> Tensor:
         """The sum of these clients' vectors, masked."""
@@ -142,9 +146,8 @@ class Federation:
         return Unmasker(self.session, Sum(self.shared, self.inputs), self.dealt)
 
     def reveal(self, without: Collection[int] = ()) -> Opened:
-        unmasker = self.unmasker()
+        party = self.party
         for index in self.agreed:
             if index not in without:
-                answer = self.clients[index].reveal(encode_agreements(self.agreed))
-                unmasker.take(Unmasking.decode(answer, index, len(self.context.cohort)))
-        return unmasker.open()
+                party.take_shares(index, self.clients[index].reveal(party.agreements(self.agreed)))
+        return party.open()

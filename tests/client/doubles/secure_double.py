@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import httpx
@@ -30,22 +29,11 @@ from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.secagg.agreement import composition_of, context_of
 from umbel.aggregation.secagg.client import SecureClient
-from umbel.aggregation.secagg.crypto.signing import Label, verify
+from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked
-from umbel.aggregation.secagg.messages import (
-    AdvertiseKeys,
-    Inbox,
-    Roster,
-    ShareKeys,
-    Unmasking,
-    encode_agreements,
-    encode_indices,
-)
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution
 from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import Totals, totals
-from umbel.aggregation.secagg.session import Session, check_advert
-from umbel.aggregation.secagg.unmasking import Sum, Unmasker
 from umbel.aggregation.trust.members import MemberList
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
@@ -82,49 +70,33 @@ class Attempt:
             index: SecureClient(self.context, index, identity(name), seeded(f"{assignment.id}{name}"))
             for name, index in indices.items()
         }
-        self.adverts = {index: AdvertiseKeys.decode(peer.advertise()) for index, peer in self.peers.items()}
-        self.dealt: dict[int, ShareKeys] = {}
+        self.party = SecureCoordinator(self.context, OPENING)
+        self.adverts = {index: self.party.check_keys(index, peer.advertise()) for index, peer in self.peers.items()}
         self.agreements = b""
         self.totals: Totals | None = None
-
-    @cached_property
-    def session(self) -> Session:
-        return Session(self.context, OPENING, self.adverts)
 
     @property
     def inputs(self) -> tuple[int, ...]:
         return tuple(sorted((*self.peers, self.ward)))
 
-    @cached_property
-    def roster(self) -> bytes:
-        return Roster(OPENING, tuple(self.adverts[index] for index in sorted(self.adverts))).encode()
-
     def advertise(self, message: bytes) -> None:
-        advert = AdvertiseKeys.decode(message)
-        assert advert.index == self.ward
-        check_advert(self.context, advert)
-        self.adverts[self.ward] = advert
+        self.adverts[self.ward] = self.party.check_keys(self.ward, message)
+        self.party.close_roster(self.adverts.values())
 
     def share(self, message: bytes) -> None:
-        own = ShareKeys.decode(message, self.ward, self.session.neighbours(self.ward))
-        self.session.check_shares(own)
-        self.dealt[self.ward] = own
-        for index, peer in self.peers.items():
-            theirs = peer.share(self.roster)
-            self.dealt[index] = ShareKeys.decode(theirs, index, self.session.neighbours(index))
-
-    def inbox(self, index: int) -> bytes:
-        dealers = set(self.session.neighbours(index)).intersection(self.dealt)
-        return Inbox(self.inputs, {dealer: self.dealt[dealer].dealt[index] for dealer in dealers}).encode()
+        roster, party = self.party.roster(), self.party
+        dealt = {index: party.check_shares(index, peer.share(roster)) for index, peer in self.peers.items()}
+        dealt[self.ward] = party.check_shares(self.ward, message)
+        party.close_shares(dealt)
+        party.load_shares(dealt)
 
     def take_input(self, update: bytes, signature: bytes) -> None:
         """The ward's update is in, and so are those of its peers, who have changed every weight by a quarter."""
-        payload = self.session.input_payload(self.inputs, hashlib.sha256(update).digest())
-        key = base64.b64decode(dict(self.context.cohort)[WARD])
-        verify(key, Label.MASKED_INPUT, self.session.digest, payload, signature)
+        self.party.check_input(self.ward, hashlib.sha256(update).digest(), signature)
+        self.party.close_inputs(self.inputs)
         updates = [update]
         for index, peer in self.peers.items():
-            peer.hear(self.inbox(index))
+            peer.hear(self.party.inbox(index))
             work = LocalWork(10, 4, 4, {"loss": 0.5}, {"accuracy": 0.25}, 4)
             made = contribution(self.composition, self._quarter, work, secret_of(index))
             updates.append(b"".join(map(bytes, masked_input(made, peer))))
@@ -132,21 +104,20 @@ class Attempt:
         reader = MaskedReader(self.composition)
         self.sum = reader.new_sum()
         for one in updates:
-            self.sum.add(reader.integers(one[: reader.header_bytes], [one[reader.header_bytes :]], 0), 1)
+            reader.fold(self.sum, one)
 
     def _quarter(self) -> Iterator[Tensor]:
         yield torch.full((self.composition.layout.n_values,), 0.25)
 
     def agree(self, signature: bytes) -> None:
-        agreed = {index: peer.agree(encode_indices(self.inputs)) for index, peer in self.peers.items()}
-        self.agreements = encode_agreements({**agreed, self.ward: signature})
+        agreed = {index: peer.agree(self.party.inputs()) for index, peer in self.peers.items()}
+        self.agreements = self.party.agreements({**agreed, self.ward: signature})
 
     def reveal(self, message: bytes) -> None:
-        unmasker = Unmasker(self.session, Sum(self.inputs, self.inputs), self.dealt)
-        unmasker.take(Unmasking.decode(message, self.ward, len(self.context.cohort)))
+        self.party.take_shares(self.ward, message)
         for index, peer in self.peers.items():
-            unmasker.take(Unmasking.decode(peer.reveal(self.agreements), index, len(self.context.cohort)))
-        levels, words = unmasked(self.sum, self.composition, unmasker.open())
+            self.party.take_shares(index, peer.reveal(self.agreements))
+        levels, words = unmasked(self.sum, self.composition, self.party.open())
         self.totals = totals(self.composition, levels, words, self.inputs)
 
 
@@ -249,11 +220,11 @@ class SecureDouble(Double):
     def _tell(self, phase: str, attempt: Attempt) -> bytes:
         match phase:
             case "share-keys":
-                return attempt.roster
+                return attempt.party.roster()
             case "masked-input":
-                return attempt.inbox(attempt.ward)
+                return attempt.party.inbox(attempt.ward)
             case "consistency-check":
-                return encode_indices(attempt.inputs)
+                return attempt.party.inputs()
             case _:
                 return attempt.agreements
 
