@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from umbel.sim.simulate import simulate
+    from umbel.sim.simulation import simulate
 
 __all__ = ["simulate"]
 
@@ -11,7 +11,7 @@ __all__ = ["simulate"]
 def __getattr__(name: str) -> Any:
     """`from umbel.sim import simulate`, which loads torch only then."""
     if name == "simulate":
-        from umbel.sim.simulate import simulate
+        from umbel.sim.simulation import simulate
 
         return simulate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

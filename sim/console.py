@@ -19,7 +19,7 @@ from umbel.sim.federation.possible import SimulationError
 from umbel.sim.recorded.against_tables import tables
 from umbel.sim.results.results import Results
 from umbel.sim.results.shown import as_table, with_band
-from umbel.sim.simulate import CURVES_FILE, RECORDED_FILE, simulate
+from umbel.sim.simulation import CURVES_FILE, RECORDED_FILE, simulate
 
 EXPECTED: tuple[type[Exception], ...] = (
     ValueError,

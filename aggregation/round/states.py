@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from umbel.aggregation.messages import Outcome
-from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.reports import Aggregate, Work
 from umbel.aggregation.round.cohort import Member, PassedOver
 from umbel.aggregation.round.second_sum import OpenedSum
@@ -85,6 +85,8 @@ class Training:
     @property
     def n_reported(self) -> int:
         """Reports in, counted in draws."""
+        if self.plan.weighting is Weighting.SAMPLES:
+            return len(self.accepted)  # each client is drawn once; this is asked after every report
         return sum(self.cohort[client].draws for client in self.accepted)
 
     @property

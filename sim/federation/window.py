@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from umbel.aggregation.reports import Work
-from umbel.aggregation.round.advance_many import advance_all
 from umbel.aggregation.round.machine import advance
-from umbel.aggregation.round.states import Abandoned, Closing, Declined, Event, Reported, Tick, Training
+from umbel.aggregation.round.states import Abandoned, Closing, Declined, Event, Reported, RoundState, Tick, Training
 from umbel.aggregation.run.ledger import Book, Member
 from umbel.aggregation.types import ClientId
 from umbel.sim.fleet.fates import Fates
@@ -40,8 +39,12 @@ def play(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> 
 
     `declines`: who says that nothing will come of it, at the moment at which its report would have come, and why.
     """
-    state, _ = advance_all(opened, list(_events(opened, cohort, declines)))
-    if isinstance(state, Training):
+    state: RoundState = opened
+    for event in _events(opened, cohort, declines):
+        state, _ = advance(state, event)
+        if not isinstance(state, Training):
+            break
+    else:
         state, _ = advance(state, Tick(opened.closes_at))
     assert isinstance(state, Closing | Abandoned), "a window ends"
     return state

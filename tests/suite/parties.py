@@ -23,7 +23,7 @@ PARTIES = (
     "umbel.sim.federation",
     "umbel.sim.recorded",
     "umbel.sim.results",
-    "umbel.sim.simulate",
+    "umbel.sim.simulation",
     "http.server",
     "subprocess",
     "matplotlib",

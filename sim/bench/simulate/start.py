@@ -10,7 +10,7 @@ from pathlib import Path
 from umbel.sim.bench.report import Hold, Row
 from umbel.sim.bench.simulate.peers import Best
 from umbel.sim.experiment.checkpoint import ROWS_FILE
-from umbel.sim.simulate import RUNS_FOLDER
+from umbel.sim.simulation import RUNS_FOLDER
 
 _START_S_MAX = 3.0  # beyond importing torch
 _WHAT = "start to first round"

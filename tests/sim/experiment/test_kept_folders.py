@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.sim.federation.worlds import table
 from umbel.sim import simulate
 from umbel.sim.experiment.checkpoint import CHECKPOINT_FILE, ROWS_FILE, CheckpointError
-from umbel.sim.simulate import EXPERIMENT_FILE, RUNS_FOLDER
+from umbel.sim.simulation import EXPERIMENT_FILE, RUNS_FOLDER
 
 RUN = Path(RUNS_FOLDER) / "seed-0"
 

@@ -11,7 +11,7 @@ from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import Fate
 from umbel.sim.console import run
 from umbel.sim.results.estimate import Estimate
-from umbel.sim.simulate import simulate
+from umbel.sim.simulation import simulate
 
 SLOW_EXPERIMENT = """
 name = "small"

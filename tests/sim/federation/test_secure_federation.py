@@ -34,7 +34,7 @@ from umbel.sim.federation.uplink import Uplink
 from umbel.sim.federation.versions import ModelState
 from umbel.sim.federation.window import Cohort
 from umbel.sim.secure.rounds import secure_plan
-from umbel.sim.simulate import simulate
+from umbel.sim.simulation import simulate
 
 LOST_IN = ("download", "training", "upload", "advertise_keys", "share_keys", "consistency_check", "unmasking")
 ALIKE = {"speed": {"spread": 0.0, "jitter": 0.0}, "network": {"spread": 0.0, "jitter": 0.0}}
