@@ -1,0 +1,51 @@
+"""Write the frozen files anew: `python -m tests.frozen.write`, or `... NAME` for one of them. No test runs this.
+
+What is frozen changes only with a format, or where a promise is taken back on purpose. The commit says which.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.frozen.kept import FOLDER, frozen, pretty
+from tests.frozen.over_http import STAGES, Stage, played
+from tests.frozen.simulated import PLAYS, made_by
+
+KEPT_UPDATES = ("low rank",)  # of these plays, whose last bits a library decides
+
+
+def models() -> dict[str, Any]:
+    """Every play's hashes. What is kept of updates is not made again."""
+    kept = frozen("updates.json")
+    over_http = {name: _played(stage, kept.get(name, {}))[0] for name, stage in STAGES.items()}
+    return {"simulated": {name: made_by(play)[0] for name, play in PLAYS.items()}, "over_http": over_http}
+
+
+def updates() -> dict[str, Any]:
+    """Updates as they were sent, base64, by assignment."""
+    return {name: _played(STAGES[name], None)[1] for name in KEPT_UPDATES}
+
+
+def _played(stage: Stage, kept: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        hashes, _, sent = asyncio.run(played(stage, Path(folder, "coordinator"), kept))
+    return hashes, sent
+
+
+JSON_FILES: Mapping[str, Callable[[], object]] = {"updates.json": updates, "models.json": models}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of a frozen file; by default, all")
+    chosen = parser.parse_args().names or list(JSON_FILES)
+    for name in chosen:
+        (FOLDER / name).write_text(pretty(JSON_FILES[name]()))
+        print(f"wrote {name}")
+
+
+if __name__ == "__main__":
+    main()
