@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.frozen.formats import OBJECTS, TEXTS
 from tests.frozen.kept import FOLDER, frozen, pretty
 from tests.frozen.over_http import STAGES, Stage, played
 from tests.frozen.simulated import PLAYS, made_by
@@ -35,15 +36,16 @@ def _played(stage: Stage, kept: Mapping[str, str] | None) -> tuple[dict[str, Any
     return hashes, sent
 
 
-JSON_FILES: Mapping[str, Callable[[], object]] = {"updates.json": updates, "models.json": models}
+JSON_FILES: Mapping[str, Callable[[], object]] = {"updates.json": updates, "models.json": models, **OBJECTS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a frozen file; by default, all")
-    chosen = parser.parse_args().names or list(JSON_FILES)
+    chosen = parser.parse_args().names or [*JSON_FILES, *TEXTS]
     for name in chosen:
-        (FOLDER / name).write_text(pretty(JSON_FILES[name]()))
+        text = TEXTS[name]() if name in TEXTS else pretty(JSON_FILES[name]())
+        (FOLDER / name).write_text(text)
         print(f"wrote {name}")
 
 
