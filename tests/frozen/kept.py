@@ -26,16 +26,16 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def of_every_machine(record: Mapping[str, Any], *, is_compressed: bool) -> dict[str, Any]:
-    """A round's record without what a library decides.
+def of_every_machine(record: Mapping[str, Any], *, has_bytes: bool) -> dict[str, Any]:
+    """A round's record without what a library decides, or chance.
 
-    `is_compressed`: whether Zstandard has written the updates or the changes of the model, of which another release may
-    make other lengths.
+    `has_bytes`: whether the lengths of what was sent are in it. What Zstandard writes may be longer in another release,
+    and a coordinator counts what was fetched a moment later, which may be after the round's end.
     """
     found = json.loads(json.dumps(record))
     if found["epsilon"] is not None:
         found["epsilon"] = float(f"{found['epsilon']:.{EPSILON_DIGITS}g}")
-    if is_compressed:
+    if not has_bytes:
         for one in (found, *found["clients"]):
             del one["bytes_up"], one["bytes_down"]
     return dict(found)

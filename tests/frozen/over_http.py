@@ -19,13 +19,17 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from tests.aggregation.secagg.federation import seeded
 from tests.frozen.kept import digest, of_every_machine
 from tests.secure_device import SecureDevice
 from tests.server_device import Device, House, Json, LateClock, house, pass_time, update_for
 from tests.vectors.test_bits import exact
 from tests.waits import until, until_told
 from umbel.aggregation.layout import Layout
+from umbel.aggregation.secagg.client import SecureClient
+from umbel.aggregation.secagg.context import Context
 from umbel.aggregation.secagg.contribution import LocalWork
+from umbel.aggregation.secagg.shamir import RandomBytes as Random
 
 AT = 1_800_000_000.0  # the Unix second in which all of it happens
 REPORT_EVERY_S = 2.0
@@ -34,7 +38,7 @@ Task = tuple[str, int, int]
 """The kind of a round, its number, and the attempt."""
 
 RUN = """
-name = "demo"
+name = "{run}"
 seed = 7
 [aggregation]
 max_abs = 8.0
@@ -115,8 +119,8 @@ class SteadyDevice(Device):
         return super().headers(method, url, body, created, nonce)
 
 
-def key_of(number: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(bytes([number + 1]) * 32)
+def key_of(run: str, number: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"{run} {number}".encode()).digest())
 
 
 def start_of(stage: Stage) -> dict[str, Tensor]:
@@ -129,9 +133,23 @@ def start_of(stage: Stage) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in state.items()}
 
 
-def change_of(assignment: Json, n_values: int) -> Tensor:
-    """What a device has made of the model it was given: of the model's hash and of its rank alone."""
-    return exact(n_values, int(assignment["model"]["sha256"][:12], 16) + assignment["rank"])
+def change_of(model_sha256: str, rank: int, n_values: int) -> Tensor:
+    """What a device has made of the model that it was given."""
+    return exact(n_values, int(model_sha256[:12], 16) + rank)
+
+
+class SeededClient(SecureClient):
+    """One side of a secure attempt whose keys can be had again: they hang on the attempt and the place in it."""
+
+    def __init__(self, context: Context, index: int, identity: Ed25519PrivateKey, _random: Random, **more: Any) -> None:
+        super().__init__(context, index, identity, seeded(f"{context.attempt_id} {index}"), **more)
+
+
+async def unmask(parties: Sequence[SecureDevice]) -> None:
+    """All of them sign who is in the sum, and reveal what opens it."""
+    for party in parties:
+        await party.agree()
+    await asyncio.gather(*(party.reveal() for party in parties))
 
 
 def samples_of(number: int) -> int:
@@ -163,26 +181,35 @@ class Played:
     stage: Stage
     devices: list[Device]
     layout: Layout
-    updates: dict[str, str]
-    is_frozen: bool
+    updates: dict[str, str] = field(default_factory=dict[str, str])
+    is_frozen: bool = False
+    run: str = "demo"
 
     @property
     def driver(self) -> Any:
-        return self.it.state.coordinator.drivers["demo"]
+        return self.it.state.coordinator.drivers[self.run]
 
     async def all(self) -> None:
-        """Attempt after attempt, until the run is over."""
-        await self.order("pause", reason="until all are there")
-        n_ended = 0
-        while True:
+        """Attempt after attempt, until the run is over. It is paused when this begins, and between attempts."""
+        while (await self.progress())["run"]["status"] == "paused":
+            n_ended = len((await self.progress())["ended"])
             task, assignments = await self.opens()
-            await self.order("pause", reason="until all are there")
             await (self.masked(assignments) if self.stage.is_masked else self.plain(task, assignments))
-            n_ended += 1
-            await self.it.ended(n_ended)
-            if (await self.it.progress())["run"]["status"] != "paused":
-                return
+            await self.has_ended(n_ended + 1)
             await self.moves(1.0)
+
+    async def progress(self) -> Json:
+        answer = await self.it.http.get(f"/v1/admin/runs/{self.run}/progress", headers=self.it.admin)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def has_ended(self, count: int) -> None:
+        """So many attempts have ended."""
+
+        async def are_told() -> bool:
+            return len((await self.progress())["ended"]) >= count
+
+        await until_told(f"{count} ended attempts of {self.run}", are_told)
 
     async def opens(self) -> tuple[Task, list[tuple[Device, Json]]]:
         """All devices wait, then the run goes on; who is asked, and for what."""
@@ -198,13 +225,14 @@ class Played:
         plan = self.driver.plan
         asked = [one for one in self.devices if one.name in self.driver.state.cohort]
         assignments = [(one, await one.work(self.layout)) for one in asked]
+        await self.order("pause", reason="until all are there")
         return (plan.task.value, plan.number, plan.attempt), assignments
 
     async def _all_wait(self) -> bool:
         return bool(await self.driver.waiting.count() >= len(self.devices))
 
     async def order(self, verb: str, **body: object) -> None:
-        answer = await self.it.http.post(f"/v1/admin/runs/demo/{verb}", json=body, headers=self.it.admin)
+        answer = await self.it.http.post(f"/v1/admin/runs/{self.run}/{verb}", json=body, headers=self.it.admin)
         assert answer.status_code == 200, answer.text
 
     async def moves(self, seconds: float) -> None:
@@ -260,7 +288,9 @@ class Played:
         if assignment["id"] in self.updates:
             return base64.b64decode(self.updates[assignment["id"]])
         assert not (self.is_frozen and "lowrank" in self.stage.sections), f"nothing is kept of {assignment['id']}"
-        update = update_for(assignment, self.layout, change_of(assignment, self.layout.n_values))
+        update = update_for(
+            assignment, self.layout, change_of(assignment["model"]["sha256"], assignment["rank"], self.layout.n_values)
+        )
         self.updates[assignment["id"]] = base64.b64encode(update).decode()
         return update
 
@@ -272,35 +302,39 @@ class Played:
 
     async def masked(self, assignments: Sequence[tuple[Device, Json]]) -> None:
         """A round of which the coordinator learns a sum."""
-        parties: list[SecureDevice] = []
-        for device, assignment in assignments:
-            n_samples = device.sample_count
-            party = SecureDevice(device, self.layout, LocalWork(n_samples, 3, 4, {"loss": n_samples / 8}))
-            party.accept(assignment)
-            parties.append(party)
+        parties = [self.party(*one) for one in assignments]
         for party in parties:
             await party.advertise()
         for party in parties:
             await party.share()
-        for party, (_, assignment) in zip(parties, assignments, strict=True):
-            await self.moves(REPORT_EVERY_S)
-            await party.hear()
-            change = change_of(assignment, self.layout.n_values) / 8
-            answer = await party.send_input(party.masked(change))
-            assert answer.json()["outcome"] == "accepted", answer.text
         for party in parties:
-            await party.agree()
-        await asyncio.gather(*(party.reveal() for party in parties))
+            await self.send_masked(party)
+        await unmask(parties)
+
+    def party(self, device: Device, assignment: Json) -> SecureDevice:
+        """A device in a secure attempt. What it draws by chance, it would draw again."""
+        work = LocalWork(device.sample_count, 3, 4, {"loss": device.sample_count / 8})
+        made = SecureDevice(device, self.layout, work, kind=SeededClient)
+        made.accept(assignment)
+        return made
+
+    async def send_masked(self, party: SecureDevice) -> None:
+        await self.moves(REPORT_EVERY_S)
+        await party.hear()
+        answer = await party.send_input(self.masked_of(party))
+        assert answer.json()["outcome"] == "accepted", answer.text
+
+    def masked_of(self, party: SecureDevice) -> bytes:
+        """Its masked update, the same each time."""
+        return party.masked(change_of(party.offer.model.sha256, party.offer.rank, self.layout.n_values) / 8)
 
     async def facts(self) -> tuple[Json, Json]:
         """What is frozen of the run: hashes; and what they are of, for people."""
-        records = [
-            of_every_machine(one, is_compressed=self.stage.is_compressed) for one in (await self.it.progress())["ended"]
-        ]
-        answer = await self.it.http.get("/v1/admin/runs/demo/versions", headers=self.it.admin)
+        records = [of_every_machine(one, has_bytes=False) for one in (await self.progress())["ended"]]
+        answer = await self.it.http.get(f"/v1/admin/runs/{self.run}/versions", headers=self.it.admin)
         versions = list(answer.json())
         bundles = [self._bundle(one) for one in await self._bundles()]
-        run = (await self.it.progress())["run"]
+        run = (await self.progress())["run"]
         hashes = {
             "versions": [one["sha256"] for one in sorted(versions, key=lambda one: one["version"])],
             "told_of_versions": digest(versions),
@@ -311,7 +345,7 @@ class Played:
         return hashes, {"records": records, "bundles": bundles, "versions": versions}
 
     async def _bundles(self) -> list[Json]:
-        answer = await self.it.http.get("/v1/admin/runs/demo/audit", headers=self.it.admin)
+        answer = await self.it.http.get(f"/v1/admin/runs/{self.run}/audit", headers=self.it.admin)
         assert answer.status_code == 200, answer.text
         return list(answer.json()["bundles"])
 
@@ -321,8 +355,7 @@ class Played:
         del bundle["maker"], bundle["previous"]
         facts = bundle["facts"]
         for one in facts.get("clients", ()):
-            if self.stage.is_compressed:
-                del one["bytes_up"], one["bytes_down"]
+            del one["bytes_up"], one["bytes_down"]  # as in a record
             if one["report"] and (self.stage.is_compressed or self.stage.is_masked):
                 del one["report"]["signature"]  # of the update's hash
                 del one["report"]["body"]
@@ -335,17 +368,36 @@ async def played(
     """What is frozen of a stage, what that is of, and the updates that were sent. `updates`: those that are kept."""
     clock = StandingClock()
     async with steady_house(folder, clock) as it:
-        state = start_of(stage)
-        layout = await it.begin(RUN + stage.sections, state)
-        devices: list[Device] = []
-        for number, token in enumerate(await it.tokens(stage.n_devices)):
-            device = SteadyDevice(
-                it.http, f"d{number:02d}", key=key_of(number), sample_count=samples_of(number), clock=clock
-            )
-            answer = await device.enrol(token)
-            assert answer.status_code == 200, answer.text
-            devices.append(device)
-        run = Played(it, clock, stage, devices, layout, dict(updates or {}), updates is not None)
+        run = await begun(it, clock, stage)
+        run.updates, run.is_frozen = dict(updates or {}), updates is not None
         await run.all()
         hashes, whole = await run.facts()
         return hashes, whole, run.updates
+
+
+async def begun(it: House, clock: LateClock, stage: Stage, run: str = "demo") -> Played:
+    """The run is made, and paused; its devices are enrolled."""
+    answer = await it.put_run(RUN.format(run=run) + stage.sections, await it.put_model(start_of(stage)), run)
+    assert answer.status_code == 201, answer.text
+    made = again(it, clock, stage, run)
+    for device, token in zip(made.devices, await it.tokens(stage.n_devices), strict=True):
+        enrolled = await device.enrol(token)
+        assert enrolled.status_code == 200, enrolled.text
+    await made.order("pause", reason="until all are there")
+    return made
+
+
+def again(it: House, clock: LateClock, stage: Stage, run: str = "demo") -> Played:
+    """A run that is there, and its devices, who have their keys still."""
+    devices: list[Device] = [
+        SteadyDevice(
+            it.http,
+            f"{'d' if run == 'demo' else run}{number:02d}",
+            run=run,
+            key=key_of(run, number),
+            sample_count=samples_of(number),
+            clock=clock,
+        )
+        for number in range(stage.n_devices)
+    ]
+    return Played(it, clock, stage, devices, Layout.of_state(start_of(stage)), run=run)

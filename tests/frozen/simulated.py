@@ -154,7 +154,7 @@ def made_by(play: Play) -> tuple[dict[str, Any], list[Any]]:
     federation = Federation(world, beginning(file, first), first)
     attempts = list(federation.attempts())
     records = [
-        of_every_machine(_RECORD.dump_python(one.record, mode="json"), is_compressed=is_compressed) for one in attempts
+        of_every_machine(_RECORD.dump_python(one.record, mode="json"), has_bytes=not is_compressed) for one in attempts
     ]
     facts = {
         "versions": [first.file.sha256, *(one.model.file.sha256 for one in attempts if is_of_model(one.record))],
