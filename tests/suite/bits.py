@@ -40,7 +40,7 @@ SETTINGS: tuple[Mapping[str, str], ...] = (
     {"ATEN_CPU_CAPABILITY": "default", **_without(_VECTORS)},
     {"ATEN_CPU_CAPABILITY": "avx2", **_without(_VECTORS[1:])},
 )
-OF_BITS = ("tests/vectors", "tests/aggregation/secagg/test_transcript.py")  # all that are marked
+OF_BITS = ("tests/vectors", "tests/frozen", "tests/aggregation/secagg/test_transcript.py")  # all that are marked
 OF_ARITHMETIC = ("tests/vectors", "tests/aggregation", "tests/sim/fleet/test_draws.py", "tests/sim/data")
 
 
