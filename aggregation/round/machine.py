@@ -40,7 +40,7 @@ The coordinator and the simulator both drive this machine, and so do its tests.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TypeAlias, assert_never
+from typing import TypeAlias, TypeVar, assert_never
 
 from umbel.aggregation.growing import with_entry
 from umbel.aggregation.messages import Outcome
@@ -72,6 +72,8 @@ from umbel.aggregation.round.states import (
     Resumed,
     Revealed,
     RoundState,
+    SecureEnd,
+    SecureSide,
     Spoiled,
     Spoke,
     Stopped,
@@ -115,9 +117,9 @@ def takes(state: RoundState, event: Reported) -> bool:
 def hears(state: RoundState, event: Spoke) -> bool:
     """Whether `advance` makes this message of a secure round count. It, too, is checked first, exactly then."""
     match state:
-        case Training(exchange=Exchange() as exchange):
+        case Training(secure=SecureSide(exchange)):
             return exchange.hears(event.client, event.turn, state.cohort.keys() - state.declined.keys())
-        case Closing(exchange=Exchange() as exchange):
+        case Closing(secure=SecureSide(exchange)):
             return exchange.hears(event.client, event.turn, state.accepted.keys())
         case _:
             return False
@@ -125,9 +127,11 @@ def hears(state: RoundState, event: Spoke) -> bool:
 
 def refuses(state: RoundState, event: Declined) -> bool:
     """Whether `advance` makes it count that this client, whose report counts, will not sign who is in the sum."""
-    if not isinstance(state, Closing) or state.exchange is None:
-        return False
-    return state.exchange.hears(event.client, Phase.CONSISTENCY_CHECK, state.accepted.keys())
+    match state:
+        case Closing(secure=SecureSide(exchange)):
+            return exchange.hears(event.client, Phase.CONSISTENCY_CHECK, state.accepted.keys())
+        case _:
+            return False
 
 
 def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
@@ -139,12 +143,10 @@ def next_deadline(state: RoundState, now: float = math.inf) -> float | None:
         case Recruiting():
             return state.not_before if now < state.not_before else state.since + state.plan.patience_s
         case Training():
-            if state.exchange is None or not state.exchange.phase.is_before_inputs:
-                return state.closes_at
-            return min(state.exchange.ends_at, state.closes_at)
-        case Closing():
-            return None if state.exchange is None else state.exchange.ends_at
-        case Committed() | Abandoned():
+            return min(keys.ends_at, state.closes_at) if (keys := state.keys) else state.closes_at
+        case Closing(secure=SecureSide(exchange)):
+            return exchange.ends_at
+        case Closing() | Committed() | Abandoned():
             return None
         case _:
             assert_never(state)
@@ -176,23 +178,18 @@ def _choose(state: Recruiting, event: Gathered) -> Choice:
     """Whom to ask of those who wait."""
     able, waited_s = _without(event.candidates, state.excluded), event.now - state.since
     avoid = frozenset(state.avoid)
-    if not state.opened:
+    if (before := state.before) is None:
         return choose(state.plan, able, waited_s, avoid)
-    return choose_again(state.plan, able, waited_s, Past(state.opened, avoid, frozenset(state.liars), event.removed))
+    return choose_again(state.plan, able, waited_s, Past(before.opened, avoid, frozenset(before.liars), event.removed))
 
 
 def _begun(state: Recruiting, event: Gathered, choice: Choice, cohort: Mapping[ClientId, Member]) -> Training:
-    opened_at = max(event.now, state.since)
-    return Training(
-        plan=state.plan,
-        cohort=cohort,
-        opened_at=opened_at,
-        passed_over=choice.passed_over,
-        exchange=Exchange.begun(event.random, opened_at, state.plan.window_s) if state.plan.secure else None,
-        opened=state.opened,
-        why=choice.why if state.opened else "",
-        needs_all=choice.needs_all,
-    )
+    opened_at, secure = max(event.now, state.since), None
+    if state.plan.secure:
+        secure = SecureSide(Exchange.begun(event.random, opened_at, state.plan.window_s))
+    if secure and state.before:
+        secure = replace(secure, opened=state.before.opened, why=choice.why, needs_all=choice.needs_all)
+    return Training(state.plan, cohort, opened_at, passed_over=choice.passed_over, secure=secure)
 
 
 def _without(candidates: tuple[Candidate, ...], excluded: tuple[ClientId, ...]) -> tuple[Candidate, ...]:
@@ -209,7 +206,9 @@ def _go_without(state: Recruiting, now: float, why: str) -> Step:
 
 def _abandon_unopened(state: Recruiting, now: float, reason: str) -> Step:
     ended_at = max(now, state.since)
-    return Abandoned(state.plan, reason, {}, {}, {}, ended_at, ended_at, opened=state.opened), (Discard(reason),)
+    secure = SecureEnd(opened=state.before.opened) if state.before else SecureEnd()
+    ended = Abandoned(state.plan, reason, {}, {}, {}, opened_at=ended_at, closed_at=ended_at, secure=secure)
+    return ended, (Discard(reason),)
 
 
 def _train(state: Training, event: Event) -> Step:
@@ -227,9 +226,9 @@ def _train(state: Training, event: Event) -> Step:
             assert not isinstance(ended, Recruiting | Training), "a report is late only when the window is over"
             return ended, (*commands, *_answer_after_the_end(ended, event))
         case Spoke(now, client, turn, word):
-            if state.exchange is None or not hears(state, event):
+            if state.secure is None or not hears(state, event):
                 return state, ()
-            return _settle(replace(state, exchange=state.exchange.with_word(client, turn, word)), now)
+            return _settle(_with_exchange(state, state.secure.exchange.with_word(client, turn, word)), now)
         case Declined(now, client, reason):
             if client not in state.cohort or client in state.accepted or client in state.declined:
                 return state, ()  # who is out already is out for what was said of it first
@@ -240,9 +239,9 @@ def _train(state: Training, event: Event) -> Step:
             return _abandon(state, now, reason)
         case Outage(since, now):
             away_s = max(0.0, now - max(since, state.opened_at, state.back_at))
-            exchange = None if state.exchange is None else state.exchange.put_off(away_s)
-            away_s += state.away_s
-            return replace(state, away_s=away_s, back_at=max(now, state.back_at), exchange=exchange), ()
+            if state.secure:
+                state = _with_exchange(state, state.secure.exchange.put_off(away_s))
+            return replace(state, away_s=state.away_s + away_s, back_at=max(now, state.back_at)), ()
         case Gathered() | Applied() | Resumed() | Spoiled():
             return state, ()
         case _:
@@ -265,9 +264,8 @@ def _accept(state: Training, event: Reported) -> Step:
 def _as_accepted(state: Training, event: Reported) -> Accepted:
     """A report that counts, with its weight in the sum."""
     draws = state.cohort[event.client].draws
-    is_masked = state.exchange is not None  # and carries its weight itself
-    weight = 1 if is_masked else weight_of(state.plan.weighting, draws, event.work.sample_count)
-    return Accepted(weight, event.work)
+    weight = weight_of(state.plan.weighting, draws, event.work.sample_count)
+    return Accepted(1 if state.secure else weight, event.work)  # a masked update carries its weight itself
 
 
 def _settle(state: Training, now: float) -> Step:
@@ -276,8 +274,8 @@ def _settle(state: Training, now: float) -> Step:
     is_over = now >= state.closes_at
     if plan.coverage.strict and (lost := [gap for gap in _gaps(state) if not gap.may_close]):
         return _abandon(state, now, f"strict coverage cannot be met: {words(lost)}")
-    if state.exchange is not None and state.exchange.phase.is_before_inputs:
-        return _settle_keys(state, state.exchange, now)
+    if (keys := state.keys) is not None:
+        return _settle_keys(state, keys, now)
     least = _least(state)
     if n_clients >= least or plan.task.tries_clients:
         return _settle_enough(state, now, is_over=is_over)
@@ -298,7 +296,7 @@ def _least(state: Training) -> int:
     if state.needs_all:
         return len(state.cohort)
     minimum = state.plan.minimum
-    return minimum if state.exchange is None else state.exchange.least(minimum, len(state.cohort))
+    return state.secure.exchange.least(minimum, len(state.cohort)) if state.secure else minimum
 
 
 def _not_whole(state: Training, came: Collection[ClientId]) -> str:
@@ -332,8 +330,8 @@ def _settle_keys(state: Training, exchange: Exchange, now: float) -> Step:
         return _abandon(state, now, reason, out)
     if not is_over:
         is_enough = len(spoke) == least
-        return (replace(state, exchange=exchange.hurried(now, plan.window_s)) if is_enough else state), ()
-    after = replace(state, exchange=exchange.next(now, plan.window_s), declined=out)
+        return (_with_exchange(state, exchange.hurried(now, plan.window_s)) if is_enough else state), ()
+    after = replace(_with_exchange(state, exchange.next(now, plan.window_s)), declined=out)
     released = (Release(tuple(late), f"this client has not {phase.done_words} in time"),) if late else ()
     settled, commands = _settle(after, now)
     return settled, (*released, Announce(spoke), *commands)
@@ -383,16 +381,17 @@ def _shut(state: Training, now: float, late: Outcome, why: str, uncovered: tuple
         passed_over=state.passed_over,
         away_s=state.away_s,
         back_at=state.back_at,
-        exchange=None if state.exchange is None else state.exchange.next(now, state.plan.window_s),
-        opened=state.opened,
+        secure=state.secure,
     )
-    follow = Commit() if closing.exchange is None else Announce(tuple(closing.accepted))
-    return closing, (*_release(state, reason), follow)
+    if (secure := state.secure) is None:
+        return closing, (*_release(state, reason), Commit())
+    closing = _with_exchange(closing, secure.exchange.next(now, state.plan.window_s))
+    return closing, (*_release(state, reason), Announce(tuple(closing.accepted)))
 
 
 def _abandon_short(state: Training, now: float, reason: str) -> Step:
     """For want of reports. A secure round may need more of them than its plan's minimum, by which `retry.py` goes."""
-    return _abandon(state, now, reason, _NOBODY if state.exchange is None else _missing(state, reason))
+    return _abandon(state, now, reason, _missing(state, reason) if state.secure else _NOBODY)
 
 
 def _abandon(state: Training, now: float, reason: str, blamed: Mapping[ClientId, str] = _NOBODY) -> Step:
@@ -407,7 +406,6 @@ def _abandon_closed(state: Closing, now: float, reason: str, blamed: Mapping[Cli
 def _abandoned(
     state: Training | Closing, missing: Mapping[ClientId, str], now: float, reason: str, blamed: Mapping[ClientId, str]
 ) -> Abandoned:
-    exchange = state.exchange
     return Abandoned(
         plan=state.plan,
         reason=reason,
@@ -418,35 +416,38 @@ def _abandoned(
         closed_at=max(now, state.closed_at if isinstance(state, Closing) else state.opened_at),
         passed_over=state.passed_over,
         away_s=state.away_s,
-        was_revealed=exchange is not None and exchange.phase is Phase.UNMASKING,
-        blamed=dict(sorted(blamed.items())),
-        refused={} if exchange is None else exchange.refused,
-        opened=state.opened,
+        secure=_secure_end(state, dict(sorted(blamed.items()))),
     )
+
+
+def _secure_end(state: Training | Closing, blamed: Mapping[ClientId, str]) -> SecureEnd:
+    if (secure := state.secure) is None:
+        return SecureEnd(blamed=blamed)
+    was_revealed = isinstance(state, Closing) and state.is_unmasking
+    return SecureEnd(was_revealed, blamed, secure.exchange.refused, secure.opened)
 
 
 def _close(state: Closing, event: Event) -> Step:
     match event:
-        case Applied() if state.exchange is not None and state.exchange.phase is not Phase.UNMASKING:
+        case Applied() if state.secure and not state.is_unmasking:
             return state, ()  # whatever was made, it is not of a sum that its clients have opened
         case Applied(model_sha256=sha256):
             return Committed(state, sha256), ()
-        case Spoke(now, client, turn, word):
-            if state.exchange is None or not hears(state, event):
-                return state, ()
-            return _settle_sum(state, state.exchange.with_word(client, turn, word), now)
-        case Declined(now, client, reason) if state.exchange is not None and refuses(state, event):
-            return _settle_sum(state, state.exchange.with_refusal(client, reason), now)
-        case Tick(now, revealed) if state.exchange is not None:
-            return _settle_sum(state, state.exchange, now, revealed)
-        case Outage(since, now) if state.exchange is not None:
-            away_s = max(0.0, now - max(since, state.back_at, state.exchange.began_at))
-            return replace(state, back_at=max(now, state.back_at), exchange=state.exchange.put_off(away_s)), ()
+        case Spoke(now, client, turn, word) if state.secure and hears(state, event):
+            return _settle_sum(state, state.secure.exchange.with_word(client, turn, word), now)
+        case Declined(now, client, reason) if state.secure and refuses(state, event):
+            return _settle_sum(state, state.secure.exchange.with_refusal(client, reason), now)
+        case Tick(now, revealed) if state.secure:
+            return _settle_sum(state, state.secure.exchange, now, revealed)
+        case Outage(since, now) if state.secure:
+            exchange = state.secure.exchange
+            away_s = max(0.0, now - max(since, state.back_at, exchange.began_at))
+            return replace(_with_exchange(state, exchange.put_off(away_s)), back_at=max(now, state.back_at)), ()
         case Reported():
             return state, _answer_after_the_end(state, event)
         case Spoiled(now, reason, blamed):
             return _abandon_closed(state, now, reason, {c: why for c, why in blamed.items() if c in state.cohort})
-        case Gathered() | Tick() | Declined() | Stopped() | Resumed() | Outage():
+        case Gathered() | Tick() | Spoke() | Declined() | Stopped() | Resumed() | Outage():
             return state, ()
         case _:
             assert_never(event)
@@ -454,7 +455,7 @@ def _close(state: Closing, event: Event) -> Step:
 
 def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Revealed | None = None) -> Step:
     """The phases of a secure round that has closed: check who is in the sum, then unmask it."""
-    state = replace(state, exchange=exchange)
+    state = _with_exchange(state, exchange)
     agreed, least = exchange.who(Phase.CONSISTENCY_CHECK), exchange.least(state.plan.minimum, len(state.cohort))
     if exchange.phase is Phase.UNMASKING:
         return (state, ()) if now < exchange.ends_at else _abandon_masked(state, agreed, least, now, revealed)
@@ -463,9 +464,9 @@ def _settle_sum(state: Closing, exchange: Exchange, now: float, revealed: Reveal
     is_over = exchange.is_over(waited_for, now)
     if not is_over and len(waited_for) >= least:
         is_enough = len(agreed) == least
-        return (replace(state, exchange=exchange.hurried(now, state.plan.window_s)) if is_enough else state), ()
+        return (_with_exchange(state, exchange.hurried(now, state.plan.window_s)) if is_enough else state), ()
     if len(agreed) >= least:
-        return replace(state, exchange=exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
+        return _with_exchange(state, exchange.next(now, state.plan.window_s)), (Announce(agreed), Commit())
     have = agreeing(len(agreed), "has", "have")
     when = " in time" if is_over else ""
     reason = f"{len(agreed)} of at least {counted(least, 'client')} {have} {exchange.phase.done_words}{when}"
@@ -483,6 +484,14 @@ def _abandon_masked(
     why, blamed = not_unmasked(state, agreed, revealed) if revealed is not None else ("", _NOBODY)
     why = why or f"fewer than {least} of {counted(len(agreed), 'client')} revealed shares"
     return _abandon_closed(state, now, f"the sum could not be unmasked in time: {why}", blamed)
+
+
+_Under = TypeVar("_Under", Training, Closing)
+
+
+def _with_exchange(state: _Under, exchange: Exchange) -> _Under:
+    assert state.secure is not None, "only a secure round has an exchange"
+    return replace(state, secure=state.secure.after(exchange))
 
 
 def _answer_after_the_end(state: Closing | Committed | Abandoned, event: Event) -> tuple[Command, ...]:

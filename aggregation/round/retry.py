@@ -5,7 +5,7 @@ from collections.abc import Collection
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.round.coverage import Roll, gaps
 from umbel.aggregation.round.second_sum import OpenedSum, with_sum
-from umbel.aggregation.round.states import Abandoned, Recruiting
+from umbel.aggregation.round.states import Abandoned, Recruiting, SumsBefore
 from umbel.aggregation.secagg.turns import is_late
 from umbel.aggregation.types import ClientId
 
@@ -21,14 +21,15 @@ def next_attempt(failed: Abandoned, plan: RoundPlan, now: float) -> Recruiting:
         why = f"attempt {plan.attempt} begins {pause_s:.1f} s after the last, which was abandoned: {failed.reason}"
     avoid, since = _who_failed(failed), now + pause_s
     liars = tuple(client for client in avoid if client in _who_lied(failed))
-    return Recruiting(plan, since, why, not_before=since, avoid=avoid, opened=opened_by(failed), liars=liars)
+    return Recruiting(plan, since, why, not_before=since, avoid=avoid, before=sums_before(failed, liars))
 
 
-def opened_by(failed: Abandoned) -> tuple[OpenedSum, ...]:
-    """The sums over its model that were opened in vain, with its own."""
-    if not failed.was_revealed:
-        return failed.opened
-    return with_sum(failed.opened, OpenedSum(tuple(sorted(failed.accepted)), len(failed.cohort)))
+def sums_before(failed: Abandoned, liars: tuple[ClientId, ...] = ()) -> SumsBefore | None:
+    """The sums over its model that were unmasked without a model coming of them, its own included; None if none was."""
+    opened = failed.secure.opened
+    if failed.secure.was_revealed:
+        opened = with_sum(opened, OpenedSum(tuple(sorted(failed.accepted)), len(failed.cohort)))
+    return SumsBefore(opened, liars) if opened else None
 
 
 def retry_pause_s(plan: RoundPlan) -> float:
@@ -52,13 +53,14 @@ def gives_up(failed: Abandoned, attempts_max: int | None) -> str | None:
 
 def _who_failed(failed: Abandoned) -> tuple[ClientId, ...]:
     """By whom an attempt failed; nobody if an operator ended it, or a sum that is nobody's fault."""
-    names = failed.blamed or _who_did_not_report(failed)
+    names = failed.secure.blamed or _who_did_not_report(failed)
     return tuple(sorted(names)) if len(names) <= AVOIDED_MAX else ()
 
 
 def _who_lied(failed: Abandoned) -> Collection[ClientId]:
-    """Who is to blame for a sum that was opened in vain, and was not merely silent."""
-    return {client for client, why in failed.blamed.items() if not is_late(why)} if failed.was_revealed else ()
+    """Clients to blame for a sum that was unmasked without effect, and that were not merely silent."""
+    secure = failed.secure
+    return {client for client, why in secure.blamed.items() if not is_late(why)} if secure.was_revealed else ()
 
 
 def _who_did_not_report(failed: Abandoned) -> Collection[ClientId]:

@@ -1,10 +1,7 @@
-"""One federated round: the states it can be in, the events that move it, and the commands that follow.
-
-What becomes of what is `advance.py`.
-"""
+"""One federated round: its states, the events that move it, and the commands that follow. `machine.py` moves it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from umbel.aggregation.messages import Outcome
@@ -25,6 +22,54 @@ class Accepted:
     work: Work
 
 
+# --- what only secure rounds need -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SumsBefore:
+    """Sums over this very model that were unmasked but made no new model; they restrict whom the next attempt asks.
+
+    `opened`: these sums, oldest first (`second_sum.py`). `liars`: clients that broke the protocol in the last of them;
+    they are among `Recruiting.avoid`.
+    """
+
+    opened: tuple[OpenedSum, ...]
+    liars: tuple[ClientId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SecureSide:
+    """What a round adds whose updates are masked.
+
+    `exchange`: who has said what, and whose turn it is. `opened`: as in `SumsBefore`. If there are any, `why` says in
+    words whom the round asks for that reason, and `needs_all` whether it fails without any one of them.
+    """
+
+    exchange: Exchange
+    opened: tuple[OpenedSum, ...] = ()
+    why: str = ""
+    needs_all: bool = False
+
+    def after(self, exchange: Exchange) -> "SecureSide":
+        """The same after the exchange has gone on."""
+        return replace(self, exchange=exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class SecureEnd:
+    """How a secure round was abandoned.
+
+    `was_revealed`: clients may have revealed shares, so the coordinator may know the sum. `blamed`: client -> why the
+    round failed by it; accepted reports do not protect from that. `refused`: client -> why it did not sign who is in
+    the sum. `opened`: as in `SumsBefore`, without this round's own sum.
+    """
+
+    was_revealed: bool = False
+    blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    refused: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
+    opened: tuple[OpenedSum, ...] = ()
+
+
 # --- states -----------------------------------------------------------------------------------------------------------
 
 
@@ -32,10 +77,8 @@ class Accepted:
 class Recruiting:
     """Waiting for clients. `why`: what it is waiting for, in words.
 
-    After attempts that were abandoned (`retry.py`): nobody is drawn before `not_before`, from which `since` counts too,
-    and those to `avoid` only where there are too few others. Those `excluded` are never drawn: they trained the model
-    that is to be evaluated. `opened`: sums over this very model that were opened in vain, so that not any cohort is
-    asked (`second_sum.py`); `liars`: of those to avoid, who has not kept to the protocol in the last of them.
+    After abandoned attempts (`retry.py`) no cohort is drawn before `not_before`, where patience starts, too. Clients to
+    `avoid` are drawn last. `excluded` clients are never drawn: they trained the model that is to be evaluated.
     """
 
     plan: RoundPlan
@@ -44,8 +87,7 @@ class Recruiting:
     not_before: float = 0.0
     avoid: tuple[ClientId, ...] = ()
     excluded: tuple[ClientId, ...] = ()
-    opened: tuple[OpenedSum, ...] = ()
-    liars: tuple[ClientId, ...] = ()
+    before: SumsBefore | None = None
     phase: Literal["recruiting"] = "recruiting"
 
 
@@ -53,10 +95,8 @@ class Recruiting:
 class Training:
     """The window is open. A client is in at most one of `accepted` and `declined`.
 
-    `away_s`: for so long, since it opened, nobody could take reports (`Outage`), which the window does not count;
-    `back_at`: when that was over last. `exchange`: of a secure round, whose reports are masked. `opened`: as in
-    `Recruiting`; where there are any, `why` says in words whom it asks for that, and `needs_all` whether it is lost
-    without any one of them.
+    `away_s`: how long no coordinator could take reports since it opened (`Outage`), which the window does not count.
+    `back_at`: when the last outage ended. `secure`: of a round whose updates are masked.
     """
 
     plan: RoundPlan
@@ -67,11 +107,22 @@ class Training:
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
     back_at: float = 0.0
-    exchange: Exchange | None = None
-    opened: tuple[OpenedSum, ...] = ()
-    why: str = ""
-    needs_all: bool = False
+    secure: SecureSide | None = None
     phase: Literal["training"] = "training"
+
+    @property
+    def exchange(self) -> Exchange | None:
+        return self.secure.exchange if self.secure else None
+
+    @property
+    def keys(self) -> Exchange | None:
+        """The exchange while clients advertise and share keys, which is before any update counts."""
+        return exchange if (exchange := self.exchange) and exchange.phase.is_before_inputs else None
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the round fails without any one of its clients."""
+        return self.secure is not None and self.secure.needs_all
 
     @property
     def target(self) -> int:
@@ -99,8 +150,7 @@ class Training:
 class Closing:
     """No more reports; the new model is being made. `missing`: client -> why its work does not count.
 
-    `exchange`: of a secure round, whose sum must be unmasked first; that may fail. `back_at`, `opened`: as in
-    `Training`.
+    `secure`: of a round whose sum must be unmasked first, which may fail. `away_s`, `back_at`: as in `Training`.
     """
 
     plan: RoundPlan
@@ -114,9 +164,18 @@ class Closing:
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
     back_at: float = 0.0
-    exchange: Exchange | None = None
-    opened: tuple[OpenedSum, ...] = ()
+    secure: SecureSide | None = None
     phase: Literal["closing"] = "closing"
+
+    @property
+    def exchange(self) -> Exchange | None:
+        return self.secure.exchange if self.secure else None
+
+    @property
+    def is_unmasking(self) -> bool:
+        """Whether clients may have begun to reveal shares, so that the coordinator may know a secure sum."""
+        exchange = self.exchange
+        return exchange is not None and exchange.phase is Phase.UNMASKING
 
     @property
     def aggregate(self) -> Aggregate:
@@ -142,10 +201,7 @@ class Committed:
 class Abandoned:
     """The round made no model. Nothing that was reported counts; the next attempt asks a fresh cohort.
 
-    `opened_at`: when its window opened, or `closed_at` if it never did. `was_revealed`: whether clients have revealed
-    shares of a secure round, so that its sum may be known. `blamed`: client -> why a secure round has failed by it;
-    also of clients whose reports were accepted. `refused`: client whose report was accepted -> why it would not sign
-    who is in the sum. `opened`: as in `Recruiting`, without its own sum.
+    `opened_at`: when its window opened, or `closed_at` if it never did. `secure`: of a secure round.
     """
 
     plan: RoundPlan
@@ -157,10 +213,7 @@ class Abandoned:
     closed_at: float
     passed_over: PassedOver = field(default_factory=PassedOver)
     away_s: float = 0.0
-    was_revealed: bool = False
-    blamed: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
-    refused: Mapping[ClientId, str] = field(default_factory=dict[ClientId, str])
-    opened: tuple[OpenedSum, ...] = ()
+    secure: SecureEnd = field(default_factory=SecureEnd)
     phase: Literal["abandoned"] = "abandoned"
 
 

@@ -13,7 +13,7 @@ from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.reports import WorkDone
-from umbel.aggregation.round.retry import gives_up, next_attempt, opened_by
+from umbel.aggregation.round.retry import gives_up, next_attempt, sums_before
 from umbel.aggregation.round.states import Abandoned, Closing, Recruiting
 from umbel.aggregation.run.canary import conclusion
 from umbel.aggregation.run.ledger import Ending, round_record
@@ -167,7 +167,7 @@ def rolled_back(run: Run, state: Abandoned, target: KeptVersion, known: Known) -
     model = ModelRef(run.model.version + 1, old.sha256, old.size_bytes, run.model.layout_digest)
     ending = Ending(model.version, None, state.reason, known.now, run.model.size_bytes, old.version)
     record = round_record(state, known.clients, known.opened_at, ending)
-    n_released = state.plan.n_released + state.was_revealed
+    n_released = state.plan.n_released + state.secure.was_revealed
     record = replace(record, epsilon=_epsilon(run, state.plan, n_released))
     master, parent = target.master_sha256, run.model.sha256
     new = NewModel(model, master, parent, rolled_back_to=old.version, reason=state.reason)
@@ -187,16 +187,16 @@ def abandoned(run: Run, state: Abandoned, known: Known, *, by_order: bool = Fals
     """
     ending = Ending(run.model.version, None, state.reason, known.now, run.model.size_bytes)
     record = round_record(state, known.clients, known.opened_at, ending)
-    record = replace(record, epsilon=_epsilon(run, state.plan, state.plan.n_released + state.was_revealed))
+    record = replace(record, epsilon=_epsilon(run, state.plan, state.plan.n_released + state.secure.was_revealed))
     end = RoundEnd(record, None, None, run.status, run.reason)
     if run.status.is_over:
         return end
     if state.plan.task.may_be_left_out:
         return _go_on(run, end, known, _numbered_as(state.plan))
-    if (spent := _spent(run, state.plan.n_released + state.was_revealed)) is not None:
+    if (spent := _spent(run, state.plan.n_released + state.secure.was_revealed)) is not None:
         return replace(end, status=RunStatus.FINISHED, reason=spent)
     if by_order:
-        again = replace(_again(run, state, record, known), opened=opened_by(state))
+        again = replace(_again(run, state, record, known), before=sums_before(state))
         return replace(end, next_state=again)
     if (failure := gives_up(state, run.file.rounds.attempts_max)) is not None:
         return replace(end, status=RunStatus.FAILED, reason=failure)
@@ -311,7 +311,8 @@ def _next_try(run: Run, state: Abandoned, known: Known, record: RoundRecord) -> 
     plan = state.plan
     if plan.task.tries_clients:
         return run.file.canary_plan(plan.attempt + 1).numbered_as(plan)
-    return _plan(run, plan.number, plan.attempt + 1, known, record).numbered_as(plan, was_revealed=state.was_revealed)
+    following = _plan(run, plan.number, plan.attempt + 1, known, record)
+    return following.numbered_as(plan, was_revealed=state.secure.was_revealed)
 
 
 def _numbered_as(before: RoundPlan) -> Numbered:

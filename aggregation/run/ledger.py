@@ -131,8 +131,8 @@ def _progress(state: Training) -> str:
     """What an open round waits for: reports up to its target, then what coverage asks for."""
     plan = state.plan
     in_words = f"{part_of(state.n_reported, state.target, plan.target_unit, 'is', 'are')} in"
-    if state.why:
-        in_words += f"; {state.why}"
+    if state.secure and state.secure.why:
+        in_words += f"; {state.secure.why}"
     awaited = [gap for gap in gaps(Roll(plan, state.cohort, state.accepted, state.declined)) if gap.may_close]
     return f"{in_words}; coverage waits for {names(awaited)}" if awaited else in_words
 
@@ -176,11 +176,11 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
 
 def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Member, silent_s: float) -> tuple[Fate, str]:
     accepted = state.accepted.get(client)
-    blamed = state.blamed.get(client) if isinstance(state, Abandoned) else None
+    blamed = state.secure.blamed.get(client) if isinstance(state, Abandoned) else None
     if accepted is not None and blamed is None:
         if not isinstance(state, Abandoned):
             return _accepted(accepted)
-        if (why := state.refused.get(client)) is not None:
+        if (why := state.secure.refused.get(client)) is not None:
             return Fate.DECLINED, why
         return Fate.RELEASED, f"the round was abandoned: {state.reason}"
     if isinstance(state, Training):

@@ -320,7 +320,8 @@ class RunDriver:
 
     async def _removed(self, state: Recruiting) -> frozenset[ClientId]:
         """Who is not in the fleet any more, of the clients of sums that were opened in vain."""
-        names = sorted({name for one in state.opened for name in one.clients})
+        opened = state.before.opened if state.before else ()
+        names = sorted({name for one in opened for name in one.clients})
         found = await asyncio.gather(*(self.services.registry.client(name) for name in names))
         return frozenset(name for name, client in zip(names, found, strict=True) if client is None)
 
@@ -345,7 +346,7 @@ class RunDriver:
     @property
     def _waits_for_clients(self) -> bool:
         """Whether the round has closed, and its sum is not to be unmasked yet, or its shares are not in."""
-        return isinstance(self.state, Closing) and self.state.exchange is not None
+        return isinstance(self.state, Closing) and self.state.secure is not None
 
     async def _step_mail(self) -> None:
         """Until the mailbox is empty: one transaction for all that is in it. A task of its own: requests may end."""

@@ -126,7 +126,7 @@ class Batch:
         if isinstance(state, Recruiting) and isinstance(live.state, Recruiting) and state.since == live.state.since:
             self._recruiting, state = state, live.state  # only `why` can have changed: not worth a write
         if isinstance(state, Training) and isinstance(live.state, Recruiting):
-            self.opened, self.why = len(state.cohort), state.why
+            self.opened, self.why = len(state.cohort), state.secure.why if state.secure else ""
         return Change(state, tuple(answered), self._status, self._who_declined(live, state), tuple(sealed), traffic)
 
     def _decide_one(

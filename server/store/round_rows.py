@@ -1,28 +1,219 @@
-"""A round's state as it is stored: a small head, and one row for each client of the cohort. Pure.
+"""A round's state as it is stored: a head as JSON, and one row for each client of the cohort. Pure.
 
-A report changes one client's row and the head, so that what is written does not grow with the cohort.
+A report changes one client's row and the head, so what is written does not grow with the cohort. The head's JSON is
+flat: what only secure rounds have stands beside the rest, with its default in plain rounds.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeAlias, TypeVar, assert_never
 
 from pydantic import Discriminator, Field, TypeAdapter
 
+from umbel.aggregation.messages import Outcome
+from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Work
-from umbel.aggregation.round.cohort import Member
-from umbel.aggregation.round.states import Accepted, Committed, RoundState
-from umbel.aggregation.secagg.turns import Spoken
+from umbel.aggregation.round.cohort import Member, PassedOver
+from umbel.aggregation.round.second_sum import OpenedSum
+from umbel.aggregation.round.states import (
+    Abandoned,
+    Accepted,
+    Closing,
+    Committed,
+    Recruiting,
+    RoundState,
+    SecureEnd,
+    SecureSide,
+    SumsBefore,
+    Training,
+)
+from umbel.aggregation.secagg.turns import Exchange, Spoken
 from umbel.aggregation.types import ClientId
 
-_STATE: TypeAdapter[RoundState] = TypeAdapter(Annotated[RoundState, Discriminator("phase")])
-_WORK: TypeAdapter[Work] = TypeAdapter(Annotated[Work, Field(union_mode="left_to_right")])
-_SPOKEN = TypeAdapter(Spoken)
-_MAPS = ("cohort", "accepted", "declined", "missing")
+Fact = TypeVar("Fact")
+Facts: TypeAlias = Mapping[ClientId, Fact]
+
+
+# --- the head ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ClientRow:
+class StoredRecruiting:
+    plan: RoundPlan
+    since: float
+    why: str = "no client has checked in yet"
+    not_before: float = 0.0
+    avoid: tuple[ClientId, ...] = ()
+    excluded: tuple[ClientId, ...] = ()
+    opened: tuple[OpenedSum, ...] = ()
+    liars: tuple[ClientId, ...] = ()
+    phase: Literal["recruiting"] = "recruiting"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTraining:
+    plan: RoundPlan
+    cohort: Facts[Member]
+    opened_at: float
+    accepted: Facts[Accepted] = field(default_factory=dict[ClientId, Accepted])
+    declined: Facts[str] = field(default_factory=dict[ClientId, str])
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    away_s: float = 0.0
+    back_at: float = 0.0
+    exchange: Exchange | None = None
+    opened: tuple[OpenedSum, ...] = ()
+    why: str = ""
+    needs_all: bool = False
+    phase: Literal["training"] = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClosing:
+    plan: RoundPlan
+    cohort: Facts[Member]
+    accepted: Facts[Accepted]
+    missing: Facts[str]
+    late: Outcome
+    reason: str
+    opened_at: float
+    closed_at: float
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    away_s: float = 0.0
+    back_at: float = 0.0
+    exchange: Exchange | None = None
+    opened: tuple[OpenedSum, ...] = ()
+    phase: Literal["closing"] = "closing"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommitted:
+    closing: StoredClosing
+    model_sha256: str
+    phase: Literal["committed"] = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAbandoned:
+    plan: RoundPlan
+    reason: str
+    cohort: Facts[Member]
+    accepted: Facts[Accepted]
+    missing: Facts[str]
+    opened_at: float
+    closed_at: float
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    away_s: float = 0.0
+    was_revealed: bool = False
+    blamed: Facts[str] = field(default_factory=dict[ClientId, str])
+    refused: Facts[str] = field(default_factory=dict[ClientId, str])
+    opened: tuple[OpenedSum, ...] = ()
+    phase: Literal["abandoned"] = "abandoned"
+
+
+StoredState: TypeAlias = StoredRecruiting | StoredTraining | StoredClosing | StoredCommitted | StoredAbandoned
+_STATE: TypeAdapter[StoredState] = TypeAdapter(Annotated[StoredState, Discriminator("phase")])
+_WORK: TypeAdapter[Work] = TypeAdapter(Annotated[Work, Field(union_mode="left_to_right")])
+_SPOKEN = TypeAdapter(Spoken)
+
+
+def head_of(state: RoundState) -> str:
+    """The state as JSON without its clients."""
+    return _STATE.dump_json(_stored(_with_clients(state, _Clients()))).decode()
+
+
+def state_of(head: str, rows: Iterable["ClientFacts"]) -> RoundState:
+    """The whole state, from its head and the rows of its clients."""
+    return with_rows(_read(_STATE.validate_json(head)), rows)
+
+
+def with_head(head: str, known: RoundState) -> RoundState:
+    """The state of `head`, with the clients of an earlier state."""
+    return _with_clients(_read(_STATE.validate_json(head)), _clients(known))
+
+
+def _stored(state: RoundState) -> StoredState:
+    match state:
+        case Recruiting(plan, since, why, not_before, avoid, excluded, before):
+            before = before or SumsBefore(())
+            return StoredRecruiting(plan, since, why, not_before, avoid, excluded, before.opened, before.liars)
+        case Training(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at, secure):
+            plain = StoredTraining(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at)
+            if secure is None:
+                return plain
+            return replace(
+                plain, exchange=secure.exchange, opened=secure.opened, why=secure.why, needs_all=secure.needs_all
+            )
+        case Closing():
+            return _stored_closing(state)
+        case Committed(closing, model_sha256):
+            return StoredCommitted(_stored_closing(closing), model_sha256)
+        case Abandoned(plan, reason, cohort, accepted, missing, opened_at, closed_at, passed_over, away_s, secure):
+            times = (opened_at, closed_at, passed_over, away_s)
+            how = (secure.was_revealed, secure.blamed, secure.refused, secure.opened)
+            return StoredAbandoned(plan, reason, cohort, accepted, missing, *times, *how)
+        case _:
+            assert_never(state)
+
+
+def _stored_closing(state: Closing) -> StoredClosing:
+    plain = StoredClosing(
+        plan=state.plan,
+        cohort=state.cohort,
+        accepted=state.accepted,
+        missing=state.missing,
+        late=state.late,
+        reason=state.reason,
+        opened_at=state.opened_at,
+        closed_at=state.closed_at,
+        passed_over=state.passed_over,
+        away_s=state.away_s,
+        back_at=state.back_at,
+    )
+    return replace(plain, exchange=state.secure.exchange, opened=state.secure.opened) if state.secure else plain
+
+
+def _read(stored: StoredState) -> RoundState:
+    match stored:
+        case StoredRecruiting(plan, since, why, not_before, avoid, excluded, opened, liars):
+            before = SumsBefore(opened, liars) if opened else None
+            return Recruiting(plan, since, why, not_before, avoid, excluded, before)
+        case StoredTraining(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at, exchange):
+            secure = SecureSide(exchange, stored.opened, stored.why, stored.needs_all) if exchange else None
+            return Training(plan, cohort, opened_at, accepted, declined, passed_over, away_s, back_at, secure)
+        case StoredClosing():
+            return _read_closing(stored)
+        case StoredCommitted(closing, model_sha256):
+            return Committed(_read_closing(closing), model_sha256)
+        case StoredAbandoned(plan, reason, cohort, accepted, missing, opened_at, closed_at, passed_over, away_s):
+            end = SecureEnd(stored.was_revealed, stored.blamed, stored.refused, stored.opened)
+            times = (opened_at, closed_at, passed_over, away_s)
+            return Abandoned(plan, reason, cohort, accepted, missing, *times, secure=end)
+        case _:
+            assert_never(stored)
+
+
+def _read_closing(stored: StoredClosing) -> Closing:
+    return Closing(
+        plan=stored.plan,
+        cohort=stored.cohort,
+        accepted=stored.accepted,
+        missing=stored.missing,
+        late=stored.late,
+        reason=stored.reason,
+        opened_at=stored.opened_at,
+        closed_at=stored.closed_at,
+        passed_over=stored.passed_over,
+        away_s=stored.away_s,
+        back_at=stored.back_at,
+        secure=SecureSide(stored.exchange, stored.opened) if stored.exchange else None,
+    )
+
+
+# --- the rows of clients ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
     """What is stored of one client in one round's state."""
 
     client: ClientId
@@ -43,54 +234,111 @@ def accepted_of(weight: int | None, work: str | None) -> Accepted | None:
     return None if weight is None or work is None else Accepted(weight, _WORK.validate_json(work))
 
 
-def head_of(state: RoundState) -> str:
-    """The state as JSON without its maps of clients."""
-    return _STATE.dump_json(_with_maps(state, {})).decode()
-
-
-def state_of(head: str, rows: Iterable[ClientRow]) -> RoundState:
-    """The whole state, from its head and the rows of its clients."""
-    return with_rows(_STATE.validate_json(head), rows)
-
-
-def with_rows(state: RoundState, rows: Iterable[ClientRow]) -> RoundState:
+def with_rows(state: RoundState, rows: Iterable[ClientFacts]) -> RoundState:
     """The state after these clients' rows have changed, or come to it."""
-    maps: dict[str, dict[ClientId, Any]] = {name: dict(_map(_inner(state), name)) for name in (*_MAPS, "spoken")}
+    before = _clients(state)
+    cohort, accepted = dict(before.cohort), dict(before.accepted)
+    declined, missing, spoken = dict(before.declined or {}), dict(before.missing or {}), dict(before.spoken or {})
     for row in rows:
-        facts = (row.member, row.accepted, row.declined, row.missing, row.spoken)
-        for name, fact in zip(maps, facts, strict=True):
-            if fact is None:
-                maps[name].pop(row.client, None)
-            else:
-                maps[name][row.client] = fact
-    return _with_maps(state, maps)
-
-
-def with_head(head: str, known: RoundState) -> RoundState:
-    """The state that `head` tells of, with the clients of an earlier one."""
-    inner = _inner(known)
-    return _with_maps(_STATE.validate_json(head), {name: _map(inner, name) for name in (*_MAPS, "spoken")})
+        _put(cohort, row.client, row.member)
+        _put(accepted, row.client, row.accepted)
+        _put(declined, row.client, row.declined)
+        _put(missing, row.client, row.missing)
+        _put(spoken, row.client, row.spoken)
+    return _with_clients(state, _Clients(cohort, accepted, declined, missing, spoken))
 
 
 def changed_columns(before: RoundState, after: RoundState) -> dict[ClientId, dict[str, object]]:
     """The columns of `tables.Assignment` to write, for each client in which two states of one round differ.
 
-    A column whose map the new state does not have stays as it was.
+    A column that the new state has no map for stays as it was.
     """
-    old, new = _inner(before), _inner(after)
-    changed: set[ClientId] = set()
-    for name in (*_MAPS, "spoken"):
-        had = _map(old, name)
-        has = _map(new, name) if _has_map(new, name) else None
-        if has is not None and had is not has:
-            changed |= {client for client, fact in has.items() if had.get(client) is not fact}
-            changed |= had.keys() - has.keys()
+    old, new = _clients(before), _clients(after)
+    changed = _differing(old.cohort, new.cohort) | _differing(old.accepted, new.accepted)
+    changed |= _differing(old.declined, new.declined) | _differing(old.missing, new.missing)
+    changed |= _differing(old.spoken, new.spoken)
     return {client: _columns(new, client) for client in sorted(changed)}
 
 
-def _columns(state: Any, client: ClientId) -> dict[str, object]:
-    member: Member = state.cohort[client]
-    accepted: Accepted | None = state.accepted.get(client)
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """The maps of clients in a state; None for one that a state of its kind does not have."""
+
+    cohort: Facts[Member] = field(default_factory=dict[ClientId, Member])
+    accepted: Facts[Accepted] = field(default_factory=dict[ClientId, Accepted])
+    declined: Facts[str] | None = None
+    missing: Facts[str] | None = None
+    spoken: Facts[Spoken] | None = None
+
+
+def _clients(state: RoundState) -> _Clients:
+    match state:
+        case Recruiting():
+            return _Clients()
+        case Training(exchange=exchange):
+            spoken = exchange.spoken if exchange else None
+            return _Clients(state.cohort, state.accepted, state.declined, None, spoken)
+        case Closing(exchange=exchange):
+            spoken = exchange.spoken if exchange else None
+            return _Clients(state.cohort, state.accepted, None, state.missing, spoken)
+        case Committed(closing):
+            return _clients(closing)
+        case Abandoned():
+            return _Clients(state.cohort, state.accepted, None, state.missing)
+        case _:
+            assert_never(state)
+
+
+def _with_clients(state: RoundState, clients: _Clients) -> RoundState:
+    cohort, accepted = clients.cohort, clients.accepted
+    match state:
+        case Recruiting():
+            return state
+        case Training():
+            secure = _with_spoken(state.secure, clients)
+            declined = clients.declined or {}
+            return replace(state, cohort=cohort, accepted=accepted, declined=declined, secure=secure)
+        case Closing():
+            return _closing_with_clients(state, clients)
+        case Committed():
+            return replace(state, closing=_closing_with_clients(state.closing, clients))
+        case Abandoned():
+            return replace(state, cohort=cohort, accepted=accepted, missing=clients.missing or {})
+        case _:
+            assert_never(state)
+
+
+def _closing_with_clients(state: Closing, clients: _Clients) -> Closing:
+    return replace(
+        state,
+        cohort=clients.cohort,
+        accepted=clients.accepted,
+        missing=clients.missing or {},
+        secure=_with_spoken(state.secure, clients),
+    )
+
+
+def _with_spoken(secure: SecureSide | None, clients: _Clients) -> SecureSide | None:
+    return secure and secure.after(replace(secure.exchange, spoken=clients.spoken or {}))
+
+
+def _put(facts: dict[ClientId, Fact], client: ClientId, fact: Fact | None) -> None:
+    if fact is None:
+        facts.pop(client, None)
+    else:
+        facts[client] = fact
+
+
+def _differing(old: Facts[Fact] | None, new: Facts[Fact] | None) -> set[ClientId]:
+    """The clients of which these maps say different things."""
+    if new is None or old is new:
+        return set()
+    old = old or {}
+    return {client for client, fact in new.items() if old.get(client) is not fact} | (old.keys() - new.keys())
+
+
+def _columns(state: _Clients, client: ClientId) -> dict[str, object]:
+    member, accepted = state.cohort[client], state.accepted.get(client)
     columns: dict[str, object] = {
         "draws": member.draws,
         "sample_count": member.sample_count,
@@ -98,33 +346,11 @@ def _columns(state: Any, client: ClientId) -> dict[str, object]:
         "weight": accepted.weight if accepted else None,
         "work": _WORK.dump_json(accepted.work).decode() if accepted else None,
     }
-    if _has_map(state, "spoken"):
-        said = _map(state, "spoken").get(client)
+    if state.spoken is not None:
+        said = state.spoken.get(client)
         columns["spoken"] = None if said is None else _SPOKEN.dump_json(said).decode()
-    return columns | {name: getattr(state, name).get(client) for name in _MAPS[2:] if hasattr(state, name)}
-
-
-def _has_map(inner: Any, name: str) -> bool:
-    return hasattr(inner, name) if name in _MAPS else getattr(inner, "exchange", None) is not None
-
-
-def _map(inner: Any, name: str) -> Mapping[ClientId, Any]:
-    """One of a state's maps of clients; what they have said in a secure round stands in its exchange."""
-    if not _has_map(inner, name):
-        return {}
-    found: Mapping[ClientId, Any] = getattr(inner if name in _MAPS else inner.exchange, name)
-    return found
-
-
-def _inner(state: RoundState) -> Any:
-    """The state that knows the cohort."""
-    return state.closing if isinstance(state, Committed) else state
-
-
-def _with_maps(state: RoundState, maps: Mapping[str, Any]) -> RoundState:
-    inner = _inner(state)
-    own = {field.name for field in fields(inner)} & set(_MAPS)
-    filled = replace(inner, **{name: maps.get(name, {}) for name in own})
-    if _has_map(filled, "spoken"):
-        filled = replace(filled, exchange=replace(filled.exchange, spoken=maps.get("spoken", {})))
-    return replace(state, closing=filled) if isinstance(state, Committed) else filled
+    if state.declined is not None:
+        columns["declined"] = state.declined.get(client)
+    if state.missing is not None:
+        columns["missing"] = state.missing.get(client)
+    return columns

@@ -15,7 +15,7 @@ from umbel.aggregation.round.states import Abandoned, Committed, Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.store import tables
-from umbel.server.store.round_rows import ClientRow, accepted_of, head_of, spoken_of, state_of, with_head, with_rows
+from umbel.server.store.round_rows import ClientFacts, accepted_of, head_of, spoken_of, state_of, with_head, with_rows
 from umbel.server.store.stored import LiveRun, StoredAssignment, StoredRun
 from umbel.server.store.tables import table_of
 from umbel.server.store.versions import changes_of
@@ -77,10 +77,10 @@ async def rows_of(tx: AsyncConnection, round_id: int, after: int) -> Sequence[Ro
     return (await tx.execute(changed.order_by(_ASSIGNMENT.c.client))).all()
 
 
-def client_row(row: Row[Any]) -> ClientRow:
+def client_row(row: Row[Any]) -> ClientFacts:
     member = Member(row.draws, row.sample_count, row.tier)
     accepted, said = accepted_of(row.weight, row.work), spoken_of(row.spoken)
-    return ClientRow(ClientId(row.client), member, accepted, row.declined, row.missing, said)
+    return ClientFacts(ClientId(row.client), member, accepted, row.declined, row.missing, said)
 
 
 def _folded_by(rows: Iterable[Row[Any]]) -> dict[ClientId, str]:

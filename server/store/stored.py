@@ -12,7 +12,6 @@ from umbel.aggregation.round.states import Abandoned, Closing, Committed, Recrui
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
-from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.store.traffic import Traffic
 
@@ -90,9 +89,9 @@ class LiveRun:
             case Committed():
                 is_released = self.plan.secure is not None
             case Abandoned() as abandoned:
-                is_released = abandoned.was_revealed
-            case Closing(exchange=exchange):
-                is_released = exchange is not None and exchange.phase is Phase.UNMASKING
+                is_released = abandoned.secure.was_revealed
+            case Closing() as closing:
+                is_released = closing.is_unmasking
             case Recruiting() | Training():
                 is_released = False
             case _:

@@ -33,7 +33,6 @@ from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, WorkDone
-from umbel.aggregation.round.states import Abandoned, Closing, Committed, Recruiting, Training
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import LiveRound, RoundRecord, RunProgress, RunView, VersionRecord
 from umbel.aggregation.run.trace import Trace
@@ -46,6 +45,13 @@ from umbel.server.app import create_app
 from umbel.server.http.routes_admin import TokenOrder, Tokens
 from umbel.server.http.routes_lifecycle import PauseOrder, RollbackOrder, StopOrder
 from umbel.server.settings import Settings
+from umbel.server.store.round_rows import (
+    StoredAbandoned,
+    StoredClosing,
+    StoredCommitted,
+    StoredRecruiting,
+    StoredTraining,
+)
 from umbel.server.store.tables import Base
 from umbel.sim.experiment.file import Trial, experiment_of
 from umbel.sim.federation.rows import Row
@@ -85,11 +91,11 @@ _AUDIT: Mapping[str, type[Any]] = {
 _STORED: Mapping[str, type[Any]] = {
     "plan of a round": RoundPlan,
     "plan of a codec": CodecPlan,
-    "state: recruiting": Recruiting,
-    "state: training": Training,
-    "state: closing": Closing,
-    "state: committed": Committed,
-    "state: abandoned": Abandoned,
+    "state: recruiting": StoredRecruiting,
+    "state: training": StoredTraining,
+    "state: closing": StoredClosing,
+    "state: committed": StoredCommitted,
+    "state: abandoned": StoredAbandoned,
     "a client's enrolment": EnrolledAs,
     "a client's pending report": PendingReport,
     "a client's secure attempt": Begun,

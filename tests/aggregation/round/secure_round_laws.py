@@ -27,8 +27,10 @@ from umbel.aggregation.round.states import (
     Recruiting,
     Reported,
     RoundState,
+    SecureSide,
     Spoiled,
     Spoke,
+    SumsBefore,
     Tick,
     Training,
 )
@@ -47,6 +49,21 @@ def exchange_of(state: RoundState) -> Exchange | None:
     return inner.exchange if isinstance(inner, Training | Closing) else None
 
 
+def opened_of(state: RoundState) -> tuple[OpenedSum, ...]:
+    """The sums over its model that were unmasked without a model coming of them."""
+    match state:
+        case Recruiting(before=SumsBefore(opened)):
+            return opened
+        case Training(secure=SecureSide() as secure) | Closing(secure=SecureSide() as secure):
+            return secure.opened
+        case Abandoned(secure=end):
+            return end.opened
+        case Committed(closing):
+            return opened_of(closing)
+        case _:
+            return ()
+
+
 class SecureRoundLaws(RoundLaws):
     """Drives one secure round."""
 
@@ -54,7 +71,8 @@ class SecureRoundLaws(RoundLaws):
         self, plan: RoundPlan, excluded: tuple[ClientId, ...] = (), opened: tuple[OpenedSum, ...] = ()
     ) -> None:
         super().open_books(plan, excluded)
-        self.state = Recruiting(plan, since=0.0, excluded=excluded, opened=opened)
+        before = SumsBefore(opened) if opened else None
+        self.state = Recruiting(plan, since=0.0, excluded=excluded, before=before)
         self.opened = opened
         self.needs_all = False
         self.said: dict[Phase, dict[ClientId, str]] = {phase: {} for phase in PHASES}
@@ -230,13 +248,15 @@ class SecureRoundLaws(RoundLaws):
         """Nobody is who has done what the phase that failed asked for, unless it declined; and each has its reason."""
         exchange = exchange_of(before)
         assert exchange is not None
-        assert ended.blamed.keys() <= ended.cohort.keys()
-        assert all(ended.blamed.values())
-        assert all(ended.missing[client] == why for client, why in ended.blamed.items() if client in ended.missing)
+        assert ended.secure.blamed.keys() <= ended.cohort.keys()
+        assert all(ended.secure.blamed.values())
+        assert all(
+            ended.missing[client] == why for client, why in ended.secure.blamed.items() if client in ended.missing
+        )
         did_it = self.counted if exchange.phase is Phase.MASKED_INPUT else self.said[exchange.phase]
-        assert ended.blamed.keys().isdisjoint(did_it.keys() - self.refused)
-        assert ended.blamed.keys().isdisjoint(self.sum_refused)
-        assert ended.refused == self.sum_refused
+        assert ended.secure.blamed.keys().isdisjoint(did_it.keys() - self.refused)
+        assert ended.secure.blamed.keys().isdisjoint(self.sum_refused)
+        assert ended.secure.refused == self.sum_refused
 
     def is_given_up_early(self, before: Training, event: Event) -> bool:
         """Too few are left who have kept pace with the phases, or the time of one of these was up."""
@@ -259,8 +279,7 @@ class SecureRoundLaws(RoundLaws):
 
     @invariant()
     def what_was_opened_in_vain_is_not_forgotten(self) -> None:
-        state = self.state.closing if isinstance(self.state, Committed) else self.state
-        assert state.opened == self.opened
+        assert opened_of(self.state) == self.opened
 
     @invariant()
     def what_is_stored_is_what_was_heard(self) -> None:

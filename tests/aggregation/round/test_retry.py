@@ -17,6 +17,7 @@ from umbel.aggregation.round.states import (
     Recruiting,
     Reported,
     RoundState,
+    SecureEnd,
     Spoiled,
     Stopped,
     Tick,
@@ -130,10 +131,10 @@ def test_a_cohort_too_large_to_name_is_asked_alike() -> None:
 
 def test_who_is_to_blame_is_asked_last_and_nobody_else() -> None:
     """Though `b` and `c` have not reported, and `a` has."""
-    ended = replace(failed(), blamed={A: "it has dealt wrong shares"})
+    ended = replace(failed(), secure=SecureEnd(blamed={A: "it has dealt wrong shares"}))
     assert next_attempt(ended, replace(PLAN, attempt=2), 61.0).avoid == (A,)
     many = {ClientId(f"c{i}"): "it had not revealed shares in time" for i in range(AVOIDED_MAX + 1)}
-    assert next_attempt(replace(ended, blamed=many), replace(PLAN, attempt=2), 61.0).avoid == ()
+    assert next_attempt(replace(ended, secure=SecureEnd(blamed=many)), replace(PLAN, attempt=2), 61.0).avoid == ()
 
 
 @pytest.mark.parametrize(("attempt", "most", "is_over"), [(5, None, False), (4, 5, False), (5, 5, True), (1, 1, True)])

@@ -11,7 +11,7 @@ from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
 from umbel.aggregation.round.cohort import Choice, PassedOver
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.second_sum import NAMES_MAX, OpenedSum, Past, choose_again, with_sum
-from umbel.aggregation.round.states import Gathered, Recruiting, Training
+from umbel.aggregation.round.states import Gathered, Recruiting, SumsBefore, Training
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.parameters import roster_min, survivors_min
 from umbel.aggregation.types import ClientId, RunId
@@ -224,8 +224,10 @@ def test_while_a_cohort_is_asked_again_the_round_says_whom_it_needs() -> None:
     names = FLEET[:6]
     gathered = Gathered(0.0, tuple(waiting(names)), bytes(48))
     fresh, _ = advance(Recruiting(PLAN, 0.0), gathered)
-    again, _ = advance(Recruiting(PLAN, 0.0, opened=(OpenedSum(names, 6),)), gathered)
+    again, _ = advance(Recruiting(PLAN, 0.0, before=SumsBefore((OpenedSum(names, 6),))), gathered)
     assert isinstance(fresh, Training)
     assert isinstance(again, Training)
-    assert fresh.why == ""
-    assert again.why.startswith("the 6 of a sum over this model that was opened in vain")
+    assert fresh.secure
+    assert again.secure
+    assert fresh.secure.why == ""
+    assert again.secure.why.startswith("the 6 of a sum over this model that was opened in vain")

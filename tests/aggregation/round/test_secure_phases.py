@@ -6,12 +6,13 @@ from typing import Annotated
 import pytest
 from pydantic import Discriminator, TypeAdapter
 
+from tests.aggregation.round.secure_round_laws import opened_of
 from umbel.aggregation.messages import Outcome
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Weighting
 from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.machine import advance, next_deadline
-from umbel.aggregation.round.retry import next_attempt, opened_by
+from umbel.aggregation.round.retry import next_attempt, sums_before
 from umbel.aggregation.round.second_sum import OpenedSum
 from umbel.aggregation.round.states import (
     Abandoned,
@@ -31,9 +32,11 @@ from umbel.aggregation.round.states import (
     Reported,
     Revealed,
     RoundState,
+    SecureEnd,
     Spoiled,
     Spoke,
     Stopped,
+    SumsBefore,
     Tick,
     Training,
 )
@@ -201,8 +204,8 @@ def test_a_sum_is_refused_only_while_signatures_are_asked_for_and_by_whose_it_is
 def test_where_too_few_are_left_to_sign_the_attempt_ends_at_once_and_nobody_is_to_blame() -> None:
     ended = failed(*said(Phase.CONSISTENCY_CHECK, 51.0, NAMES[:1]), *refused(52.0, *NAMES[3:]), since=closed())
     assert ended.reason == "1 of at least 4 clients has signed who is in the sum; declined by d, e"
-    assert ended.refused == dict.fromkeys(NAMES[3:], "not with so few")
-    assert ended.blamed == {}
+    assert ended.secure.refused == dict.fromkeys(NAMES[3:], "not with so few")
+    assert ended.secure.blamed == {}
     assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()
 
 
@@ -210,8 +213,8 @@ def test_who_fell_silent_is_to_blame_and_not_those_who_refuse_the_sum_that_lacks
     keyed, _ = after(drawn(), *said(Phase.ADVERTISE_KEYS, 1.0), *said(Phase.SHARE_KEYS, 2.0))
     without, _ = after(keyed, *[Reported(50.0, name, WORK) for name in NAMES[:4]], Tick(100.0))
     ended = failed(*refused(101.0, NAMES[0]), since=without)
-    assert ended.blamed == ended.missing
-    assert ended.blamed.keys() == {NAMES[4]}
+    assert ended.secure.blamed == ended.missing
+    assert ended.secure.blamed.keys() == {NAMES[4]}
     assert asked_next(ended) == {*NAMES[:4], ClientId("n0")}
 
 
@@ -219,8 +222,8 @@ def test_who_refuses_is_not_to_blame_for_one_that_signs_too_late() -> None:
     signed = said(Phase.CONSISTENCY_CHECK, 52.0, NAMES[:3])
     ended = failed(*signed, *refused(53.0, NAMES[3]), Tick(100.0), since=closed())
     assert ended.reason == "3 of at least 4 clients have signed who is in the sum in time; declined by d"
-    assert ended.blamed == {NAMES[4]: Phase.CONSISTENCY_CHECK.late_words}
-    assert ended.refused == {NAMES[3]: "not with so few"}
+    assert ended.secure.blamed == {NAMES[4]: Phase.CONSISTENCY_CHECK.late_words}
+    assert ended.secure.refused == {NAMES[3]: "not with so few"}
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["not needed", "late"])
@@ -233,7 +236,7 @@ def test_of_an_over_selection_only_who_was_late_is_to_blame_for_a_sum_without_it
     assert isinstance(enough, Closing)
     assert enough.late is Outcome.SURPLUS
     ended = failed(*refused(51.0, *NAMES[:2]), since=enough)
-    assert ended.blamed == ({NAMES[4]: Phase.ADVERTISE_KEYS.late_words} if is_late else {})
+    assert ended.secure.blamed == ({NAMES[4]: Phase.ADVERTISE_KEYS.late_words} if is_late else {})
 
 
 # --- after a sum that was opened in vain ------------------------------------------------------------------------------
@@ -318,7 +321,7 @@ def test_without_one_of_them_it_is_abandoned_and_the_reason_names_that_one(
     lacking = LACKING.replace("d", "a, d", 1) if "declined" in reason else LACKING
     assert ended.reason == f"{reason}; {lacking}"
     assert ended.closed_at == ended_at
-    assert not ended.was_revealed
+    assert not ended.secure.was_revealed
 
 
 def test_what_was_opened_in_vain_is_stored_with_whatever_follows_until_there_is_a_model() -> None:
@@ -335,17 +338,19 @@ def test_what_was_opened_in_vain_is_stored_with_whatever_follows_until_there_is_
     stopped, _ = after(recruiting, Stopped(601.0, "enough"))
     for state in (training, closing, too_few, recruiting, stopped):
         assert not isinstance(state, Committed)
-        assert state.opened == opened
+        assert opened_of(state) == opened
         assert STATES.validate_json(STATES.dump_json(state)) == state
     assert tuple(asked_after(too_few, attempt=3).cohort) == NAMES[:4]
 
 
 def test_a_sum_of_others_that_is_opened_in_vain_is_known_beside_the_first() -> None:
     ended = opened_in_vain()
-    assert opened_by(ended) == (OpenedSum(NAMES[:4], 5),)
+    assert sums_before(ended) == SumsBefore((OpenedSum(NAMES[:4], 5),))
     first = OpenedSum((ClientId("x"), ClientId("y"), ClientId("z")), 3)
-    assert opened_by(replace(ended, opened=(first,))) == (first, OpenedSum(NAMES[:4], 5))
-    assert opened_by(replace(ended, opened=(first,), was_revealed=False)) == (first,)
+    again = replace(ended, secure=replace(ended.secure, opened=(first,)))
+    assert sums_before(again) == SumsBefore((first, OpenedSum(NAMES[:4], 5)))
+    assert sums_before(replace(again, secure=SecureEnd(opened=(first,)))) == SumsBefore((first,))
+    assert sums_before(replace(again, secure=SecureEnd())) is None
 
 
 # --- by whom a round has failed ---------------------------------------------------------------------------------------
@@ -365,7 +370,7 @@ def unmasking() -> RoundState:
 def asked_next(ended: Abandoned) -> set[ClientId]:
     """The next cohort, where as many others wait as have failed."""
     state = next_attempt(ended, replace(PLAN, attempt=2), now=200.0)
-    fresh = [ClientId(f"n{i}") for i in range(len(ended.blamed))]
+    fresh = [ClientId(f"n{i}") for i in range(len(ended.secure.blamed))]
     opened, _ = after(state, Gathered(200.0, tuple(Candidate(name, 10) for name in (*NAMES, *fresh)), bytes(48)))
     assert isinstance(opened, Training)
     return set(opened.cohort)
@@ -388,10 +393,12 @@ FAILED: dict[Phase, tuple[Abandoned, int]] = {
 @pytest.mark.parametrize("phase", list(FAILED), ids=str)
 def test_who_was_asked_in_the_phase_that_failed_and_kept_silent_is_named_and_asked_last(phase: Phase) -> None:
     ended, n_spoke = FAILED[phase]
-    assert ended.blamed == dict.fromkeys(NAMES[n_spoke:], phase.late_words)
+    assert ended.secure.blamed == dict.fromkeys(NAMES[n_spoke:], phase.late_words)
     assert asked_next(ended).isdisjoint(NAMES[n_spoke:])
     assert asked_next(ended) > set(NAMES[:n_spoke])
-    assert all(ended.blamed.get(client, why) == why for client, why in ended.missing.items()), "the record has it, too"
+    assert all(ended.secure.blamed.get(client, why) == why for client, why in ended.missing.items()), (
+        "the record has it, too"
+    )
 
 
 def test_too_few_masked_updates_are_the_fault_of_those_who_sent_none() -> None:
@@ -399,7 +406,7 @@ def test_too_few_masked_updates_are_the_fault_of_those_who_sent_none() -> None:
     keyed, _ = after(drawn(), *said(Phase.ADVERTISE_KEYS, 1.0), *said(Phase.SHARE_KEYS, 2.0))
     ended = failed(*[Reported(50.0, name, WORK) for name in NAMES[:3]], Tick(100.0), since=keyed)
     assert ended.reason == "the window of 100 s is over with 3 of at least 4 reports"
-    assert ended.blamed == ended.missing
+    assert ended.secure.blamed == ended.missing
     assert asked_next(ended).isdisjoint(NAMES[3:])
 
 
@@ -407,7 +414,7 @@ def test_who_still_had_time_is_not_to_blame_where_the_others_have_declined() -> 
     declined = [Declined(2.0, name, "on battery") for name in NAMES[:3]]
     ended = failed(*said(Phase.ADVERTISE_KEYS, 1.0, NAMES[3:4]), *declined)
     assert ended.reason == "1 of at least 3 clients has advertised keys, and a, b, c declined or were too late"
-    assert ended.blamed == dict.fromkeys(NAMES[:3], "on battery")
+    assert ended.secure.blamed == dict.fromkeys(NAMES[:3], "on battery")
 
 
 def test_who_was_too_late_for_the_phase_before_is_to_blame_too() -> None:
@@ -418,7 +425,7 @@ def test_who_was_too_late_for_the_phase_before_is_to_blame_too() -> None:
         Tick(65.0),
     )
     keys, shares = Phase.ADVERTISE_KEYS.late_words, Phase.SHARE_KEYS.late_words
-    assert ended.blamed == {NAMES[2]: shares, NAMES[3]: shares, NAMES[4]: keys}
+    assert ended.secure.blamed == {NAMES[2]: shares, NAMES[3]: shares, NAMES[4]: keys}
 
 
 def test_who_was_too_late_and_declines_then_was_too_late() -> None:
@@ -429,7 +436,7 @@ def test_who_was_too_late_and_declines_then_was_too_late() -> None:
         *[Declined(31.0, name, "on battery") for name in (NAMES[4], *NAMES[2:4])],
     )
     late = Phase.ADVERTISE_KEYS.late_words
-    assert ended.blamed == {NAMES[2]: "on battery", NAMES[3]: "on battery", NAMES[4]: late}
+    assert ended.secure.blamed == {NAMES[2]: "on battery", NAMES[3]: "on battery", NAMES[4]: late}
     assert ended.missing[NAMES[4]] == late
 
 
@@ -437,14 +444,14 @@ def test_a_dealer_whose_shares_did_not_open_is_named_in_the_reason() -> None:
     revealed = Revealed(NAMES[:4], {NAMES[1]: "shares that it dealt did not open", ClientId("stranger"): "nor these"})
     ended = failed(Tick(101.0, revealed), since=unmasking())
     assert ended.reason == "the sum could not be unmasked in time: too few shares opened of those that b dealt"
-    assert ended.blamed == {NAMES[1]: "shares that it dealt did not open", NAMES[4]: Phase.UNMASKING.late_words}
+    assert ended.secure.blamed == {NAMES[1]: "shares that it dealt did not open", NAMES[4]: Phase.UNMASKING.late_words}
 
 
 def test_who_revealed_no_share_of_a_client_of_whom_others_did_is_named_in_the_reason() -> None:
     withheld = {NAMES[2]: "it revealed no share of a", ClientId("stranger"): "nor this one"}
     ended = failed(Tick(101.0, Revealed(NAMES[:4], withheld=withheld)), since=unmasking())
     assert ended.reason == ("the sum could not be unmasked in time: c revealed no shares of clients of whom others did")
-    assert ended.blamed == {NAMES[2]: "it revealed no share of a", NAMES[4]: Phase.UNMASKING.late_words}
+    assert ended.secure.blamed == {NAMES[2]: "it revealed no share of a", NAMES[4]: Phase.UNMASKING.late_words}
 
 
 def test_who_dealt_false_shares_and_revealed_none_of_anothers_is_told_both() -> None:
@@ -454,26 +461,26 @@ def test_who_dealt_false_shares_and_revealed_none_of_anothers_is_told_both() -> 
         "the sum could not be unmasked in time: too few shares opened of those that b dealt; "
         "b revealed no shares of clients of whom others did"
     )
-    assert ended.blamed == {NAMES[1]: "they did not open at c, d; it revealed no share of a"}
+    assert ended.secure.blamed == {NAMES[1]: "they did not open at c, d; it revealed no share of a"}
 
 
 def test_where_nobody_knows_what_was_revealed_nobody_is_to_blame() -> None:
     ended = failed(Tick(101.0), since=unmasking())
     assert ended.reason == "the sum could not be unmasked in time: fewer than 4 of 5 clients revealed shares"
-    assert ended.blamed == {}
+    assert ended.secure.blamed == {}
     assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()
 
 
 def test_who_has_revealed_is_no_matter_in_another_phase_nor_before_the_time_is_up() -> None:
     assert after(unmasking(), Tick(60.0, Revealed(NAMES[:1]))) == (unmasking(), [])
     ended = failed(*said(Phase.CONSISTENCY_CHECK, 52.0, NAMES[:3]), Tick(100.0, Revealed(())), since=closed())
-    assert ended.blamed == dict.fromkeys(NAMES[3:], Phase.CONSISTENCY_CHECK.late_words)
+    assert ended.secure.blamed == dict.fromkeys(NAMES[3:], Phase.CONSISTENCY_CHECK.late_words)
 
 
 def test_a_dealer_of_wrong_shares_is_named_and_asked_last() -> None:
     blamed = {NAMES[2]: "it has dealt wrong shares", ClientId("stranger"): "so has it"}
     ended = failed(Spoiled(60.0, "the sum cannot be unmasked", blamed), since=unmasking())
-    assert ended.blamed == {NAMES[2]: "it has dealt wrong shares"}
+    assert ended.secure.blamed == {NAMES[2]: "it has dealt wrong shares"}
     assert asked_next(ended) == {*NAMES, ClientId("n0")} - {NAMES[2]}
 
 
@@ -486,7 +493,7 @@ def test_a_dealer_that_has_left_before_the_sum_is_said_to_have_dealt_wrong_share
 
 
 def test_an_operator_and_a_sum_beyond_its_bits_are_nobodys_fault() -> None:
-    assert failed(Stopped(1.0, "enough")).blamed == {}
+    assert failed(Stopped(1.0, "enough")).secure.blamed == {}
     ended = failed(Spoiled(60.0, "values lie near the edge"), since=unmasking())
-    assert ended.blamed == {}
+    assert ended.secure.blamed == {}
     assert next_attempt(ended, replace(PLAN, attempt=2), 200.0).avoid == ()

@@ -13,7 +13,7 @@ from umbel.aggregation.privacy.rounds import epsilon_after
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.reports import EvaluationDone, Probe, WorkDone
 from umbel.aggregation.round.cohort import Member
-from umbel.aggregation.round.states import Abandoned, Accepted, Closing
+from umbel.aggregation.round.states import Abandoned, Accepted, Closing, SecureEnd
 from umbel.aggregation.run.canary import Sent
 from umbel.aggregation.run.endings import Known, Measured, abandoned, finished, rolled_back
 from umbel.aggregation.run.file import RunFile
@@ -48,7 +48,7 @@ class Going:
 
 
 def failed(plan: RoundPlan, *, was_revealed: bool = False) -> Abandoned:
-    return Abandoned(plan, "too few came", {}, {}, {}, 100.0, 150.0, was_revealed=was_revealed)
+    return Abandoned(plan, "too few came", {}, {}, {}, 100.0, 150.0, secure=SecureEnd(was_revealed))
 
 
 def private_plan(n_released: int) -> RoundPlan:

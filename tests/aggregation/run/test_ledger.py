@@ -17,6 +17,7 @@ from umbel.aggregation.round.states import (
     Recruiting,
     Reported,
     RoundState,
+    SecureEnd,
     Tick,
     Training,
 )
@@ -143,7 +144,7 @@ def test_who_refused_the_sum_of_a_round_that_was_abandoned_has_declined_though_i
         {},
         100.0,
         170.0,
-        refused={NORTH: "the clients differ by one alone"},
+        secure=SecureEnd(refused={NORTH: "the clients differ by one alone"}),
     )
     told = {one.client: (one.fate, one.reason) for one in client_records(ended, book(training))}
     assert told.pop(NORTH) == (Fate.DECLINED, "the clients differ by one alone")

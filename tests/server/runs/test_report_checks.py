@@ -8,7 +8,7 @@ from umbel.aggregation.errors import ReportRefused
 from umbel.aggregation.plans.round import RoundPlan, Task, Weighting
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Probe, Work, WorkDone
 from umbel.aggregation.round.cohort import Member
-from umbel.aggregation.round.states import Reported, Training
+from umbel.aggregation.round.states import Reported, SecureSide, Training
 from umbel.aggregation.secagg.turns import Exchange
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.problems import Refused
@@ -31,7 +31,8 @@ def check(
     exchange: Exchange | None = None,
     announced: int = ANNOUNCED,
 ) -> None:
-    state = Training(replace(PLAN, task=task), {WARD: Member(1, announced)}, 0.0, exchange=exchange)
+    secure = SecureSide(exchange) if exchange else None
+    state = Training(replace(PLAN, task=task), {WARD: Member(1, announced)}, 0.0, secure=secure)
     check_report(state, Reported(1.0, WARD, work), upload)
 
 

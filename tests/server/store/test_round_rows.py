@@ -18,6 +18,7 @@ from umbel.aggregation.round.states import (
     Gathered,
     Recruiting,
     Reported,
+    SecureSide,
     Spoiled,
     Stopped,
     Tick,
@@ -27,7 +28,7 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Exchange, Phase, Spoken
 from umbel.aggregation.types import ClientId, RunId
 from umbel.server.store.round_rows import (
-    ClientRow,
+    ClientFacts,
     accepted_of,
     changed_columns,
     head_of,
@@ -68,12 +69,12 @@ class Table:
         for client, columns in changed.items():
             self.rows.setdefault(client, {"declined": None, "missing": None}).update(columns)
 
-    def read(self, clients: set[ClientId]) -> list[ClientRow]:
+    def read(self, clients: set[ClientId]) -> list[ClientFacts]:
         return [self._row(client, self.rows[client]) for client in sorted(clients)]
 
-    def _row(self, client: ClientId, row: dict[str, Any]) -> ClientRow:
+    def _row(self, client: ClientId, row: dict[str, Any]) -> ClientFacts:
         member = Member(row["draws"], row["sample_count"], row["tier"])
-        return ClientRow(client, member, accepted_of(row["weight"], row["work"]), row["declined"], row["missing"])
+        return ClientFacts(client, member, accepted_of(row["weight"], row["work"]), row["declined"], row["missing"])
 
 
 @given(st.lists(events, max_size=12), st.integers(0, 12))
@@ -110,13 +111,13 @@ def test_who_has_refused_a_sum_stands_in_its_row_and_what_was_stored_before_has_
     before = Exchange.begun(bytes(48), 0.0, 60.0).with_word(CLIENTS[0], Phase.CONSISTENCY_CHECK, "signed")
     after = before.with_refusal(CLIENTS[1], "not with so few")
     cohort = dict.fromkeys(CLIENTS, Member(1, 10))
-    state = Training(PLAN, cohort, 0.0, exchange=before)
-    changed = changed_columns(state, replace(state, exchange=after))
+    state = Training(PLAN, cohort, 0.0, secure=SecureSide(before))
+    changed = changed_columns(state, replace(state, secure=SecureSide(after)))
     assert list(changed) == [CLIENTS[1]]
     spoken = spoken_of(str(changed[CLIENTS[1]]["spoken"]))
     assert spoken == Spoken(refused="not with so few")
-    read = with_rows(state, [ClientRow(CLIENTS[1], Member(1, 10), spoken=spoken)])
-    assert read == replace(state, exchange=after)
+    read = with_rows(state, [ClientFacts(CLIENTS[1], Member(1, 10), spoken=spoken)])
+    assert read == replace(state, secure=SecureSide(after))
     assert spoken_of('{"keys": "k", "shares": "s", "agreed": "a"}') == Spoken("k", "s", "a", refused="")
 
 

@@ -160,7 +160,8 @@ def test_a_sum_that_was_opened_in_vain_says_who_is_asked_next() -> None:
     """Some of ten are silent when shares are to be revealed: they may not be asked for another such sum."""
     ended = attempts_of(secure(fleet=losing(0.6, "unmasking"), rounds={"attempts_max": 2, "count": 1}))
     failed = ended[0]
-    (opened,) = failed.standing.state.opened
+    assert failed.standing.state.before
+    (opened,) = failed.standing.state.before.opened
     in_sum = {one.client for one in failed.record.clients if one.report_s is not None}
     assert set(opened.clients) == in_sum
     assert failed.standing.state.avoid, "who kept silent is asked last"
@@ -224,7 +225,9 @@ def test_a_sum_that_has_wrapped_is_given_up_and_the_next_has_room() -> None:
         (3, True),
     ]
     assert "some have wrapped" in without[2].record.reason
-    assert len(without[2].standing.state.opened) == 1
+    before = without[2].standing.state.before
+    assert before
+    assert len(before.opened) == 1
     assert [one.record for one in without] == [one.record for one in with_masks]
 
 
