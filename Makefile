@@ -45,7 +45,7 @@ test-marks: $(VENV)/.dev ## on a quiet machine: every test that is not marked sl
 test-bits: $(VENV)/.dev ## all tests of the arithmetic as other processors, thread counts and kernels would compute: hours
 	$(BIN)/python -m tests.suite.bits --all
 
-test-bits-fast: $(VENV)/.dev ## the bits that docs/bits.md promises, under each of these settings: a minute
+test-bits-fast: $(VENV)/.dev ## the bits that docs/reference/bits.md promises, under each of these settings: a minute
 	$(BIN)/python -m tests.suite.bits
 
 check: $(VENV)/.dev ## formatting, lint, types, import rules

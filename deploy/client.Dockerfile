@@ -1,4 +1,4 @@
-# Another base, or this one by its digest: docs/operating.md, "What an image is made of".
+# Another base, or this one by its digest: docs/how-to/install-verified-packages.md.
 ARG PYTHON_IMAGE=python:3.12.13-slim-bookworm
 FROM ${PYTHON_IMAGE}
 WORKDIR /app

@@ -46,7 +46,7 @@ def serve(
     Settings that have no flag: database_url (PostgreSQL instead of SQLite), admin_key_file, audit_key_file,
     json_bytes_max, chunk_bytes_max, incoming_bytes_max, model_bytes_max, check_ins_per_s_max, download_links,
     model_cache_bytes_max, s3_endpoint, s3_public_endpoint, s3_region, s3_access_key_id, s3_secret_access_key,
-    s3_allow_http. What they are, and their defaults: docs/operating.md, Settings.
+    s3_allow_http. What they are, and their defaults: docs/reference/settings.md.
     """
     import tomllib
 
@@ -89,7 +89,7 @@ def _what_is_wrong(error: "ValidationError") -> str:
         return first_error(error)
     key = str(found["loc"][0])
     close = get_close_matches(key, Settings.model_fields, n=1)
-    return f"unknown setting {key!r} ({f'did you mean {close[0]!r}?' if close else 'docs/operating.md lists them'})"
+    return f"unknown setting {key!r} ({f'did you mean {close[0]!r}?' if close else 'see docs/reference/settings.md'})"
 
 
 def _sentence(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """Every error as a problem document (RFC 9457): one table from a kind to its status and title.
 
-`docs/wire.md`, section Problems, is the contract; a test compares the two. Who refuses raises `Refused` with a kind
-from the table and one sentence that says what to do; the ground's `ProtocolViolation`s carry their kind themselves.
-Anything else is ours: it is logged and answered `internal-error`, without details.
+`docs/reference/wire.md`, section Problems, is the contract; a test compares the two. Who refuses raises `Refused`
+with a kind from the table and one sentence that says what to do; the ground's `ProtocolViolation`s carry their kind
+themselves. Anything else is ours: it is logged and answered `internal-error`, without details.
 """
 
 import logging

@@ -62,7 +62,10 @@ def demo(
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(help="The experiment: a TOML file (docs/simulate.md).", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="The experiment: a TOML file (docs/reference/experiment-file.md).", show_default=False),
+    ],
     out: Annotated[
         Path, typer.Option(help="Where rounds.jsonl, summary.json and curves.png go; what is there is gone on with.")
     ] = Path("simulate-out"),

@@ -7,7 +7,7 @@ with its audit key (Ed25519), as
     umbel audit bundle 1\n<the hash, 64 hex digits>
 
 With the updates that a bundle names and the model that it began with, anyone can make the model that it ended with
-(`replay.py`). `audit_chain.py` is the auditor; docs/audit.md the contract for other languages.
+(`replay.py`). `audit_chain.py` is the auditor; docs/reference/audit-bundle.md the contract for other languages.
 """
 
 import base64

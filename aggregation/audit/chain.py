@@ -3,7 +3,7 @@
 What it can check without updates: hashes, signatures and links; that every model came from the one before; that
 weights, sums and grids follow from the plan and the reports; and that each report is what its client signed. What no
 chain can show by itself is that it was cut off at its end, or made up anew by whoever has the audit key: note heads
-elsewhere and ask for them (`require_head`). docs/audit.md says what that leaves.
+elsewhere and ask for them (`require_head`). docs/explanation/audit.md says what that leaves.
 """
 
 import hashlib

@@ -108,10 +108,10 @@ def _read_head(layout: Layout, payload: Payload, change_bytes: int) -> ChangeHea
     if change_bytes < HEAD_BYTES:
         raise LyingLength(f"a change has at least {HEAD_BYTES} bytes, this has {change_bytes}")
     if payload.take(HEADER_BYTES).numpy().tobytes() != change_header(layout, change_bytes - HEADER_BYTES):
-        raise MalformedUpdate("not a change of a model of this layout and of its own length; see docs/wire.md")
+        raise MalformedUpdate("not a change of a model of this layout and its own length; see docs/reference/wire.md")
     step, coding, exact_bytes = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
     if not STEP_MIN <= step <= STEP_MAX:  # also refuses a NaN
-        raise MalformedUpdate("the head of the change is malformed; see docs/wire.md")
+        raise MalformedUpdate("the head of the change is malformed; see docs/reference/wire.md")
     n_raw = _exact_raw_bytes(layout)
     if exact_bytes > (frame.framed_bytes_max(n_raw) if n_raw else 0):
         raise LyingLength(f"the change says that exact values take {exact_bytes} bytes, which they cannot")

@@ -32,20 +32,20 @@ server_learning_rate = 1.0
 max_abs = 64.0          # bound of one coordinate of a weight change
 sample_count_max = 1048576
 
-[codec]                 # how clients write their updates; docs/runs.md has all names
+[codec]                 # how clients write their updates; docs/reference/run-file.md has all names
 name = "integer"        # or "auto", "float32" (the default), "topk", "eden", ...
 step = 0.5              # of the integers, in units of an update's root mean square, as the round before measured it
 first_norm = 1.0        # the L2 norm that an update of the first round is expected to have
 clip_norm = 10.0        # the greatest L2 norm of an update; longer ones are shortened to it. By default there is none
 
-[secure_aggregation]    # updates are masked: the coordinator learns their sum alone; docs/security.md
+[secure_aggregation]    # updates are masked: the coordinator learns their sum alone; docs/explanation/security.md
 metrics = ["loss"]      # of training, and of held-out data below, added up under masks, too
 evaluation = ["loss", "accuracy"]
 expected_sample_count = 128  # of a usual client, for the first round's step
 members_sha256 = "..."  # of the consortium's member list, if clients pin one, as `umbel members show` prints it
 minimum_work = 1.0      # share of its planned steps that a client must have done, or its update is not sent
 
-[privacy]               # noise in every sum; docs/security.md. Needs [secure_aggregation]
+[privacy]               # noise in every sum; docs/explanation/differential-privacy.md. Needs [secure_aggregation]
 epsilon = 4.0           # for all rounds together; or noise_multiplier
 delta = 1e-6
 clip_norm = 1.0         # the greatest L2 norm of an update

@@ -1,7 +1,7 @@
 """A trace: what a run's records tell of its clients' times, for a simulation to have clients like them.
 
 It names nobody: clients are numbered in the order in which the records first mention them. What is trained, how well,
-and where, is not in it. `canonical.canonical` writes it; docs/traces.md describes it.
+and where, is not in it. `canonical.canonical` writes it; docs/reference/traces.md describes it.
 """
 
 from collections.abc import Iterable

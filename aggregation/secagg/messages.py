@@ -1,4 +1,4 @@
-"""The messages of secure aggregation as bytes, round by round; `docs/secure-aggregation.md` has them with test vectors.
+"""The messages of secure aggregation as bytes; `docs/reference/secure-aggregation.md` has them with test vectors.
 
 ```
 AdvertiseKeys       client -> coordinator    its two public keys, signed

@@ -145,7 +145,9 @@ def parse(headers: SignedHeaders) -> Claims:
     match = _PARAMS.fullmatch(params)
     signature = _SIGNATURE.fullmatch(headers.signature)
     if label != "umbel" or match is None or signature is None:
-        raise MalformedSignature("this endpoint needs Content-Digest, Signature-Input and Signature; see docs/wire.md")
+        raise MalformedSignature(
+            "this endpoint needs Content-Digest, Signature-Input and Signature; see docs/reference/wire.md"
+        )
     return Claims(
         key_id=match["keyid"],
         created=int(match["created"]),

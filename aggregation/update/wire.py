@@ -1,4 +1,4 @@
-"""The bytes of a client update: a 64-byte little-endian header, then the payload. `docs/wire.md` has test vectors.
+"""The bytes of a client update: a 64-byte header, then the payload. `docs/reference/wire.md` has test vectors.
 
 ```
 offset size field
@@ -81,7 +81,7 @@ def read_header(data: bytes, layout: Layout, codec: Codec, payload_bytes: range)
         raise MalformedUpdate(f"an update starts with a header of {HEADER_BYTES} bytes; {len(data)} came")
     magic, version, codec_id, zero16, n_values, digest, n_bytes, zero64 = _HEADER.unpack(data[:HEADER_BYTES])
     if magic != MAGIC or version != VERSION or zero16 or zero64:
-        raise MalformedUpdate(f"not an umbel update of version {VERSION}; see docs/wire.md")
+        raise MalformedUpdate(f"not an umbel update of version {VERSION}; see docs/reference/wire.md")
     if codec_id != codec:
         raise WrongCodec(f"the plan asks for codec {codec.name.lower()} ({codec.value}), the update says {codec_id}")
     if digest != bytes.fromhex(layout.digest):

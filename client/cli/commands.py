@@ -210,8 +210,8 @@ def export_trace(
     admin_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write how rounds went, naming nobody, so that `umbel simulate` can have clients like these (docs/traces.md). Of
-    runs under way, what has ended is in it."""
+    """Write how rounds went, naming nobody, so that `umbel simulate` can have clients like these
+    (docs/reference/traces.md). Of runs under way, what has ended is in it."""
     from umbel.client.cli import console, trace_console
 
     with console.operator_at(server, admin_key_file) as operator:

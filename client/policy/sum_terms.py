@@ -8,8 +8,8 @@ In a private round no client weighs more than another, so whether a round is pri
 of a sum with weights and one without would tell of the weights.
 
 Not among them is the step of the levels, which follows what the last sum has shown. It bounds a part, too, but a
-hundred times as high as a first round is planned for: docs/security.md says what remains. How exact values are rounded
-is none, for rounding at random moves no mean.
+hundred times as high as a first round is planned for: docs/explanation/limits-of-security.md says what remains.
+How exact values are rounded is none, for rounding at random moves no mean.
 """
 
 import hashlib

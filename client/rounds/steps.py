@@ -51,5 +51,5 @@ def check_floor(done: Trained, floor: float) -> None:
         f"only {of} were done in time, and a masked update "
         f"needs {needed} (minimum_work = {floor:g}); with fewer it could stand out in the sum. Ask the operator "
         "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's "
-        "policy, has the price stated in docs/security.md"
+        "policy, has the price stated in docs/explanation/limits-of-security.md"
     )

@@ -1,4 +1,4 @@
-"""The client's side of docs/wire.md: one method a request, typed both ways, each a single try.
+"""The client's side of docs/reference/wire.md: one method a request, typed both ways, each a single try.
 
 Whoever calls decides how patiently to repeat (`transport.patiently`); every method may be repeated.
 """

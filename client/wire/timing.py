@@ -10,7 +10,7 @@ backoff    window / 1000, doubled up   to 0.1 s      the first wait between two 
 Where they end: TCP repeats a lost packet after 0.2 s, 0.6 s, 1.4 s and 3 s, and the start of a connection after 1 s and
 3 s, so that less than 3 s would cut what is about to recover; 15 s is more than a handover between radio cells takes,
 and 2 s what a coordinator on a busy disk may need for a flush. 30 s is the coordinator's own patience with a peer
-(docs/wire.md).
+(docs/reference/wire.md).
 """
 
 from dataclasses import dataclass

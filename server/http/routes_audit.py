@@ -23,7 +23,7 @@ _PIECE_BYTES = 1 << 18
 _BINARY: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
-_PAGE: dict[int | str, dict[str, Any]] = {200: {"description": "See docs/audit.md"}}
+_PAGE: dict[int | str, dict[str, Any]] = {200: {"description": "See docs/reference/audit-bundle.md"}}
 router = APIRouter(tags=["audit"])
 admin = APIRouter(prefix="/v1/admin/runs/{name}/audit", tags=["audit"], dependencies=[Operator])
 Number = Annotated[int, Path(ge=0, lt=1 << 31)]

@@ -1,4 +1,4 @@
-"""The messages of a secure round, binary in and binary out (docs/secure-aggregation.md)."""
+"""The messages of a secure round, binary in and binary out (docs/reference/secure-aggregation.md)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

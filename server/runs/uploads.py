@@ -1,4 +1,4 @@
-"""Resumable uploads of updates (draft-ietf-httpbis-resumable-upload, as `docs/wire.md` has it).
+"""Resumable uploads of updates (draft-ietf-httpbis-resumable-upload, as `docs/reference/wire.md` has it).
 
 A chunk is written to a file of its own, and becomes a blob of its own when it is whole and matches its digest; then, in
 one transaction, it counts. Chunks of one update may come to different replicas. Of two requests that send the same

@@ -160,7 +160,7 @@ class Deployment:
     async def _put(self, key: str) -> None:
         def put() -> None:
             with self.blobs.scratch() as path:
-                path.write_text("This store is an umbel coordinator's: see docs/operating.md, Backup.\n")
+                path.write_text("This store is an umbel coordinator's: see docs/how-to/back-up-and-restore.md.\n")
                 self.blobs.put(path, key)
 
         await asyncio.to_thread(put)

@@ -1,8 +1,8 @@
 """The demo's consortium: officers list the keys that the clinics made, sign the list, and each clinic pins it.
 
-It is docs/trust.md in small, by the code behind `umbel members`; what a telephone call is there, a pipe from the
-clinic's process is here. Nothing of it comes by way of the coordinator, which is given the list with the run that is
-bound to it, and so draws nobody else.
+It is docs/how-to/run-a-consortium.md in small, by the code behind `umbel members`; what a telephone call is there, a
+pipe from the clinic's process is here. Nothing of it comes by way of the coordinator, which is given the list with the
+run that is bound to it, and so draws nobody else.
 """
 
 from collections.abc import Mapping

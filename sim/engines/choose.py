@@ -1,10 +1,10 @@
 """Which engine does the work: the one that a file names, or with "auto" the one that suits the model.
 
 By what the model is, not by a stopwatch: a choice that hangs on how busy a machine is would give other last bits from
-run to run. Measured on a CPU (docs/results.md): where a step of one client is less than some ten million operations, it
-is bookkeeping that takes the time, and stacking saves that; convolutions are faster one client after another, with a
-thread for each core; what cannot be stacked, and is small, is fastest in a plain loop. A GPU is too wide for one
-client's batches: there all is stacked that can be.
+run to run. Measured on a CPU (docs/explanation/results/simulation.md): where a step of one client is less than some ten
+million operations, it is bookkeeping that takes the time, and stacking saves that; convolutions are faster one client
+after another, with a thread for each core; what cannot be stacked, and is small, is fastest in a plain loop. A GPU is
+too wide for one client's batches: there all is stacked that can be.
 """
 
 import logging

@@ -42,7 +42,7 @@ label = "all or nothing"
 "rounds.window_s" = 600.0
 "fleet.partial_work" = false
 
-[rounds]                       # from here on: docs/runs.md
+[rounds]                       # from here on: docs/reference/run-file.md
 count = 50
 target = 10
 ```

@@ -1,4 +1,4 @@
-"""When devices are there, from a file: one stretch of time a line, as CSV or as JSON Lines; docs/traces.md.
+"""When devices are there, from a file: one stretch of time a line, as CSV or as JSON Lines; docs/reference/traces.md.
 
 ```
 device,from_s,until_s            {"device": "ward-3", "from_s": 0, "until_s": 28800}

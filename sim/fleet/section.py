@@ -37,7 +37,7 @@ hours = 7.0
 spread_h = 1.5          # of both, between devices and days alike
 
 [fleet.presence]        # or: as a file says
-file = "presence.csv"   # docs/traces.md
+file = "presence.csv"   # docs/reference/traces.md
 cycle_s = 604800        # it begins anew after so many seconds; by default, after its last
 
 [fleet.dropouts]

@@ -115,7 +115,7 @@ def incidents(hosts: TwoHosts, case: Case) -> list[Incident]:
 
 
 def tell(case: Case, hosts: TwoHosts, meter: Meter) -> None:
-    """The figures of docs/results.md; `pytest -s` shows them."""
+    """The figures of docs/explanation/results/coordinator.md; `pytest -s` shows them."""
     working_s = meter.busy_s() - case.outage_s
     facts = {
         "mbit_s": case.mbit_s,

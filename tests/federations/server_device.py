@@ -1,4 +1,4 @@
-"""A coordinator in memory and devices that speak docs/wire.md to it with raw httpx: no `umbel.client` in here."""
+"""A coordinator in memory and devices that speak docs/reference/wire.md to it: no `umbel.client` in here."""
 
 import asyncio
 import base64

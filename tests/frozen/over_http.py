@@ -1,8 +1,8 @@
 """Runs over HTTP of which every machine makes the same models, records and audit bundles, to the last bit.
 
-A coordinator in this process, and devices that speak docs/wire.md to it. Nothing is left to chance: keys are fixed, the
-clock stands unless the play moves it, changes are Philox's, and requests come one after another. Between attempts the
-run is paused until all devices wait, so that the same are asked each time.
+A coordinator in this process, and devices that speak docs/reference/wire.md to it. Nothing is left to chance: keys are
+fixed, the clock stands unless the play moves it, changes are Philox's, and requests come one after another. Between
+attempts the run is paused until all devices wait, so that the same are asked each time.
 """
 
 import asyncio

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
@@ -116,9 +117,26 @@ def test_a_hospitals_own_client_is_about_twenty_lines() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            other = page.parent / target if target else page
+            assert other.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(other), f"{page.name} links to {target}#{anchor}"
+
+
+def test_every_page_that_code_names_exists() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name and not name.startswith("docs/")]
+    for file in files:
+        if file.is_file() and not file.is_symlink() and file.suffix not in (".png", ".svg", ".bin"):
+            for page in re.findall(r"(?<![\w/])(docs/[\w/-]+\.md)", file.read_text(errors="replace")):
+                assert (ROOT / page).exists(), f"{file.relative_to(ROOT)} names {page}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -167,10 +185,25 @@ def _require_complete(cli: TyperGroup, words: list[str]) -> None:
 def test_the_wire_page_lists_exactly_the_problems_that_exist() -> None:
     from umbel.server.problems import KINDS
 
-    section = (ROOT / "docs" / "wire.md").read_text().split("## Problems")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "reference" / "wire.md").read_text().split("## Problems")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([a-z][a-z, -]+) \| (\d{3}) \|", section, re.MULTILINE)
     documented = {kind: int(status) for kinds, status in rows for kind in kinds.split(", ")}
     assert documented == {kind: known.status for kind, known in KINDS.items()}
+
+
+def test_every_kind_of_problem_has_a_section_of_its_own_and_the_index_leads_to_it() -> None:
+    from umbel.server.problems import KINDS
+
+    folder = ROOT / "docs" / "reference" / "problems"
+    sections = {
+        kind: (page.name, int(status))
+        for page in sorted(folder.glob("*.md"))
+        for kind, status in re.findall(r"^## ([a-z-]+)\n\nStatus (\d{3})\.", page.read_text(), re.MULTILINE)
+    }
+    assert {kind: status for kind, (_, status) in sections.items()} == {kind: one.status for kind, one in KINDS.items()}
+    index = (folder / "README.md").read_text()
+    for kind, (page, _) in sections.items():
+        assert f"[{kind}]({page}#{kind})" in index
 
 
 def test_the_wire_page_names_endpoints_that_the_coordinator_has(tmp_path: Path) -> None:
@@ -179,12 +212,12 @@ def test_the_wire_page_names_endpoints_that_the_coordinator_has(tmp_path: Path) 
 
     app = create_app(load_settings(None, {"data": tmp_path}))
     served = {re.sub(r"\{[^}]+\}", "{}", path) for path in [*app.openapi()["paths"], app.openapi_url or ""]}
-    for path in re.findall(r"`(?:[A-Z]+ )?(/v1/[^?`]+)", (ROOT / "docs" / "wire.md").read_text()):
+    for path in re.findall(r"`(?:[A-Z]+ )?(/v1/[^?`]+)", (ROOT / "docs" / "reference" / "wire.md").read_text()):
         assert re.sub(r"\{[^}]+\}", "{}", path) in served, path
 
 
 def test_the_run_file_page_names_every_key_and_its_default() -> None:
-    page = (ROOT / "docs" / "runs.md").read_text()
+    page = (ROOT / "docs" / "reference" / "run-file.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \|(.*?)\|", page, re.MULTILINE)
     keys = {key: default for key, default in _keys_of(RunFile) if key != "override"}
     keys |= {f"override.{field.name}": "" for field in fields(Override)}  # an array of tables
@@ -192,7 +225,7 @@ def test_the_run_file_page_names_every_key_and_its_default() -> None:
 
 
 def test_the_experiments_page_names_every_key_of_the_world_and_its_default() -> None:
-    page = (ROOT / "docs" / "experiments.md").read_text()
+    page = (ROOT / "docs" / "reference" / "experiment-file.md").read_text()
     rows = re.findall(r"^\| `([a-z0-9_.]+)` \|(.*?)\|", page, re.MULTILINE)
     keys = {"seeds": "`[0]`", "target_accuracy": "", "sweep": "`{}`"}
     for name, section in _WORLD.items():
@@ -203,20 +236,24 @@ def test_the_experiments_page_names_every_key_of_the_world_and_its_default() -> 
 
 @pytest.mark.slow
 def test_the_run_files_of_the_documentation_are_accepted() -> None:
-    examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
+    pages = ("how-to/write-a-run-file.md", "explanation/compression.md", "explanation/masked-updates.md")
+    text = "".join((ROOT / "docs" / page).read_text() for page in pages)
+    examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 6
     for example in examples:
         TypeAdapter(RunFile).validate_python(tomllib.loads(example))
 
 
 def test_the_experiments_of_the_documentation_are_accepted() -> None:
-    examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "simulate.md").read_text(), re.DOTALL)
+    pages = ("simulate-your-own-data-and-model.md", "tune-a-window-from-a-trace.md")
+    text = "".join((ROOT / "docs" / "how-to" / page).read_text() for page in pages)
+    examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert [len(experiment_of(tomllib.loads(example)).trials) for example in examples] == [1, 12]
 
 
 def _bounds() -> Iterator[tuple[str, str, str]]:
     """Each key in the table of bounds, its least and its greatest value."""
-    page = (ROOT / "docs" / "runs.md").read_text()
+    page = (ROOT / "docs" / "reference" / "run-file.md").read_text()
     for least, most, keys in re.findall(r"^\| (-?[0-9^e.-]+) to ([0-9^e.-]+)[^|]*\| ([^|;]+)[|;]", page, re.MULTILINE):
         yield from ((key, least, most) for key in re.findall(r"`([a-z_.]+)`", keys))
 
@@ -274,8 +311,8 @@ def test_a_number_of_the_run_file_has_the_bounds_that_the_page_names(key: str, l
 
 
 def test_every_number_of_the_run_file_has_bounds_on_the_page() -> None:
-    page = (ROOT / "docs" / "runs.md").read_text()
-    bounds = page[page.index("| from, to |") : page.index("## How long a round waits")]
+    page = (ROOT / "docs" / "reference" / "run-file.md").read_text()
+    bounds = page[page.index("| from, to |") :]
     numbers = [
         f"{section}.{field.name}".strip(".")
         for section, kind in _SECTIONS.items()
@@ -310,13 +347,13 @@ def _written(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def test_the_operating_page_names_every_setting_with_its_default_and_flag() -> None:
+def test_the_settings_page_names_every_setting_with_its_default_and_flag() -> None:
     import inspect
 
     from umbel.server.commands import serve
     from umbel.server.settings import Settings
 
-    page = (ROOT / "docs" / "operating.md").read_text()
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     table = re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \| (?:`(--[a-z-]+)`)? ?\|", page, re.MULTILINE)
     rows = {name: (default.split(" (")[0], flag) for name, default, flag in table}
     assert rows.keys() == Settings.model_fields.keys()
@@ -327,7 +364,7 @@ def test_the_operating_page_names_every_setting_with_its_default_and_flag() -> N
 
 
 def test_the_context_of_the_protocol_page_has_the_digest_that_stands_there() -> None:
-    page = (ROOT / "docs" / "secure-aggregation.md").read_text()
+    page = (ROOT / "docs" / "reference" / "secure-aggregation.md").read_text()
     (text,) = re.findall(r"```json\n(.*?)\n```", page, re.DOTALL)
     (digest,) = re.findall(r"has the digest `([0-9a-f]{64})`", page)
     facts = json.loads(text)
@@ -336,7 +373,7 @@ def test_the_context_of_the_protocol_page_has_the_digest_that_stands_there() -> 
 
 
 def test_the_protocol_page_has_the_sizes_and_parameters_of_the_code() -> None:
-    page = (ROOT / "docs" / "secure-aggregation.md").read_text()
+    page = (ROOT / "docs" / "reference" / "secure-aggregation.md").read_text()
     assert f"{share_keys_bytes(0)} + {share_keys_bytes(1) - share_keys_bytes(0)} |N(u)| bytes" in page
     assert f"as soon as {KEPT_MAX} wait for it" in page
     sizes = (301, 500, 1000, 10_000)
@@ -347,7 +384,7 @@ def test_the_protocol_page_has_the_sizes_and_parameters_of_the_code() -> None:
 
 def test_the_security_page_names_what_a_cohort_stands() -> None:
     """c: a third, who may work for a coordinator that lies: 2t > n + c."""
-    page = (ROOT / "docs" / "security.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "security.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+)", page, re.MULTILINE)
     assert len(rows) == 5
     for n, t, dropouts, corrupt, honest in (map(int, row) for row in rows):
@@ -378,9 +415,9 @@ _SAID_BY_THE_COORDINATOR: dict[str, type[Any]] = {
 }
 
 
-def test_the_security_page_says_of_every_field_of_every_message_what_binds_it() -> None:
-    text = (ROOT / "docs/security.md").read_text().split("## What the coordinator says, field by field")[1]
-    rows = re.findall(r"^\| (`[^|]+) \|", text.split("\n## ")[0], re.MULTILINE)
+def test_the_page_of_claims_says_of_every_field_of_every_message_what_binds_it() -> None:
+    text = (ROOT / "docs" / "reference" / "coordinator-claims.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
     assert {name for row in rows for name in _fields_in(row)} == {
         f"{prefix}.{field.name}"
         for prefix, message in _SAID_BY_THE_COORDINATOR.items()
@@ -396,8 +433,8 @@ def _fields_in(cell: str) -> list[str]:
     return [f"{prefix}.{one}" for one in ([] if name == "*" else [name]) + others]
 
 
-def test_the_security_page_names_tests_that_there_are() -> None:
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
+def test_the_page_of_attacks_names_tests_that_there_are() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "reference" / "attacks.md").read_text())
     assert len(named) > 30
     for file, test in named:
         path = ROOT / file if "/" in file else next((ROOT / "tests/aggregation/secagg").rglob(file))

@@ -1,4 +1,4 @@
-"""The table of problems is the one that docs/wire.md promises; what is unexpected tells nothing."""
+"""The table of problems is the one that docs/reference/wire.md promises; what is unexpected tells nothing."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ from tests.repository import ROOT
 from umbel.server.problems import KINDS
 from umbel.server.store.outage import DatabaseAway
 
-WIRE = ROOT / "docs" / "wire.md"
+WIRE = ROOT / "docs" / "reference" / "wire.md"
 
 
 def test_the_contract_and_the_code_name_the_same_problems() -> None:

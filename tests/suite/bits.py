@@ -2,7 +2,7 @@
 
 MKL and OpenBLAS (matrix products, solvers), torch's own vector code and numpy's each choose by processor how they
 compute; these variables have them choose as on other processors. What umbel promises to be the same everywhere
-(docs/bits.md) must come out the same under each.
+(docs/reference/bits.md) must come out the same under each.
 
 Without `--all` it runs the tests marked `bits` under each setting: a minute on two quiet cores. They cross each kind of
 kernels with one thread and two by themselves. With `--all` it runs all tests of the arithmetic, under each setting with

@@ -1,4 +1,4 @@
-"""Updates of codecs 2 to 7, 9 and 11 as `docs/codecs.md` and `docs/wire.md` lay them out, read with nothing of umbel's.
+"""Updates of codecs 2 to 7, 9 and 11 read by `docs/reference/codecs.md` and `docs/reference/wire.md` alone.
 
 It follows the documents alone, and is to be read beside them: where it and the coordinator differ, a document is wrong.
 It asserts what a right update cannot break, and is no example of how to refuse a wrong one.

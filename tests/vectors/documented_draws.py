@@ -1,6 +1,6 @@
 """Seeds, Philox and what is made of its words, and EDEN's points, as the documents have them.
 
-From `docs/codecs.md` and `docs/wire.md`: nothing of umbel's is used.
+From `docs/reference/codecs.md` and `docs/reference/wire.md`: nothing of umbel's is used.
 """
 
 import hashlib

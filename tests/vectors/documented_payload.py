@@ -1,6 +1,6 @@
 """What a reader of an update knows beforehand, and the payload that it reads, as the documents have them.
 
-From `docs/codecs.md` and `docs/wire.md`: nothing of umbel's is used.
+From `docs/reference/codecs.md` and `docs/reference/wire.md`: nothing of umbel's is used.
 """
 
 import json
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.vectors.documented_draws import Floats, derived_seed
 
 Integers: TypeAlias = NDArray[np.int64]
-# docs/runs.md, the keys of `codec`: what parameters are if they are left out.
+# docs/reference/run-file.md, the keys of `codec`: what parameters are if they are left out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "eden": {"bits": 4},
     "qsgd": {"levels": 64},

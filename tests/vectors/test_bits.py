@@ -1,7 +1,7 @@
 """Bits that are the same on every machine, as digests (`bits.json`): each kind of kernels, with one thread and two.
 
-`docs/bits.md` says what they promise. `make test-bits-fast` runs them under each setting of the libraries beneath. What
-goes in is made of Philox's words without rounding, so that no library has a say in it.
+`docs/reference/bits.md` says what they promise. `make test-bits-fast` runs them under each setting of the libraries
+beneath. What goes in is made of Philox's words without rounding, so that no library has a say in it.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The frozen vectors: what `docs/wire.md` promises to other languages. They never change within version 1."""
+"""The frozen vectors: what `docs/reference/wire.md` promises to other languages. They never change within version 1."""
 
 import base64
 import hashlib
@@ -135,7 +135,7 @@ def test_an_update_of_every_other_codec(name: str) -> None:
     assert read_integers(codec, update, vector["rank"]).tolist() == case["integers"]
     made = b"".join(codec.encode(lambda: iter([torch.tensor(vector["values"])]), vector["rank"]))
     found, expected = read_integers(codec, made, vector["rank"]), torch.tensor(case["integers"])
-    if plan.codec is Codec.LOWRANK:  # a library solves, and its last bits are the machine's: docs/bits.md
+    if plan.codec is Codec.LOWRANK:  # a library solves, and its last bits are the machine's: docs/reference/bits.md
         assert made[:HEADER_BYTES] == update[:HEADER_BYTES]
         torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=1e-5 * float(expected.abs().max()))
         return

@@ -57,7 +57,7 @@ class Coding:
         """Raises `MalformedUpdate` for what `encode` could not have made."""
         knowledge, zero, widths = _CODING.unpack(data)
         if any(zero) or knowledge > Knowledge.BOTH:
-            raise MalformedUpdate("the integers' head is malformed; see docs/wire.md")
+            raise MalformedUpdate("the integers' head is malformed; see docs/reference/wire.md")
         return cls(Knowledge(knowledge), tuple(WIDTHS[widths >> 2 * number & 3] for number in range(N_CLASSES)))
 
 

@@ -20,7 +20,7 @@ E[P] = (r / m) I, whatever their distribution is.
 **Linear**, up to float32's rounding: all of the cohort have the same A. Stateless.
 **Cost**: 32 r bits for each of a matrix's n columns, so 32 r / m bits a coordinate.
 
-Encoding solves for B with a library's arithmetic: other machines may write other last bits of B (docs/bits.md).
+Encoding solves for B with a library's arithmetic: machines may write other last bits of B (docs/reference/bits.md).
 """
 
 from __future__ import annotations

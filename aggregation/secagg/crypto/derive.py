@@ -3,7 +3,7 @@
 Keys are HKDF-SHA256 (RFC 5869) with the session digest as salt: two clients who were shown different rosters, plans or
 models derive different keys, and their masks do not cancel. Digests and commitments are SHA-256. Integers are u32,
 little-endian. What comes before them is of fixed length or the only part that is not, so no two inputs give the same
-bytes. docs/secure-aggregation.md has the whole of it.
+bytes. docs/reference/secure-aggregation.md has the whole of it.
 
 A client's `index` is its place in the cohort, sorted by name, from 0.
 """

@@ -1,4 +1,4 @@
-"""How much coordinator a fleet needs: measured costs of single things, multiplied out. `docs/scale.md` explains it.
+"""How much coordinator a fleet needs: measured costs, multiplied out. `docs/explanation/scale.md` explains it.
 
 A fleet of N devices a day comes and goes with the day: at the busiest moment `peak` times as many check in as on
 average. Pace steering spreads check-ins evenly over whoever is there, and lets each device come `check_ins_a_day`
@@ -46,7 +46,7 @@ MEASURED = Costs(
     model_bytes_per_cpu_s=1.0e9,
     rows_per_s=50_000,
 )
-"""On two shared cores of a small virtual machine; `docs/scale.md` says how."""
+"""On two shared cores of a small virtual machine; `docs/explanation/scale.md` says how."""
 
 
 @dataclass(frozen=True, slots=True)

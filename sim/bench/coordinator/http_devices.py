@@ -1,4 +1,4 @@
-"""Simulated devices that speak docs/wire.md in signed requests, for `load.Load`; no training, no SDK."""
+"""Simulated devices that speak docs/reference/wire.md in signed requests, for `load.Load`; no training, no SDK."""
 
 import base64
 import hashlib

@@ -51,7 +51,7 @@ def shared(seed: bytes, other: bytes) -> bytes:
 
 
 def packed(levels: Iterable[int], bits: int) -> bytes:
-    """docs/codecs.md: groups of 512, 16 lanes of 32 values each, from the lowest bit of 32-bit words up."""
+    """docs/reference/codecs.md: groups of 512, 16 lanes of 32 values each, from the lowest bit of 32-bit words up."""
     values = [level % 2**bits for level in levels]
     values += [0] * (-len(values) % 512)
     out = b""

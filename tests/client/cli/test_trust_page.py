@@ -1,4 +1,4 @@
-"""docs/trust.md tells the truth: its example runs as it stands, its policy is accepted, its table names every key."""
+"""The pages on member lists and site policies: the example runs, the policy is accepted, no key is missing."""
 
 import json
 import re
@@ -23,10 +23,16 @@ from umbel.client.policy.members_store import MembersStore
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.policy.policy_file import read_policy
 
-PAGE = (ROOT / "docs" / "trust.md").read_text()
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "how-to" / "run-a-consortium.md").read_text()
+POLICY = (DOCS / "how-to" / "write-a-site-policy.md").read_text()
+KEYS = (DOCS / "reference" / "site-policy.md").read_text()
 
 
-TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+def toml(page: str) -> str:
+    """The one TOML example of a page."""
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    return str(example)
 
 
 def commands() -> Iterator[list[str]]:
@@ -77,17 +83,17 @@ def test_the_fingerprints_of_the_page_are_those_of_its_keys() -> None:
 def test_a_run_file_with_the_lines_of_the_page_asks_all_sites_each_time_and_names_the_first_list(
     tmp_path: Path,
 ) -> None:
-    lines, _ = TOML
+    lines = toml(PAGE)
     (tmp_path / "ward.toml").write_text('name = "ward"\n' + lines.replace("[rounds]", "[rounds]\ncount = 9"))
     _, run_file = read_run_file(tmp_path / "ward.toml")
     assert named_list(run_file)
-    assert grouped(named_list(run_file)) in PAGE.partition("## A change")[0].partition("umbel members verify")[2]
+    assert grouped(named_list(run_file)) in PAGE.partition("## Change the list")[0].partition("umbel members verify")[2]
     assert run_file.round_plan(1, 1).n_wanted == run_file.round_plan(1, 1).minimum == 3
     assert careful_of_absence(run_file) == ""
 
 
 def test_the_policy_of_the_page_is_accepted(tmp_path: Path) -> None:
-    _, example = TOML
+    example = toml(POLICY)
     (tmp_path / "policy.toml").write_text(example)
     policy = read_policy(tmp_path / "policy.toml")
     assert policy.members == tmp_path / "pilot-2.json"
@@ -96,7 +102,7 @@ def test_the_policy_of_the_page_is_accepted(tmp_path: Path) -> None:
 
 
 def test_the_table_of_the_policy_names_every_key_and_its_default() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_0-9]+)` \|(.*?)\|", PAGE, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z_0-9]+)` \|(.*?)\|", KEYS, re.MULTILINE))
     assert {key: default.strip() for key, default in rows.items()} == {
         field.name: _written(field.name, field.default) for field in fields(SitePolicy)
     }

@@ -1,4 +1,4 @@
-"""A coordinator in memory that speaks docs/wire.md and checks every signature: the other end for the client's tests.
+"""A coordinator in memory that speaks docs/reference/wire.md and checks every signature, for the client's tests.
 
 It is written from the page, not from the server's code, so that each end is tested against the page. Faults are added
 by wrapping `Double.handle`.

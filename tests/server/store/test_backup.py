@@ -1,4 +1,4 @@
-"""The backup that docs/operating.md tells of: its own commands, while a coordinator runs, and a start from the copy."""
+"""docs/how-to/back-up-and-restore.md: its own commands, while a coordinator runs, and a start from the copy."""
 
 import asyncio
 import re
@@ -16,7 +16,7 @@ from tests.server.test_process import refused_start, serving
 from umbel.aggregation.model.layout import Layout
 from umbel.server.settings import Settings
 
-PAGE = ROOT / "docs" / "operating.md"
+PAGE = ROOT / "docs" / "how-to" / "back-up-and-restore.md"
 
 pytestmark = [
     pytest.mark.slow,

@@ -133,7 +133,7 @@ def test_sqlite_syncs_every_commit_to_disk_on_whichever_connection(tmp_path: Pat
 
 
 def test_a_coordinator_takes_ten_connections_to_postgresql_at_once_and_no_more(postgresql: Cluster) -> None:
-    """docs/operating.md promises it, and operators set `max_connections` by it."""
+    """docs/how-to/add-replicas.md promises it, and operators set `max_connections` by it."""
     n_connections, url = 10, postgresql.new_database()
     # PostgreSQL's own workers look into a database too, now and then.
     ours = "datname = current_database() AND backend_type = 'client backend'"

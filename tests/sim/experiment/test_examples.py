@@ -65,6 +65,6 @@ def test_an_example_begins_with_the_command_that_simulates_it(path: Path) -> Non
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "digits"], ids=lambda path: path.stem)
 def test_an_example_has_a_page_with_its_command_that_others_link_to(path: Path) -> None:
-    page = ROOT / "docs" / "recipes" / f"{path.stem}.md"
+    page = ROOT / "docs" / "tutorial" / "recipes" / f"{path.stem}.md"
     assert f"umbel simulate {path.relative_to(ROOT).as_posix()}" in page.read_text()
-    assert f"recipes/{page.name}" in (ROOT / "docs" / "simulate.md").read_text()
+    assert f"recipes/{page.name}" in (ROOT / "docs" / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""Data and a model of one's own, as docs/simulate.md shows them; and plays, whose model reads characters."""
+"""docs/how-to/simulate-your-own-data-and-model.md holds; and plays, whose model reads characters."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from umbel.sim import simulate
 from umbel.sim.data.sets import arrays, hugging_face
 from umbel.sim.data.sets.sources import SHAKESPEARE
 
-PAGE = (ROOT / "docs" / "simulate.md").read_text()
-SECTION = PAGE.split("\n## Data and a model of one's own\n")[1].split("\n## ")[0]
+PAGE = (ROOT / "docs" / "how-to" / "simulate-your-own-data-and-model.md").read_text()
+SECTION = PAGE.split("\n## Your own data and model\n")[1].split("\n## ")[0]
 
 
 def example(language: str) -> str:

@@ -32,7 +32,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_trace_of_the_documentation_is_one_and_its_table_has_every_key(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "traces.md").read_text().split("## How a run went")[1]
+    page = (ROOT / "docs" / "reference" / "traces.md").read_text().split("## How a run went")[1]
     assert read_trace(written(tmp_path, page.split("```json")[1].split("```")[0])).clients == 3
     table = {
         name

@@ -56,7 +56,7 @@ def test_points_are_the_means_of_what_is_nearest_to_them(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", THEORY)
 def test_no_point_lies_near_where_its_rounding_changes(bits: int) -> None:
-    """Libraries differ by 1e-12 in the points; a reader of another language may be off by 1e-9 (docs/codecs.md)."""
+    """Libraries differ by 1e-12 in the points; other readers may be off by 1e-9 (docs/reference/codecs.md)."""
     in_units = upper_points(bits) * POINT_UNITS
     assert np.abs(in_units - np.floor(in_units) - 0.5).min() > 1e-9 * POINT_UNITS
 

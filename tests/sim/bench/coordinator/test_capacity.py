@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.repository import ROOT
 from umbel.sim.bench.coordinator.capacity import BUSY, MEASURED, Fleet, need
 
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "docs" / "explanation" / "scale.md"
 
 
 def table_row(devices: int) -> tuple[str, ...]:
