@@ -159,12 +159,17 @@ class SecureCoordinator:
     @property
     def is_enough(self) -> bool:
         """Whether every secret that the sum needs has enough shares."""
-        return self._unmasker is not None and self._unmasker.is_enough
+        return self._revealed().is_enough
 
     @property
-    def lacking(self) -> Lacking | None:
-        """Who is to blame for secrets with too few shares; None before anybody has revealed a share."""
-        return None if self._unmasker is None else self._unmasker.lacking
+    def is_ready_for_shares(self) -> bool:
+        """Whether it has been asked to take a share, or to open the sum, since it was made."""
+        return self._unmasker is not None
+
+    @property
+    def lacking(self) -> Lacking:
+        """Who is to blame for secrets with too few shares."""
+        return self._revealed().lacking
 
     def open(self) -> Opened:
         """What takes the masks off the sum. Raises `TooFew`, and `CheatingDealer` for shares of a wrong secret."""

@@ -1,33 +1,26 @@
-"""A run's secure round under way, as this replica knows it: messages checked, made and told; shares that are revealed.
+"""A run's secure round under way, as this replica knows it.
 
-What is stored of it is in the round's state (`Exchange`) and in the table of sealed shares. What clients reveal, and
-what is made of that, is in this object's memory alone: after a restart they are asked again, and say the same.
+The protocol is `SecureCoordinator` (aggregation/secagg/coordinator.py). This file feeds it what is stored: the round's
+state (`Exchange`), and the sealed shares in their own table. The shares that clients reveal are in memory alone: after
+a restart the clients are asked again, and say the same.
 """
 
 import base64
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from umbel.aggregation.phrases import some
 from umbel.aggregation.reports import MaskedInput
 from umbel.aggregation.round.states import Closing, Committed, Revealed, RoundState, Training
 from umbel.aggregation.secagg.agreement import context_of
-from umbel.aggregation.secagg.context import Context
-from umbel.aggregation.secagg.crypto.signing import Label
-from umbel.aggregation.secagg.errors import ChangedMessage, SecAggError
-from umbel.aggregation.secagg.messages import (
-    AdvertiseKeys,
-    Inbox,
-    ShareKeys,
-    Unmasking,
-    encode_agreements,
-    encode_indices,
-)
-from umbel.aggregation.secagg.session import Session, check_advert, check_signature
+from umbel.aggregation.secagg.coordinator import SecureCoordinator
+from umbel.aggregation.secagg.errors import ChangedMessage, OutOfTurn, SecAggError
+from umbel.aggregation.secagg.messages import AdvertiseKeys
+from umbel.aggregation.secagg.session import Session
 from umbel.aggregation.secagg.turns import Exchange, Phase
-from umbel.aggregation.secagg.unmasking import Opened, Sum, Unmasker
+from umbel.aggregation.secagg.unmasking import Opened
 from umbel.aggregation.types import ClientId
 from umbel.server.problems import Refused
 from umbel.server.runs.assignments import Assignments
@@ -39,14 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of one attempt, made as it is asked for."""
+class _Attempt:
+    """One attempt at this replica. `relay`: None where there are no other replicas."""
 
     round_id: int
-    context: Context
-    session: Session | None = None
-    dealt: Mapping[int, ShareKeys] | None = None
-    unmasker: Unmasker | None = None
+    party: SecureCoordinator
     relay: Relay | None = None
 
 
@@ -56,77 +46,69 @@ class SecureRounds:
     def __init__(self, services: Services, assignments: Assignments) -> None:
         self._services = services
         self._assignments = assignments
-        self._known: _Known | None = None
+        self._attempt: _Attempt | None = None
 
     def forget(self) -> None:
         """The attempt is over: let go of all that was revealed."""
-        self._known = None
+        self._attempt = None
 
     # --- what clients say ---------------------------------------------------------------------------------------------
 
     async def check(self, live: LiveRun, client: ClientId, phase: Phase, body: bytes) -> str:
         """The word to keep of a client's message. Raises `Refused` for one that is not what it should be."""
-        known, exchange = await self._of(live), _exchange_in(live.state)
-        index = known.context.index_of(client)
+        party = (await self._of(live)).party
+        index = party.context.index_of(client)
         try:
             match phase:
                 case Phase.ADVERTISE_KEYS:
-                    advert = AdvertiseKeys.decode(body)
-                    _require_own(advert.index == index)
-                    check_advert(known.context, advert)
+                    party.check_keys(index, body)
                     return base64.b64encode(body).decode()
                 case Phase.SHARE_KEYS:
-                    session = self._session(known, exchange)
-                    session.check_shares(ShareKeys.decode(body, index, session.neighbours(index)))
+                    party.check_shares(index, body)
                     return hashlib.sha256(body).hexdigest()
                 case Phase.CONSISTENCY_CHECK:
-                    session, shared, inputs = (
-                        self._session(known, exchange),
-                        _shared(known, exchange),
-                        _inputs(known, live),
-                    )
-                    payload = session.consistency_payload(shared, inputs)
-                    check_signature(known.context, index, Label.CONSISTENCY, session.digest, payload, body)
+                    _require_closed(live.state)
+                    party.check_agreement(index, body)
                     return base64.b64encode(body).decode()
                 case _:
                     raise Refused("malformed-request", f"{phase.value} has no message of this kind")
+        except OutOfTurn as error:
+            raise Refused("assignment-closed", str(error)) from error
         except (SecAggError, ValueError) as error:
             raise Refused("malformed-request", f"the message of {phase.value} is refused: {error}") from error
 
     async def check_input(self, live: LiveRun, client: ClientId, work: MaskedInput) -> None:
-        """Raise `Refused` unless the client has signed the masked vector that it reports.
+        """Raise `Refused` unless the client has signed the masked update that it reports.
 
-        Of one whose vector could not count whatever it is, nothing is checked: the round's machine tells it so.
+        Nothing is checked of a client whose update cannot count whatever it is; the round's machine answers it.
         """
-        known, exchange = await self._of(live), _exchange_in(live.state)
-        if client not in exchange.masked:
+        party = (await self._of(live)).party
+        if client not in _exchange_in(live.state).masked:
             return
-        session, index = self._session(known, exchange), known.context.index_of(client)
-        payload = session.input_payload(_shared(known, exchange), bytes.fromhex(work.update_sha256))
         signature = base64.b64decode(work.signature)
         try:
-            check_signature(known.context, index, Label.MASKED_INPUT, session.digest, payload, signature)
+            party.check_input(party.context.index_of(client), bytes.fromhex(work.update_sha256), signature)
         except SecAggError as error:
             raise Refused("report-refused", str(error)) from error
 
     async def reveal(self, live: LiveRun, client: ClientId, body: bytes) -> bool:
         """Take in the shares that a client reveals: whether they had not come before.
 
-        Before it is their turn they are not taken: only who has seen that all have signed the same sum reveals any.
-        Raises `Refused`, naming the liar where that can be told.
+        Before the phase of unmasking none are taken: a client reveals shares only after it has seen that enough others
+        signed the same sum. Raises `Refused`, which names the liar if that can be told.
         """
         if _exchange_in(live.state).phase is not Phase.UNMASKING:
             raise Refused("assignment-closed", "no shares are to be revealed yet; see what the round is at")
-        known = await self._of(live)
-        index = known.context.index_of(client)
+        attempt = await self._of(live)
+        index = attempt.party.context.index_of(client)
         try:
-            is_new = await self._take(live, index, body)
+            is_new = (await self._with_shares(live)).take_shares(index, body)
         except ChangedMessage as error:
             raise Refused("changed-message", str(error)) from error
         except SecAggError as error:
             _log.warning("run %s, round %d: %s", live.name, live.plan.number, error)
             raise Refused("malformed-request", f"these shares are refused: {error}") from error
-        if (relay := self._relay(known, live)) is not None:
+        if (relay := self._relay(attempt)) is not None:
             relay.hear(index, body)
         return is_new
 
@@ -140,130 +122,122 @@ class SecureRounds:
         order = list(Phase)
         if order.index(exchange.phase) < order.index(phase):
             return None
-        known = await self._of(live)
-        session, index = self._session(known, exchange), known.context.index_of(client)
+        party = (await self._of(live)).party
         match phase:
             case Phase.SHARE_KEYS:
-                return session.roster().encode()
+                return party.roster()
             case Phase.MASKED_INPUT:
-                dealt = await self._dealt(live, known, exchange)
-                dealers = set(session.neighbours(index)).intersection(dealt)
-                return Inbox(tuple(dealt), {dealer: dealt[dealer].dealt[index] for dealer in dealers}).encode()
+                return (await self._with_shares(live)).inbox(party.context.index_of(client))
             case Phase.CONSISTENCY_CHECK:
-                return encode_indices(_inputs(known, live))
+                _require_closed(live.state)
+                return party.inputs()
             case Phase.UNMASKING:
-                signed = {
-                    known.context.index_of(one): base64.b64decode(exchange.said(one, Phase.CONSISTENCY_CHECK))
-                    for one in exchange.who(Phase.CONSISTENCY_CHECK)
-                }
-                return encode_agreements(signed)
+                who = exchange.who(Phase.CONSISTENCY_CHECK)
+                return party.agreements(
+                    {party.context.index_of(one): _word(exchange, one, Phase.CONSISTENCY_CHECK) for one in who}
+                )
 
     # --- between replicas ---------------------------------------------------------------------------------------------
 
     async def hand_over(self, live: LiveRun) -> None:
         """Give what was revealed at this replica to the one that closes the round."""
-        known = await self._of(live)
-        if (relay := self._relay(known, live)) is not None:
+        if (relay := self._relay(await self._of(live))) is not None:
             await relay.hand_over()
 
     async def collect(self, live: LiveRun) -> None:
         """Take in what was revealed at other replicas: this one closes the round."""
-        known = await self._of(live)
-        if (relay := self._relay(known, live)) is None:
+        if (relay := self._relay(await self._of(live))) is None:
             return
         for index, body in (await relay.collect()).items():
             try:
-                await self._take(live, index, body)
-            except SecAggError as error:  # it was checked where it was heard
+                (await self._with_shares(live)).take_shares(index, body)
+            except SecAggError as error:  # it was checked where it came in
                 _log.warning("run %s, round %d, from another replica: %s", live.name, live.plan.number, error)
 
-    def _relay(self, known: _Known, live: LiveRun) -> Relay | None:
+    def _relay(self, attempt: _Attempt) -> Relay | None:
         """None where there are no other replicas."""
-        if known.relay is None and not self._services.replicas.is_alone:
-            session = self._session(known, _exchange_in(live.state))
-            known.relay = Relay(self._services.relay, self._services.audit_key, known.round_id, session)
-        return known.relay
+        if attempt.relay is None and not self._services.replicas.is_alone:
+            session = _session_of(attempt.party)
+            attempt.relay = Relay(self._services.relay, self._services.audit_key, attempt.round_id, session)
+        return attempt.relay
 
     # --- the sum ------------------------------------------------------------------------------------------------------
 
     async def opened(self, live: LiveRun) -> Opened | None:
         """What takes the masks off; None while too few have revealed. Raises `SecAggError` for a dealer that lied."""
-        unmasker = await self._unmasker(live)
-        return unmasker.open() if unmasker.is_enough else None
+        party = await self._with_shares(live)
+        return party.open() if party.is_enough else None
 
     def revealed(self, live: LiveRun) -> Revealed | None:
-        """Whose shares have come here, and by whom a secret has too few though enough have answered.
+        """Which clients' shares came here, and who is to blame for a secret with too few although enough answered.
 
-        None at a replica that has not been at it: one that has just started has heard nobody, whoever has spoken.
+        None at a replica that has not taken part: after a restart it has no shares, whoever has revealed some.
         """
-        known = self._known
-        if known is None or known.round_id != live.round_id or known.session is None or known.unmasker is None:
+        attempt = self._attempt
+        if attempt is None or attempt.round_id != live.round_id or not attempt.party.is_ready_for_shares:
             return None
-        names, lacking = known.context.names, known.unmasker.lacking
+        names, lacking = attempt.party.context.names, attempt.party.lacking
 
         def listed(indices: Iterable[int]) -> str:
             return some([names[index] for index in indices])
 
         return Revealed(
-            tuple(names[index] for index in sorted(known.unmasker.answered)),
+            tuple(names[index] for index in sorted(attempt.party.answered)),
             {names[i]: f"shares that it dealt did not open at {listed(at)}" for i, at in lacking.dealers.items()},
             {names[i]: f"it revealed no share of {listed(of)}" for i, of in lacking.withheld.items()},
         )
 
-    async def _take(self, live: LiveRun, index: int, body: bytes) -> bool:
-        """Whether they had not come before. Raises `SecAggError` for shares that are not those that were dealt."""
-        unmasker, context = await self._unmasker(live), (await self._of(live)).context
-        is_new = index not in unmasker.answered
-        unmasker.take(Unmasking.decode(body, index, len(context.cohort)))
-        return is_new
+    # --- the attempt --------------------------------------------------------------------------------------------------
 
-    async def _unmasker(self, live: LiveRun) -> Unmasker:
-        known, exchange = await self._of(live), _exchange_in(live.state)
-        if known.unmasker is None:
-            session, dealt = self._session(known, exchange), await self._dealt(live, known, exchange)
-            of = Sum(_shared(known, exchange), _inputs(known, live))
-            known.unmasker = known.unmasker or Unmasker(session, of, dealt)
-        return known.unmasker
-
-    # --- what is known of it ------------------------------------------------------------------------------------------
-
-    async def _of(self, live: LiveRun) -> _Known:
-        """Raises `Refused` where there is no secure round under way."""
-        _exchange_in(live.state)
-        known = self._known
-        if known is None or known.round_id != live.round_id:
+    async def _of(self, live: LiveRun) -> _Attempt:
+        """This replica's attempt, told all that the round's state knows. Raises `Refused` without a secure round."""
+        exchange, attempt = _exchange_in(live.state), self._attempt
+        if attempt is None or attempt.round_id != live.round_id:
             state = _open(live.state)
             assignment = await self._assignments.of(live, min(state.cohort), state)
-            known = self._known  # another request may have made it meanwhile, and there must be only one
-            if known is None or known.round_id != live.round_id:
-                self._known = known = _Known(live.round_id, context_of(assignment))
-        return known
+            attempt = self._attempt  # another request may have made it meanwhile, and there must be only one
+            if attempt is None or attempt.round_id != live.round_id:
+                party = SecureCoordinator(context_of(assignment), bytes.fromhex(exchange.opening))
+                self._attempt = attempt = _Attempt(live.round_id, party)
+        _bring_up_to_date(attempt.party, live.state, exchange)
+        return attempt
 
-    def _session(self, known: _Known, exchange: Exchange) -> Session:
-        """Raises `Refused` while the roster is open."""
-        if exchange.phase is Phase.ADVERTISE_KEYS:
-            raise Refused("assignment-closed", "the roster of this round is not closed yet; fetch it first")
-        if known.session is None:
-            adverts = (
-                AdvertiseKeys.decode(base64.b64decode(exchange.said(client, Phase.ADVERTISE_KEYS)))
-                for client in exchange.who(Phase.ADVERTISE_KEYS)
-            )
-            by_index = {advert.index: advert for advert in adverts}
-            known.session = Session(known.context, bytes.fromhex(exchange.opening), by_index)
-        return known.session
-
-    async def _dealt(self, live: LiveRun, known: _Known, exchange: Exchange) -> Mapping[int, ShareKeys]:
-        """The ShareKeys messages of U2, by index."""
-        if known.dealt is None:
-            session, dealt = self._session(known, exchange), dict[int, ShareKeys]()
+    async def _with_shares(self, live: LiveRun) -> SecureCoordinator:
+        """The party, with the sealed shares of U2 loaded."""
+        party, exchange = (await self._of(live)).party, _exchange_in(live.state)
+        _session_of(party)
+        if not party.has_shares:
             bodies = await self._services.rounds.sealed_shares(live.round_id)
             if not bodies.keys() >= set(exchange.masked):
                 raise Refused("assignment-closed", "the round is over")  # another replica has ended it
-            for client in exchange.masked:
-                index, body = known.context.index_of(client), bodies[client]
-                dealt[index] = ShareKeys.decode(body, index, session.neighbours(index))
-            known.dealt = dict(sorted(dealt.items()))
-        return known.dealt
+            indices = {party.context.index_of(client): client for client in exchange.masked}
+            party.load_shares({index: party.read_shares(index, bodies[one]) for index, one in indices.items()})
+        return party
+
+
+def _bring_up_to_date(party: SecureCoordinator, state: RoundState, exchange: Exchange) -> None:
+    """Tell the party of each phase that is over by now."""
+    if exchange.phase is Phase.ADVERTISE_KEYS:
+        return
+    if not party.has_roster:
+        words = (_word(exchange, client, Phase.ADVERTISE_KEYS) for client in exchange.who(Phase.ADVERTISE_KEYS))
+        party.close_roster(AdvertiseKeys.decode(word) for word in words)
+    if party.shared is None and not exchange.phase.is_before_inputs:
+        party.close_shares(map(party.context.index_of, exchange.masked))
+    if party.summed is None and isinstance(closing := _open(state), Closing):
+        party.close_inputs(map(party.context.index_of, closing.accepted))
+
+
+def _word(exchange: Exchange, client: ClientId, phase: Phase) -> bytes:
+    return base64.b64decode(exchange.said(client, phase))
+
+
+def _session_of(party: SecureCoordinator) -> Session:
+    """Raises `Refused` while the roster is open."""
+    try:
+        return party.session
+    except OutOfTurn as error:
+        raise Refused("assignment-closed", str(error)) from error
 
 
 def _open(state: RoundState) -> Training | Closing:
@@ -279,19 +253,6 @@ def _exchange_in(state: RoundState) -> Exchange:
     return exchange
 
 
-def _shared(known: _Known, exchange: Exchange) -> tuple[int, ...]:
-    """U2."""
-    return tuple(known.context.index_of(client) for client in exchange.masked)
-
-
-def _inputs(known: _Known, live: LiveRun) -> tuple[int, ...]:
-    """U3."""
-    state = _open(live.state)
-    if not isinstance(state, Closing):
+def _require_closed(state: RoundState) -> None:
+    if not isinstance(_open(state), Closing):
         raise Refused("assignment-closed", "it is not said yet who is in the sum")
-    return tuple(sorted(known.context.index_of(client) for client in state.accepted))
-
-
-def _require_own(is_own: bool) -> None:
-    if not is_own:
-        raise Refused("malformed-request", "the message names another client of the cohort as its sender")

@@ -11,6 +11,7 @@ from umbel.aggregation.secagg.coordinator import SecureCoordinator
 from umbel.aggregation.secagg.crypto.derive import Vector
 from umbel.aggregation.secagg.errors import BadShare, ChangedMessage, ForgedMessage, MalformedMessage, OutOfTurn, TooFew
 from umbel.aggregation.secagg.messages import Unmasking
+from umbel.aggregation.secagg.unmasking import Lacking
 
 N = 5
 VECTORS = {index: torch.arange(8, dtype=torch.int32) * (index + 1) for index in range(N)}
@@ -66,7 +67,7 @@ def test_shares_that_come_twice_are_new_once_and_enough_are_enough() -> None:
     federation = agreed()
     party, revealed = federation.party, answers(federation)
     assert not party.is_enough
-    assert party.lacking is None
+    assert party.lacking == Lacking({}, {})
     assert party.answered == frozenset()
     with pytest.raises(TooFew):
         party.open()

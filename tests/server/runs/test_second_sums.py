@@ -182,6 +182,7 @@ def test_who_of_them_is_awaited_is_said_and_if_the_operator_removes_it_anybody_i
             assert re.search(r"attempt 2 opened: 6 asked, .*: of its clients the operator has removed d4", caplog.text)
             await obeyed(it, "pause", now=True)
             assert driver.state.phase == "recruiting"
-            assert [set(one.clients) for one in driver.state.opened] == [SUMMED]
+            assert driver.state.before
+            assert [set(one.clients) for one in driver.state.before.opened] == [SUMMED]
 
     asyncio.run(scenario())

@@ -273,8 +273,8 @@ def test_when_the_one_that_unmasks_goes_what_it_had_taken_is_handed_to_the_next(
             secure = (await leader.driver()).secure
 
             def heard() -> int:
-                known = secure._known
-                return len(known.unmasker.answered) if known is not None and known.unmasker is not None else 0
+                attempt = secure._attempt
+                return 0 if attempt is None else len(attempt.party.answered)
 
             await until("two clients' shares at the leader", lambda: heard() == 2, heard)
             await stacks[houses.index(leader)].aclose()
