@@ -33,18 +33,16 @@ from umbel.server.http.limits import BodyLimits, caps_of
 from umbel.server.scribe import Scribe
 from umbel.server.services import Services
 from umbel.server.settings import Settings
-from umbel.server.store.audit_bundles import AuditStore
 from umbel.server.store.audit_key import AuditKey
-from umbel.server.store.audit_trail import AuditTrail
+from umbel.server.store.audit_trail import AuditStore, AuditTrail
+from umbel.server.store.clocks import Uptime
 from umbel.server.store.database import Database
-from umbel.server.store.models import ModelStore
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.relayed import RelayStore
 from umbel.server.store.replicas import Replicas
 from umbel.server.store.rounds import RoundStore
 from umbel.server.store.uploads import UploadStore
-from umbel.server.store.uptime import Uptime
-from umbel.server.store.versions import VersionStore
+from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore
 
 

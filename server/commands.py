@@ -56,7 +56,7 @@ def serve(
     from umbel.server.process import CannotStart, run
     from umbel.server.settings import load_settings
     from umbel.server.store.audit_key import UnfitAuditKey
-    from umbel.server.store.clock_check import ClockApart
+    from umbel.server.store.clocks import ClockApart
     from umbel.server.store.database import UnfitDatabase
     from umbel.server.store.deployment import UnfitDeployment
 

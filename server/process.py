@@ -34,7 +34,7 @@ from umbel.server.http.deps import State
 from umbel.server.http.door import Door
 from umbel.server.settings import Settings
 from umbel.server.store.audit_key import AuditKey
-from umbel.server.store.clock_check import require_agreement
+from umbel.server.store.clocks import require_agreement
 from umbel.server.store.database import Database
 from umbel.server.store.deployment import Deployment, Named
 from umbel.server.store.outage import DatabaseAway

@@ -10,15 +10,14 @@ from umbel.server.devices.member_lists import MemberListStore
 from umbel.server.devices.turned_away import TurnedAwayStore
 from umbel.server.devices.waiting import Heard
 from umbel.server.settings import Settings
-from umbel.server.store.audit_bundles import AuditStore
 from umbel.server.store.audit_key import AuditKey
-from umbel.server.store.models import ModelStore
+from umbel.server.store.audit_trail import AuditStore
+from umbel.server.store.clocks import Uptime
 from umbel.server.store.relayed import RelayStore
 from umbel.server.store.replicas import Replicas
 from umbel.server.store.rounds import RoundStore
 from umbel.server.store.uploads import UploadStore
-from umbel.server.store.uptime import Uptime
-from umbel.server.store.versions import VersionStore
+from umbel.server.store.versions import ModelStore, VersionStore
 from umbel.server.store.waiters import WaiterStore
 
 

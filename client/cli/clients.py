@@ -6,8 +6,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.client.cli.figures import moment
 from umbel.client.cli.output import print_json, screen
+from umbel.client.cli.tables import moment
 from umbel.client.operator.operator import EnrolledClient, Operator
 from umbel.client.printable import printable
 

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from umbel.aggregation.phrases import counted, part_of
 from umbel.aggregation.run.records import RoundRecord, RunProgress
-from umbel.client.cli.figures import figures
+from umbel.client.cli.tables import figures
 from umbel.client.cli.view_rounds import Notes, absent_words, name_of
 from umbel.client.printable import printable
 

@@ -12,9 +12,8 @@ import umbel
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.records import VersionRecord
-from umbel.client.cli.columns import Column, table_lines
-from umbel.client.cli.figures import moment
 from umbel.client.cli.output import print_json, screen, tell_run
+from umbel.client.cli.tables import Column, moment, table_lines
 from umbel.client.cli.view_rounds import measured
 from umbel.client.operator.operator import Operator
 from umbel.client.printable import printable

@@ -11,8 +11,8 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.trace import Trace, trace_of
-from umbel.client.cli.figures import moment
 from umbel.client.cli.output import print_json
+from umbel.client.cli.tables import moment
 from umbel.client.files import write_atomically
 from umbel.client.operator.operator import Operator
 from umbel.client.printable import printable

@@ -13,7 +13,7 @@ from rich.text import Text
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.trust.fingerprint import short_groups
-from umbel.client.cli.columns import Column, table_lines
+from umbel.client.cli.tables import Column, table_lines
 from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, name_of, table_of
 from umbel.client.printable import printable
 

@@ -8,8 +8,7 @@ from rich.text import Text
 from umbel.aggregation.phrases import counted, some
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import Absent, AbsentClient, ClientRecord, Fate, Judged, LiveRound, RoundRecord
-from umbel.client.cli.columns import Column, table_lines
-from umbel.client.cli.figures import figure, time_of_day
+from umbel.client.cli.tables import Column, figure, table_lines, time_of_day
 from umbel.client.printable import printable
 
 EXCEPTIONS_SHOWN = 6

@@ -18,7 +18,7 @@ from umbel.aggregation.trust.signatures import CLOCK_SKEW_S, Claims
 from umbel.server.store import tables
 from umbel.server.store.batches import Batches
 from umbel.server.store.database import Database
-from umbel.server.store.prepared import Prepared
+from umbel.server.store.small_writes import Prepared
 from umbel.server.store.tables import table_of
 from umbel.server.store.waiters import WaiterStore, Waiting
 

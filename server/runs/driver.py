@@ -55,8 +55,7 @@ from umbel.server.runs.orders import Order
 from umbel.server.runs.view import RunNow
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
-from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun
-from umbel.server.store.traffic import Traffic
+from umbel.server.store.stored import Ended, LiveRun, StoredRecord, StoredRun, Traffic
 from umbel.server.sums.closing import Closer, NothingMade
 from umbel.server.sums.folding import SumDropped
 from umbel.server.sums.round_codec import RoundCodec

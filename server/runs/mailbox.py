@@ -38,8 +38,7 @@ from umbel.server.runs.audit_facts import Deposition, Evidence, depose
 from umbel.server.runs.chronicle import Chronicle
 from umbel.server.runs.orders import Order, Rollback, Situation, obey
 from umbel.server.runs.reports import check_report, check_turn
-from umbel.server.store.stored import Answered, Change, LiveRun, StoredAssignment, StoredRun, StoredUpload
-from umbel.server.store.traffic import Traffic
+from umbel.server.store.stored import Answered, Change, LiveRun, StoredAssignment, StoredRun, StoredUpload, Traffic
 
 
 class PastAttempt(Exception):

@@ -3,6 +3,7 @@
 Whoever calls holds the lock of the run's row, in which the newest bundle's hash stands.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
@@ -13,14 +14,16 @@ from umbel.aggregation.audit.bundle import KeptUpdates, Sealed, SignedReport
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.run_end import RoundEnd
-from umbel.aggregation.types import ClientId, RunId
+from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.runs.audit_facts import Deposition, Evidence, round_ended, run_created
 from umbel.server.scribe import Scribe
 from umbel.server.store import tables
 from umbel.server.store.audit_key import AuditKey
+from umbel.server.store.database import Database
 from umbel.server.store.run_rows import by_client
-from umbel.server.store.stored import LiveRun
+from umbel.server.store.stored import LiveRun, StoredUpload
 from umbel.server.store.tables import table_of
+from umbel.server.store.uploads import uploads_of
 
 _AUDIT, _ROUND, _LAYOUT = table_of(tables.Audit), table_of(tables.Round), table_of(tables.LayoutText)
 _RUN = table_of(tables.Run)
@@ -161,3 +164,45 @@ async def _drop(tx: AsyncConnection, which: ColumnElement[bool]) -> list[str]:
     await tx.execute(delete(_CHUNK).where(_CHUNK.c.assignment.in_(mine)))
     await tx.execute(delete(_UPLOAD).where(_UPLOAD.c.assignment.in_(mine)))
     return keys
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """A bundle, sealed. `updates_deleted_at`: since when the updates that it names are gone; None: they are kept."""
+
+    number: int
+    round_id: int | None
+    text: str
+    sha256: str
+    signature: str
+    updates_deleted_at: float | None
+
+
+class AuditStore:
+    """The read side; `AuditTrail` writes."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def page(self, run: RunId, after: int, limit: int) -> Sequence[StoredBundle]:
+        """A run's bundles from the `after`-th on, in order."""
+        query = select(_AUDIT).where(_AUDIT.c.run == run, _AUDIT.c.number >= after)
+        async with self._db.reading() as tx:
+            rows = (await tx.execute(query.order_by(_AUDIT.c.number).limit(limit))).all()
+        return [
+            StoredBundle(row.number, row.round_id, row.bundle, row.sha256, row.signature, row.updates_deleted_at)
+            for row in rows
+        ]
+
+    async def bundle(self, run: RunId, number: int) -> StoredBundle | None:
+        """One bundle."""
+        return next((one for one in await self.page(run, number, 1) if one.number == number), None)
+
+    async def update(self, round_id: int, client: ClientId) -> StoredUpload | None:
+        """A client's update in an attempt, if it is kept."""
+        query = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.round_id == round_id, _ASSIGNMENT.c.client == client)
+        async with self._db.reading() as tx:
+            name = await tx.scalar(query)
+            if name is None:
+                return None
+            return (await uploads_of(tx, [AssignmentId(name)])).get(AssignmentId(name))

@@ -17,8 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from umbel.server.store.outage import DatabaseOutage
-from umbel.server.store.prepared import Write
-from umbel.server.store.sqlite_writer import PRAGMAS, SqliteWriter
+from umbel.server.store.small_writes import PRAGMAS, SqliteWriter, Write
 
 _log = logging.getLogger(__name__)
 _SLOW_S = 1.0

@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql
 
 from umbel.server.clock import Clock
 from umbel.server.store import tables
-from umbel.server.store.clock_check import ClockWatch, ahead_s, database_now
+from umbel.server.store.clocks import ClockWatch, ahead_s, database_now
 from umbel.server.store.database import Database
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.tables import table_of

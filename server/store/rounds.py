@@ -51,9 +51,9 @@ from umbel.server.store.stored import (
     StoredRecord,
     StoredRun,
     StoredUpload,
+    Traffic,
 )
 from umbel.server.store.tables import table_of
-from umbel.server.store.traffic import Traffic
 from umbel.server.store.uploads import uploads_of
 from umbel.server.store.versions import (
     add_first_version,

@@ -1,5 +1,6 @@
 """What a coordinator remembers of runs, rounds and uploads, as the stores take and give it. No database here."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -13,7 +14,19 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
-from umbel.server.store.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Of one run, by assignment: bytes that came up and that went down."""
+
+    up: Counter[AssignmentId] = field(default_factory=Counter[AssignmentId])
+    down: Counter[AssignmentId] = field(default_factory=Counter[AssignmentId])
+
+    @property
+    def assignments(self) -> tuple[AssignmentId, ...]:
+        """Of which anything is counted."""
+        return tuple(sorted(self.up.keys() | self.down.keys()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from umbel.server.store import tables
 from umbel.server.store.batches import GATHER_S, Batches
 from umbel.server.store.database import Database
 from umbel.server.store.outage import DatabaseAway
-from umbel.server.store.prepared import Prepared, Write
+from umbel.server.store.small_writes import Prepared, Write
 from umbel.server.store.tables import table_of
 
 _log = logging.getLogger(__name__)

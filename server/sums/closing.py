@@ -31,12 +31,12 @@ from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway
 from umbel.server.store.replicas import closing_job
-from umbel.server.store.shelf import hold
 from umbel.server.store.stored import Chunk, LiveRun, PartialSum
 from umbel.server.store.uploads import UpdateGone
 from umbel.server.store.versions import BeingRemoved
 from umbel.server.sums.folding import DamagedSum, Folding, SumDropped
 from umbel.server.sums.model_files import Base, ModelFiles, Summed, next_model
+from umbel.server.sums.model_removal import hold
 from umbel.server.sums.round_codec import RoundCodec
 from umbel.server.sums.secure import SecureRounds
 from umbel.server.sums.trial import look_at

@@ -40,7 +40,7 @@ from umbel.server.app import create_app
 from umbel.server.clock import Clock, SystemClock
 from umbel.server.settings import Settings
 from umbel.server.store import database
-from umbel.server.store.uptime import SIGN_S
+from umbel.server.store.clocks import SIGN_S
 
 Json = dict[str, Any]
 

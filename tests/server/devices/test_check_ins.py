@@ -17,7 +17,7 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.types import ClientId
 from umbel.server.devices.waiting import HELD_MAX
 from umbel.server.store.database import Database
-from umbel.server.store.prepared import Write
+from umbel.server.store.small_writes import Write
 from umbel.server.store.waiters import Waiting
 
 pytestmark = pytest.mark.usefixtures("any_database")

@@ -15,7 +15,7 @@ from umbel.aggregation.types import RunId
 from umbel.server.runs import mailbox as letters
 from umbel.server.runs.driver import RunDriver
 from umbel.server.store import run_rows
-from umbel.server.store.traffic import Traffic
+from umbel.server.store.stored import Traffic
 
 LAYOUT = Layout.of_state(small_state())
 

@@ -20,8 +20,7 @@ from tests.servers.waits import LIMIT_S, until
 from umbel.aggregation.types import RunId
 from umbel.server.store import tables
 from umbel.server.store.database import Database, UnfitDatabase, upgrade
-from umbel.server.store.prepared import Prepared, Write
-from umbel.server.store.sqlite_writer import opened
+from umbel.server.store.small_writes import Prepared, Write, opened
 from umbel.server.store.tables import Base
 
 

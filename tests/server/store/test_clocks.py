@@ -18,7 +18,7 @@ from tests.server.test_process import SERVE
 from tests.servers.postgres import Cluster
 from tests.servers.waits import LIMIT_S, until
 from umbel.server.clock import SystemClock
-from umbel.server.store.clock_check import APART_MAX_S, ClockApart, ClockWatch, ahead_s, require_agreement
+from umbel.server.store.clocks import APART_MAX_S, ClockApart, ClockWatch, ahead_s, require_agreement
 from umbel.server.store.database import Database
 from umbel.server.store.replicas import Replicas
 

@@ -1,12 +1,12 @@
-"""A table as lines of at most a given width: a column that does not fit beside those of greater worth is left out.
+"""Tables that fit a terminal's width, and numbers and times for people."""
 
-Nothing is wrapped, so that a row is a line: who shows a table that changes can count how many rows fit.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from rich.text import Text
+
+from umbel.client.printable import printable
 
 _GAP = 2
 
@@ -65,3 +65,23 @@ def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
         if place < len(widths) - 1:
             line.append(" " * _GAP)
     return line
+
+
+def figure(value: float) -> str:
+    """Four digits, also where the last are zeros, so that figures in a column can be compared."""
+    return f"{value:#.4g}".rstrip(".")
+
+
+def figures(means: Mapping[str, float]) -> str:
+    """Each with its name, in the order of the names."""
+    return "  ".join(f"{printable(name)} {figure(value)}" for name, value in sorted(means.items()))
+
+
+def moment(unix_s: float) -> str:
+    """Date and time, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%MZ")
+
+
+def time_of_day(unix_s: float) -> str:
+    """The time alone, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%H:%MZ")

@@ -1,17 +1,54 @@
-"""SQLite's own connection for small transactions that come thousands of times a second: each in one trip to a thread.
+"""Small transactions that come thousands of times a second: statements compiled once, and SQLite's own connection.
 
-SQLAlchemy's driver goes to a thread and back for every statement, for the begin and for the commit. Of a transaction
-that writes a hundred rows, most of the processor's time is then spent on the way.
+The SQL is SQLAlchemy's own, for the database at hand. What is saved is about ten microseconds a row.
 """
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+from sqlalchemy import Executable
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import CompilerElement
 
-from umbel.server.store.prepared import Write
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A statement in the database's own SQL, and the rows that it writes, by position."""
+
+    sql: str
+    rows: Sequence[tuple[object, ...]]
+
+
+class Prepared:
+    """A statement for rows of plain numbers and strings. `columns`: the names of its parameters, as a row has them."""
+
+    def __init__(self, statement: Executable, dialect: Dialect, columns: Sequence[str]) -> None:
+        assert isinstance(statement, CompilerElement)
+        compiled = statement.compile(dialect=dialect, column_keys=list(columns))
+        assert isinstance(compiled, SQLCompiler)
+        assert compiled.positiontup is not None, "both databases' drivers take parameters by position"
+        assert sorted(compiled.positiontup) == sorted(columns), "each parameter once"
+        self._sql = str(compiled)
+        self._order = [list(columns).index(name) for name in compiled.positiontup]
+
+    def of(self, rows: Iterable[Sequence[object]]) -> Write:
+        """The statement for these rows, each in the order of `columns`."""
+        order = self._order
+        if order == sorted(order):
+            return Write(self._sql, [tuple(row) for row in rows])
+        return Write(self._sql, [tuple(row[i] for i in order) for row in rows])
+
+    async def execute(self, tx: AsyncConnection, rows: Iterable[Sequence[object]]) -> None:
+        """Write all these rows, each in the order of `columns`."""
+        if (write := self.of(rows)).rows:
+            await tx.exec_driver_sql(write.sql, list(write.rows))
+
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",

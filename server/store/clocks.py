@@ -1,0 +1,110 @@
+"""Clocks: whether this machine's agrees with the database's, and since when no coordinator could take reports.
+
+Windows close by the clock, waiting clients are counted by it, and a signature is fresh by it (`CLOCK_SKEW_S`). Clocks
+that are minutes apart end rounds early, and refuse honest clients at one coordinator of several.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Double, cast, extract, func, literal, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from umbel.aggregation.round.states import Outage
+from umbel.server.clock import Clock
+from umbel.server.store import tables
+from umbel.server.store.database import Database
+from umbel.server.store.tables import table_of
+
+APART_MAX_S = 10.0
+APART_WARN_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class ClockApart(Exception):
+    """This machine's clock is too far from the database's. One sentence that says what to do."""
+
+
+def ahead_s(before: float, theirs: float, after: float) -> float:
+    """How far another clock, read between `before` and `after` on ours, is surely ahead of it (negative: behind)."""
+    return max(theirs - after, 0.0) + min(theirs - before, 0.0)
+
+
+def database_now() -> ColumnElement[float]:
+    """The time on a PostgreSQL server's clock as it gets to this row, in Unix seconds."""
+    return cast(extract("epoch", func.clock_timestamp()), Double)
+
+
+async def require_agreement(database: Database, clock: Clock) -> None:
+    """Raise `ClockApart` for a clock that is not the database's. SQLite has no clock but this machine's."""
+    if database.is_sqlite:
+        return
+    async with database.reading() as tx:
+        before = clock.now()
+        theirs = (await tx.execute(select(database_now()))).scalar_one()
+        after = clock.now()
+    if abs(apart_s := ahead_s(before, theirs, after)) > APART_MAX_S:
+        raise ClockApart(f"{_words(apart_s)}, and at most {APART_MAX_S:g} s are allowed: set both by NTP, then start")
+
+
+@dataclass(slots=True)
+class ClockWatch:
+    """Warns when the database's clock and ours have come apart: once, until they agree again."""
+
+    _has_warned: bool = False
+
+    def note(self, apart_s: float) -> None:
+        is_apart = abs(apart_s) > APART_WARN_S
+        if is_apart and not self._has_warned:
+            _log.warning("%s: windows close, and signatures age, by the clock; set both by NTP", _words(apart_s))
+        self._has_warned = is_apart
+
+
+def _words(apart_s: float) -> str:
+    side = "behind" if apart_s > 0 else "ahead of"
+    return f"this machine's clock is {abs(apart_s):.1f} s {side} the database's"
+
+
+SIGN_S = 1.0
+OUTAGE_S = 3.0
+"""A shorter gap is none: a busy disk, a failover to another replica."""
+_SIGN, _ID = table_of(tables.SignOfLife), 1
+
+
+class Uptime:
+    """The signs of life."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._db = database
+        self._clock = clock
+        self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
+        self._last = float("-inf")  # as far as this coordinator knows
+
+    async def outage(self) -> Outage | None:
+        """The time in which nobody could take reports, if no coordinator has signed since."""
+        now = self._clock.now()
+        if now - self._last <= OUTAGE_S:
+            return None
+        gap_s = self._now() - _SIGN.c.at
+        async with self._db.reading() as tx:
+            away_s = (await tx.execute(select(gap_s))).scalar_one_or_none()
+        if away_s is None:
+            return None
+        self._last = max(self._last, now - away_s)
+        return Outage(now - away_s, now) if away_s > OUTAGE_S else None
+
+    async def sign(self) -> None:
+        """Leave a sign of life, unless the last one is fresh. To be called when all runs were told of an outage."""
+        now = self._clock.now()
+        if now - self._last < SIGN_S:
+            return
+        statement = self._insert(_SIGN).values(id=_ID, at=self._now())
+        latest = func.max if self._db.is_sqlite else func.greatest
+        later = {"at": latest(_SIGN.c.at, statement.excluded.at)}
+        async with self._db.writing("sign_of_life") as tx:
+            await tx.execute(statement.on_conflict_do_update(index_elements=["id"], set_=later))
+        self._last = now
+
+    def _now(self) -> ColumnElement[float]:
+        """The time on the clock that all who write to this database share."""
+        return literal(self._clock.now()) if self._db.is_sqlite else database_now()
