@@ -24,9 +24,11 @@ from umbel.server.store.waiters import WaiterStore, Waiting
 
 _HEARD_EVERY_S = 30.0
 _HEARD_ROWS_MAX = 100
-_NONCES = insert(table_of(tables.Nonce))
-_KEY = tuple_(tables.Nonce.expires_at, tables.Nonce.client, tables.Nonce.nonce)
-_HEARD = update(tables.Client).where(tables.Client.id == bindparam("client")).values(last_heard_at=bindparam("at"))
+_NONCES = insert(table_of(tables.NonceRow))
+_KEY = tuple_(tables.NonceRow.expires_at, tables.NonceRow.client, tables.NonceRow.nonce)
+_HEARD = (
+    update(tables.ClientRow).where(tables.ClientRow.id == bindparam("client")).values(last_heard_at=bindparam("at"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +116,13 @@ class Admission:
 
     async def forget_nonces(self, now: float) -> None:
         """Drop the nonces that no signature can carry any more, a second's worth at a time: others write meanwhile."""
-        oldest = select(tables.Nonce.expires_at).order_by(tables.Nonce.expires_at).limit(1)
+        oldest = select(tables.NonceRow.expires_at).order_by(tables.NonceRow.expires_at).limit(1)
         while True:
             async with self._db.writing("forget_nonces") as tx:
                 found = (await tx.execute(oldest)).scalar()
                 if found is None or found >= now:
                     return
-                await tx.execute(delete(tables.Nonce).where(tables.Nonce.expires_at < min(found + 1, now)))
+                await tx.execute(delete(tables.NonceRow).where(tables.NonceRow.expires_at < min(found + 1, now)))
 
     async def store_heard(self) -> None:
         """Store all that is not stored yet of when clients were last heard of."""

@@ -23,7 +23,7 @@ from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of
 from umbel.server.store.waiters import WaiterStore
 
-_CLIENT = table_of(tables.Client)
+_CLIENT = table_of(tables.ClientRow)
 _KNOWN_MAX = 100_000
 _LOOK_BACK_S = 600.0
 """Replicas' clocks differ, and a revocation is dated before its transaction ends: `refresh` looks that far back."""
@@ -112,7 +112,7 @@ class Registry:
         return client
 
     async def _look_up(self, names: Sequence[str]) -> Sequence[KnownClient | None]:
-        clients = tables.Client
+        clients = tables.ClientRow
         columns = select(
             clients.id, clients.public_key, clients.bound_labels, clients.is_name_bound, clients.revoked_at
         )
@@ -146,7 +146,7 @@ class Registry:
 
     async def refresh(self, now: float) -> tuple[str, ...]:
         """The clients that were revoked at other replicas since the last look. To be called twice a second or so."""
-        clients, since = tables.Client, min(now, self._looked_at or now) - _LOOK_BACK_S
+        clients, since = tables.ClientRow, min(now, self._looked_at or now) - _LOOK_BACK_S
         async with self._db.reading() as tx:
             found = await tx.scalars(select(clients.id).where(clients.revoked_at > since))
             news = tuple(name for name in found if name not in self._revoked)

@@ -27,7 +27,7 @@ from umbel.server.store.batches import Batches
 from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of
 
-_CLIENT, _TOKEN = table_of(tables.Client), table_of(tables.Token)
+_CLIENT, _TOKEN = table_of(tables.ClientRow), table_of(tables.TokenRow)
 _KEPT_S = 7 * 86400.0
 """So long after its end a token is known as used or expired; then it is one that was never issued."""
 

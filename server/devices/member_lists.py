@@ -19,7 +19,7 @@ from umbel.server.store.tables import table_of
 
 LOOK_AGAIN_S = 5.0
 """A list that another replica was given counts here so many seconds later, at the latest."""
-_LIST = table_of(tables.MemberListText)
+_LIST = table_of(tables.MemberListRow)
 
 
 class MemberListStore:

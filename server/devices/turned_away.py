@@ -15,7 +15,7 @@ SHOWN_MAX = 20
 _SAME_AGAIN_S = 60.0  # a client that keeps knocking costs a write a minute
 _OTHER_AGAIN_S = 5.0  # and one whose reason changes at each knock a write in so many seconds
 _KEPT_S = 7 * 86400.0
-_AWAY, _WAITER = table_of(tables.TurnedAway), table_of(tables.Waiter)
+_AWAY, _WAITER = table_of(tables.TurnedAwayRow), table_of(tables.WaiterRow)
 
 
 class TurnedAwayStore:

@@ -25,10 +25,10 @@ from umbel.server.store.stored import LiveRun, StoredUpload
 from umbel.server.store.tables import table_of
 from umbel.server.store.uploads import uploads_of
 
-_AUDIT, _ROUND, _LAYOUT = table_of(tables.Audit), table_of(tables.Round), table_of(tables.LayoutText)
-_RUN = table_of(tables.Run)
-_ASSIGNMENT, _CLIENT = table_of(tables.Assignment), table_of(tables.Client)
-_UPLOAD, _CHUNK = table_of(tables.Upload), table_of(tables.UploadChunk)
+_AUDIT, _ROUND, _LAYOUT = table_of(tables.AuditRow), table_of(tables.RoundRow), table_of(tables.LayoutRow)
+_RUN = table_of(tables.RunRow)
+_ASSIGNMENT, _CLIENT = table_of(tables.AssignmentRow), table_of(tables.ClientRow)
+_UPLOAD, _CHUNK = table_of(tables.UploadRow), table_of(tables.UploadChunkRow)
 _SIGNED = TypeAdapter(SignedReport)
 
 

@@ -68,7 +68,7 @@ def _words(apart_s: float) -> str:
 SIGN_S = 1.0
 OUTAGE_S = 3.0
 """A shorter gap is none: a busy disk, a failover to another replica."""
-_SIGN, _ID = table_of(tables.SignOfLife), 1
+_SIGN, _ID = table_of(tables.SignOfLifeRow), 1
 
 
 class Uptime:

@@ -30,8 +30,8 @@ from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of
 
 _log = logging.getLogger(__name__)
-_DEPLOYMENT, _ID = table_of(tables.Deployment), 1
-_RUN, _VERSION = table_of(tables.Run), table_of(tables.ModelVersion)
+_DEPLOYMENT, _ID = table_of(tables.DeploymentRow), 1
+_RUN, _VERSION = table_of(tables.RunRow), table_of(tables.ModelVersionRow)
 _OPEN = (RunStatus.RUNNING.value, RunStatus.PAUSED.value)
 _MARKS, _CLAIMS = "deployment/marks", "deployment/claims"
 _IF_MEANT = "if the change is meant, stop every coordinator of this database and start one of them with --adopt"
@@ -174,7 +174,7 @@ class Deployment:
 
     async def _not_its_store(self) -> str:
         async with self.database.reading() as tx:
-            n_runs = (await tx.execute(select(func.count()).select_from(tables.Run))).scalar_one()
+            n_runs = (await tx.execute(select(func.count()).select_from(tables.RunRow))).scalar_one()
         runs = counted(n_runs, "run")
         return (
             f"the blobs in {self.named.blobs} are not those of this database, which holds {runs}: all its "

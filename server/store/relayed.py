@@ -17,7 +17,7 @@ from umbel.server.store.database import Database
 from umbel.server.store.replicas import closing_job
 from umbel.server.store.tables import table_of
 
-_LEASE, _RELAYED = table_of(tables.Lease), table_of(tables.RelayedReveal)
+_LEASE, _RELAYED = table_of(tables.LeaseRow), table_of(tables.RelayedRevealRow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 BEAT_S = 0.5
 DEAD_AFTER_LOOKS = 4
 _FORGET_AFTER_LOOKS = 400
-_REPLICA, _LEASE = table_of(tables.Replica), table_of(tables.Lease)
+_REPLICA, _LEASE = table_of(tables.ReplicaRow), table_of(tables.LeaseRow)
 
 
 def closing_job(round_id: int) -> str:

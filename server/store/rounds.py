@@ -68,10 +68,10 @@ from umbel.server.store.versions import (
 
 _RECORD = TypeAdapter(RoundRecord)
 _RUN_FILE = TypeAdapter(RunFile)
-_RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
-_UPLOAD, _SEALED = table_of(tables.Upload), table_of(tables.SealedShares)
-_PARTIAL, _LEASE = table_of(tables.PartialSum), table_of(tables.Lease)
-_RELAYED = table_of(tables.RelayedReveal)
+_RUN, _ROUND, _ASSIGNMENT = table_of(tables.RunRow), table_of(tables.RoundRow), table_of(tables.AssignmentRow)
+_UPLOAD, _SEALED = table_of(tables.UploadRow), table_of(tables.SealedSharesRow)
+_PARTIAL, _LEASE = table_of(tables.PartialSumRow), table_of(tables.LeaseRow)
+_RELAYED = table_of(tables.RelayedRevealRow)
 
 
 class Transition(Protocol):

@@ -22,8 +22,8 @@ from umbel.server.store.versions import changes_of
 
 _RUN_FILE = TypeAdapter(RunFile)
 _ROWS_AT_ONCE = 1000
-_RUN, _ROUND, _ASSIGNMENT = table_of(tables.Run), table_of(tables.Round), table_of(tables.Assignment)
-_MODEL, _VERSION, _CLIENT = table_of(tables.Model), table_of(tables.ModelVersion), table_of(tables.Client)
+_RUN, _ROUND, _ASSIGNMENT = table_of(tables.RunRow), table_of(tables.RoundRow), table_of(tables.AssignmentRow)
+_MODEL, _VERSION, _CLIENT = table_of(tables.ModelRow), table_of(tables.ModelVersionRow), table_of(tables.ClientRow)
 WITH_HEARD = select(_ASSIGNMENT, _CLIENT.c.last_heard_at).join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
 
 

@@ -26,7 +26,7 @@ class Base(DeclarativeBase):
     pass
 
 
-class Client(Base):
+class ClientRow(Base):
     """An enrolled client; a revoked one keeps its name, so that nobody else can take it.
 
     Of those that may speak no two have one key: a cohort with a key twice is impossible (`secagg/context.py`).
@@ -53,7 +53,7 @@ class Client(Base):
     revoked_at: Mapped[float | None] = mapped_column(index=True)
 
 
-class Token(Base):
+class TokenRow(Base):
     """A one-time enrolment token; only its hash is kept. `client`: the name that it binds; `labels`: likewise, JSON."""
 
     __tablename__ = "tokens"
@@ -65,7 +65,7 @@ class Token(Base):
     labels: Mapped[str] = mapped_column(Text)
 
 
-class Nonce(Base):
+class NonceRow(Base):
     """A nonce seen from a client, until a request that carries it would be stale anyway.
 
     A replay carries the same signed time, so it has the same key; and a key that begins with the time grows at one end
@@ -79,7 +79,7 @@ class Nonce(Base):
     nonce: Mapped[str] = mapped_column(String(43), primary_key=True)
 
 
-class Waiter(Base):
+class WaiterRow(Base):
     """A client that has checked in for a run. Until `until` it counts as waiting for work."""
 
     __tablename__ = "waiters"
@@ -92,7 +92,7 @@ class Waiter(Base):
     until: Mapped[float]
 
 
-class TurnedAway(Base):
+class TurnedAwayRow(Base):
     """A client that was refused when it checked in for a run: the last time, and why."""
 
     __tablename__ = "turned_away"
@@ -102,13 +102,13 @@ class TurnedAway(Base):
     at: Mapped[float]
 
 
-class LayoutText(Base):
+class LayoutRow(Base):
     __tablename__ = "layouts"
     digest: Mapped[str] = mapped_column(_SHA256, primary_key=True)
     text: Mapped[str] = mapped_column(Text)
 
 
-class Model(Base):
+class ModelRow(Base):
     """A model file that clients may download."""
 
     __tablename__ = "models"
@@ -118,7 +118,7 @@ class Model(Base):
     created_at: Mapped[float]
 
 
-class Run(Base):
+class RunRow(Base):
     """`run_file`: canonical JSON; `status`: of `messages.RunStatus`; `round_id`: its newest attempt at a round.
 
     `salt`: random, and told to nobody. `audit_number`, `audit_sha256`: the newest of its audit bundles;
@@ -140,7 +140,7 @@ class Run(Base):
     audit_sha256: Mapped[str] = mapped_column(_SHA256)
 
 
-class MemberListText(Base):
+class MemberListRow(Base):
     """The member list that a run's rounds are bound to, where the coordinator was given it: as its file has it."""
 
     __tablename__ = "member_lists"
@@ -148,7 +148,7 @@ class MemberListText(Base):
     text: Mapped[str] = mapped_column(Text)
 
 
-class ModelVersion(Base):
+class ModelVersionRow(Base):
     """A model version, as `records.VersionRecord` tells of it; `metrics`, `evaluation`: JSON.
 
     A version that is marked `deleted_at` is not used any more; `removed_at`: its files, where no version that is kept
@@ -179,7 +179,7 @@ class ModelVersion(Base):
     removed_at: Mapped[float | None]
 
 
-class ModelClaim(Base):
+class ModelClaimRow(Base):
     """A model file that `owner` is about to store and to refer to: until it has, nobody removes it."""
 
     __tablename__ = "model_claims"
@@ -187,14 +187,14 @@ class ModelClaim(Base):
     sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
 
 
-class ModelRemoval(Base):
+class ModelRemovalRow(Base):
     """A model file that is being removed: until it is gone, nobody may claim it."""
 
     __tablename__ = "model_removals"
     sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
 
 
-class Round(Base):
+class RoundRow(Base):
     """One attempt at a round. `head`: its state as JSON, without what the assignments' rows hold of it.
 
     `record`: the JSON of its `RoundRecord` once it has ended.
@@ -211,7 +211,7 @@ class Round(Base):
     record: Mapped[str | None] = mapped_column(Text)
 
 
-class Assignment(Base):
+class AssignmentRow(Base):
     """One client in one attempt.
 
     `draws`, `sample_count`, `tier`: the cohort's member; `weight`, `work`: its accepted report (`WorkDone` as JSON);
@@ -246,7 +246,7 @@ class Assignment(Base):
     bytes_down: Mapped[int] = mapped_column(BigInteger)
 
 
-class SealedShares(Base):
+class SealedSharesRow(Base):
     """A client's ShareKeys message, until its round has ended: shares sealed for others, which nobody here can read."""
 
     __tablename__ = "sealed_shares"
@@ -254,7 +254,7 @@ class SealedShares(Base):
     body: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class Upload(Base):
+class UploadRow(Base):
     """An update on its way. `sha256`: what the whole must hash to; `offset`: how many bytes are in and checked."""
 
     __tablename__ = "uploads"
@@ -265,7 +265,7 @@ class Upload(Base):
     is_complete: Mapped[bool]
 
 
-class UploadChunk(Base):
+class UploadChunkRow(Base):
     """A part of an update, in the blob store under `key`."""
 
     __tablename__ = "upload_chunks"
@@ -275,7 +275,7 @@ class UploadChunk(Base):
     key: Mapped[str] = mapped_column(String(255))
 
 
-class Audit(Base):
+class AuditRow(Base):
     """A sealed audit bundle (`aggregation/audit/bundle.py`). `round_id`: its attempt; None for the run's own.
 
     `updates_deleted_at`: when the updates that it names were given up; None while they are kept, or if it names none.
@@ -291,7 +291,7 @@ class Audit(Base):
     updates_deleted_at: Mapped[float | None]
 
 
-class Deployment(Base):
+class DeploymentRow(Base):
     """One row: what every coordinator over this database must share.
 
     `store`: the mark that its blob store bears; `audit_key`: the public key, in base64; `admin_key`: a few hex digits
@@ -305,7 +305,7 @@ class Deployment(Base):
     admin_key: Mapped[str] = mapped_column(String(8))
 
 
-class Replica(Base):
+class ReplicaRow(Base):
     """A coordinator process. `beat` grows while it lives; the others watch it stand still, each by its own clock."""
 
     __tablename__ = "replicas"
@@ -314,7 +314,7 @@ class Replica(Base):
     started_at: Mapped[float]
 
 
-class SignOfLife(Base):
+class SignOfLifeRow(Base):
     """One row: when a coordinator was at work on this database last, in Unix seconds."""
 
     __tablename__ = "signs_of_life"
@@ -322,7 +322,7 @@ class SignOfLife(Base):
     at: Mapped[float]
 
 
-class Lease(Base):
+class LeaseRow(Base):
     """A job that one replica does, for as long as it lives.
 
     `relay_key`: where the job is to unmask a sum, the public key to seal for that replica what others hear for it.
@@ -336,7 +336,7 @@ class Lease(Base):
     relay_signature: Mapped[bytes | None] = mapped_column(LargeBinary(64))
 
 
-class PartialSum(Base):
+class PartialSumRow(Base):
     """What one replica has folded of a round, in the blob store under `key`. `clients`: JSON list of names."""
 
     __tablename__ = "partial_sums"
@@ -348,7 +348,7 @@ class PartialSum(Base):
     total_weight: Mapped[int] = mapped_column(BigInteger)
 
 
-class RelayedReveal(Base):
+class RelayedRevealRow(Base):
     """What a client has revealed, sealed by the replica that heard it for the one that unmasks; until that has it.
 
     `relay_key`: the key that it is sealed to, whose other half is in that replica's memory alone.

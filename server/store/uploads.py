@@ -15,8 +15,8 @@ from umbel.server.store.database import Database
 from umbel.server.store.stored import Chunk, StoredUpload
 from umbel.server.store.tables import table_of
 
-_UPLOAD, _CHUNK = table_of(tables.Upload), table_of(tables.UploadChunk)
-_ASSIGNMENT, _ROUND = table_of(tables.Assignment), table_of(tables.Round)
+_UPLOAD, _CHUNK = table_of(tables.UploadRow), table_of(tables.UploadChunkRow)
+_ASSIGNMENT, _ROUND = table_of(tables.AssignmentRow), table_of(tables.RoundRow)
 _NAMES_MAX = 500  # in one statement: databases bound its parameters
 
 # Built once: to build a statement takes as long as to run it.

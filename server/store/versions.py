@@ -22,9 +22,9 @@ from umbel.server.store import tables
 from umbel.server.store.database import Database
 from umbel.server.store.tables import table_of
 
-_VERSION, _MODEL = table_of(tables.ModelVersion), table_of(tables.Model)
-_ROUND, _ASSIGNMENT = table_of(tables.Round), table_of(tables.Assignment)
-_CLAIM, _REMOVAL = table_of(tables.ModelClaim), table_of(tables.ModelRemoval)
+_VERSION, _MODEL = table_of(tables.ModelVersionRow), table_of(tables.ModelRow)
+_ROUND, _ASSIGNMENT = table_of(tables.RoundRow), table_of(tables.AssignmentRow)
+_CLAIM, _REMOVAL = table_of(tables.ModelClaimRow), table_of(tables.ModelRemovalRow)
 _CLAIMS_LOCK = 0x636C61696D  # "claim": claims and removals are made one at a time
 _WITH_SIZE = select(_VERSION, _MODEL.c.size_bytes).join(_MODEL, _MODEL.c.sha256 == _VERSION.c.sha256)
 
@@ -234,7 +234,7 @@ def _names(which: ColumnElement[bool]) -> Iterator[Select[tuple[str]]]:
         yield select(column.label("sha256")).where(which, column.is_not(None))
 
 
-_LAYOUT = table_of(tables.LayoutText)
+_LAYOUT = table_of(tables.LayoutRow)
 
 
 class ModelStore:
@@ -249,7 +249,7 @@ class ModelStore:
             if await _model(tx, ref.sha256) is not None:
                 return
             if await _layout(tx, layout.digest) is None:
-                await tx.execute(insert(tables.LayoutText).values(digest=layout.digest, text=layout.to_json()))
+                await tx.execute(insert(tables.LayoutRow).values(digest=layout.digest, text=layout.to_json()))
             await _add_model(tx, ref, now)
 
     async def model(self, sha256: str) -> ModelRef | None:
@@ -280,4 +280,4 @@ async def _add_model(tx: AsyncConnection, ref: ModelRef, now: float) -> None:
         "layout_digest": ref.layout_digest,
         "created_at": now,
     }
-    await tx.execute(insert(tables.Model).values(row))
+    await tx.execute(insert(tables.ModelRow).values(row))

@@ -19,7 +19,7 @@ from umbel.server.store.small_writes import Prepared, Write
 from umbel.server.store.tables import table_of
 
 _log = logging.getLogger(__name__)
-_WAITER, _CLIENT = table_of(tables.Waiter), table_of(tables.Client)
+_WAITER, _CLIENT = table_of(tables.WaiterRow), table_of(tables.ClientRow)
 _LEAVE = (
     update(_WAITER)
     .where(

@@ -22,7 +22,7 @@ async def kept(it: House) -> int:
     database = Database(it.settings.database)
     try:
         async with database.reading() as tx:
-            return int((await tx.execute(select(func.count()).select_from(tables.TurnedAway))).scalar_one())
+            return int((await tx.execute(select(func.count()).select_from(tables.TurnedAwayRow))).scalar_one())
     finally:
         await database.close()
 

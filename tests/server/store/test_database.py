@@ -50,11 +50,11 @@ def test_a_database_with_one_key_under_two_names_is_not_migrated_and_the_sentenc
         names = {"north": (b"n", None), "twin": (b"n", None), "south": (b"s", None), "gone": (b"s", 1.0)}
         for name, (key, revoked_at) in names.items():
             client = {"id": name, "public_key": key * 32, "revoked_at": revoked_at, **row}
-            connection.execute(insert(tables.Client).values(client))
+            connection.execute(insert(tables.ClientRow).values(client))
         with pytest.raises(UnfitDatabase, match=r"'north' and 'twin'; .*umbel client remove") as refused:
             upgrade(connection)
         assert "south" not in str(refused.value)
-        connection.execute(update(tables.Client).where(tables.Client.id == "twin").values(revoked_at=2.0))
+        connection.execute(update(tables.ClientRow).where(tables.ClientRow.id == "twin").values(revoked_at=2.0))
         upgrade(connection)
     engine.dispose()
 
@@ -85,7 +85,7 @@ async def _as_of_the_first_tables(url: str) -> None:
     await database.close()
 
 
-_TOKENS = insert(tables.Token)
+_TOKENS = insert(tables.TokenRow)
 _COLUMNS = ("sha256", "created_at", "expires_at", "labels")
 _SYNCED = {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 10_000, "foreign_keys": 1}
 
@@ -96,7 +96,7 @@ def _tokens(database: Database, *names: str) -> Write:
 
 async def _stored(database: Database) -> set[str]:
     async with database.reading() as tx:
-        return set(await tx.scalars(select(tables.Token.sha256)))
+        return set(await tx.scalars(select(tables.TokenRow.sha256)))
 
 
 @pytest.mark.usefixtures("any_database")
@@ -110,7 +110,7 @@ def test_rows_that_are_written_together_are_there_on_return_or_none_of_them_ever
                 await database.write("test", [_tokens(database, "d"), _tokens(database, "e", "a")])
             assert await _stored(database) == {"a", "b", "c"}
             async with asyncio.timeout(LIMIT_S), database.writing("test") as tx:  # nothing is locked
-                await tx.execute(delete(tables.Token).where(tables.Token.sha256 == "b"))
+                await tx.execute(delete(tables.TokenRow).where(tables.TokenRow.sha256 == "b"))
             await database.write("test", [_tokens(database, "d")])
             assert await _stored(database) == {"a", "c", "d"}
 
@@ -202,7 +202,7 @@ def test_a_write_that_is_cancelled_leaves_no_lock_behind(statement: str, tmp_pat
         async def write(name: str, *more: str) -> None:
             async with database.writing("test") as tx:
                 row = {"sha256": name, "created_at": 0.0, "expires_at": 0.0, "labels": "{}"}
-                await tx.execute(insert(tables.Token).values(row))
+                await tx.execute(insert(tables.TokenRow).values(row))
                 for one in more:
                     await tx.execute(text(one))
 

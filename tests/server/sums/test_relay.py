@@ -34,7 +34,7 @@ from umbel.server.store.replicas import closing_job
 from umbel.server.sums.relay import Relay
 
 LOG_PAGE_BYTES = 8192
-LEASE, RELAYED = tables.table_of(tables.Lease), tables.table_of(tables.RelayedReveal)
+LEASE, RELAYED = tables.table_of(tables.LeaseRow), tables.table_of(tables.RelayedRevealRow)
 STATE = {"w": torch.zeros(200)}
 LAYOUT = Layout.of_state(STATE)
 
