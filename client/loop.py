@@ -277,14 +277,14 @@ class Participant:
         check_offer(offer, self._run, self._client, self._layout)
         window_end = time.monotonic() + offer.window_s
         try:
-            if offer.secure is not None:
+            if offer.is_secure:
                 self._work_securely(offer, window_end)
             elif offer.task.sends_updates:
                 self._work(offer, window_end)
             else:
                 self._measure(offer, window_end)
             self._failures = self._declines = self._closings = 0
-            if offer.secure is not None:
+            if offer.is_secure:
                 self._store.failures.succeeded(self._run)
         except AssignmentClosed as error:
             log.info("%s: not sent, %s", name_of(offer), error)
@@ -315,7 +315,7 @@ class Participant:
     def _tell(self, offer: Assignment, window_end: float, error: ClientError) -> None:
         """Decline. How long that is tried says nothing of the reason."""
         # Its report is waited for until the window's end, its signature for some time after.
-        until = window_end if offer.secure is None else window_end + after_s(offer.window_s)
+        until = window_end + after_s(offer.window_s) if offer.is_secure else window_end
         decline(self._coordinator, offer.id, error.told, self._patience(within(offer.window_s), until))
 
     def _next_away_s(self) -> float:
@@ -326,7 +326,7 @@ class Participant:
         own_fault = error.__cause__ if isinstance(error, TrainingFailed) else None
         log.error("%s: %s", name_of(offer), error, exc_info=own_fault)
         self._store.forget_work()
-        if offer.secure is not None:
+        if offer.is_secure:
             self._store.failures.count(self._run, error)
         self._tell(offer, window_end, error)
         self._failures += 1
@@ -342,7 +342,7 @@ class Participant:
             )
         if advice or self._failures >= FAILURES_MAX:
             raise error
-        if offer.secure is not None:
+        if offer.is_secure:
             self._pause(self._next_away_s())  # when it asks again says no more of why it declined than its words do
 
     def _work(self, offer: Assignment, window_end: float) -> None:

@@ -203,7 +203,7 @@ class Auditor:
 
     def _check_codec(self, ended: RoundEnded, created: RunCreated) -> None:
         """That its step is what the run file makes of the round before it."""
-        if ended.plan.secure is not None:
+        if ended.plan.is_secure:
             self._check_secure(ended, created)
             return
         _require(ended.plan.codec == self._codec, "its codec does not follow from the run file and the round before it")
@@ -218,7 +218,7 @@ class Auditor:
         section = section_of(created.run_file, "secure_aggregation", SecureAggregationSection)
         codec = section_of(created.run_file, "codec", CodecSection)
         plan, key = ended.plan, codec_key(_seed(created), ended.round)
-        assert plan.secure is not None, "it is a secure round"
+        assert plan.secure, "it is a secure round"
         n_values = _layout(created).n_values
         privacy, rounds = _privacy_of(created)
         if privacy is not None:
@@ -251,7 +251,7 @@ class Auditor:
         _require((report is None) is (one.weight is None), f"{one.client} has a report without a weight, or no report")
         if report is None:
             return
-        is_masked = ended.plan.secure is not None  # and says nothing of its weight
+        is_masked = ended.plan.is_secure  # and says nothing of its weight
         expected = 1 if is_masked else weight_of(ended.plan.weighting, one.draws, sample_count_of(one))
         _require(one.weight == expected, f"the weight of {one.client} is not what its report asks for, {expected}")
         if not report.signature:

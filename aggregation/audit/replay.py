@@ -25,7 +25,7 @@ class Replay:
     def __init__(self, ended: RoundEnded, layout: Layout) -> None:
         if ended.sum is None:
             raise AuditFailed(f"round {ended.round}, attempt {ended.attempt}, was abandoned: it made no model")
-        if ended.plan.secure is not None:
+        if ended.plan.is_secure:
             raise AuditFailed(
                 f"round {ended.round} was a secure one: nobody has its updates, so its sum can only be taken as signed"
             )

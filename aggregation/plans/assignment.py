@@ -80,6 +80,11 @@ class Assignment:
     changes: tuple[ModelChange, ...] = ()
     secure: SecureOffer | None = None
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether the update is masked."""
+        return self.secure is not None
+
 
 def assignment_id(run: RunId, number: int, attempt: int, client: ClientId, task: Task = Task.TRAINING) -> AssignmentId:
     """`run.round.attempt.client`, with `e` before the attempt of an evaluation, `c` before that of a canary.

@@ -70,9 +70,7 @@ class SecurePlan:
                 f"a secure sum has {MINIMUM_LEAST} to {COHORT_MAX} clients; minimum = {self.minimum} of "
                 f"{self.clients_max} is no such number"
             )
-        if self.noise is not None and (
-            self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1
-        ):
+        if self.is_private and (self.metrics or self.evaluation or self.is_proportional or self.weight_unit != 1):
             raise ValueError("in a private round nothing travels without noise: no metrics, and no weights")
         if not 0 <= self.minimum_work <= 1:  # also refuses a NaN
             raise ValueError(f"minimum_work is a share of the steps, 0 to 1, not {self.minimum_work!r:.40}")
@@ -84,14 +82,19 @@ class SecurePlan:
 
         For the first round, and for an attempt after one that has failed: its sum may have wrapped.
         """
-        if self.noise is not None:
+        if self.is_private:
             return self  # its norms are bounded, and its bits hold what they add up to
         return replace(self, bits=(self.clients_max * LEVEL_MAX).bit_length() + 1)
 
     @property
+    def is_private(self) -> bool:
+        """Whether clients add noise."""
+        return self.noise is not None
+
+    @property
     def noise_variance(self) -> float:
         """Of the noise in each level of one client, in squared steps."""
-        return 0.0 if self.noise is None else self.noise.variance_per_client
+        return self.noise.variance_per_client if self.noise else 0.0
 
     @property
     def words(self) -> str:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.masks import SecurePlan
+from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import (
     LOCAL_MAX,
@@ -204,9 +205,19 @@ class RoundPlan:
         that none exceeds.
         """
         secure = other.secure
-        if secure is not None:
+        if secure:
             secure = replace(secure, clients_max=self.n_wanted, minimum=self.minimum).unwrapping()
         return replace(self, codec=other.codec, secure=secure, n_released=other.n_released + was_revealed)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether updates are masked."""
+        return self.secure is not None
+
+    @property
+    def noise(self) -> NoisePlan | None:
+        """What each client of a private round adds."""
+        return self.secure.noise if self.secure else None
 
     @property
     def n_rounds_before(self) -> int:
@@ -216,7 +227,7 @@ class RoundPlan:
     @property
     def needs_counts(self) -> bool:
         """Whether clients must say how much data they have: not in a secure round that draws them evenly."""
-        return self.secure is None or self.weighting is Weighting.PROPORTIONAL
+        return not self.is_secure or self.weighting is Weighting.PROPORTIONAL
 
     @property
     def target_unit(self) -> str:

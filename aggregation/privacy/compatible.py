@@ -29,7 +29,7 @@ def require_private_model(layout: Layout) -> None:
 
 
 def _reasons(section: PrivacySection, file: RunFile) -> Iterator[str]:
-    if file.secure is None:
+    if not file.secure:
         yield "noise that each client adds protects it only where updates are masked: add [secure_aggregation]"
         return
     section.clip(file.codec.clip_norm)

@@ -216,9 +216,8 @@ def _told_together(record: RoundRecord, totals: Totals) -> RoundRecord:
 
 def _epsilon(run: Run, plan: RoundPlan, n_released: int) -> float | None:
     """What a private run has cost with so many sums; None of others."""
-    if run.file.privacy is None or plan.secure is None or plan.secure.noise is None:
-        return None
-    return epsilon_after(plan.secure.noise, run.file.privacy.delta, n_released)
+    privacy, noise = run.file.privacy, plan.noise
+    return epsilon_after(noise, privacy.delta, n_released) if privacy and noise else None
 
 
 def _judged(run: Run, closing: Closing, totals: Totals | None) -> Judged | None:

@@ -230,12 +230,12 @@ class RunFile:
         """The plan with which the run begins: the canary's, if there is one. `n_values`: of the model."""
         plan = self.round_plan(1, 1) if self.canary is None else self.canary_plan(1)
         key = codec_key(self.seed, 1)
-        if self.secure is not None and self.privacy is not None:
+        if self.secure and self.privacy:
             step, clip = self.codec.step_asked, self.codec.clip_norm
             codec, secure = private_numbers(self.privacy, step, clip, plan, n_values, self.rounds.count)
             secure = replace(secure, minimum_work=self.secure.work_floor(has_noise=True))
             return replace(plan, codec=replace(codec, key=key), secure=secure)
-        if self.secure is not None:
+        if self.secure:
             codec, secure = self.secure.first(self.codec, plan, n_values, key)
             return replace(plan, codec=codec, secure=secure)
         return replace(plan, codec=self.codec.first(n_values, key))
@@ -254,7 +254,7 @@ class RunFile:
         """
         number = before.number + 1
         key = codec_key(self.seed, number)
-        if self.secure is not None and before.secure is not None and summed is not None:
+        if self.secure and before.secure and summed:
             numbers = (before.codec, before.secure)
             if self.privacy is not None:
                 codec, secure = again(numbers, key)

@@ -110,7 +110,7 @@ def round_record(
         samples_left_out=samples.left_out,
         samples_share=samples.share,
         codec=state.plan.codec.words if state.plan.task.sends_updates else "",
-        secure=state.plan.secure is not None,
+        secure=state.plan.is_secure,
         passed_over=state.passed_over.clients,
         samples_passed_over=state.passed_over.samples,
         uncovered=gaps(roll),

@@ -11,7 +11,7 @@ class AnotherList(MembersRefused):
 
 def named_list(file: RunFile) -> str:
     """The SHA-256 of the member list that a run's rounds are bound to; empty where they are bound to none."""
-    return file.secure.members_sha256 if file.secure is not None else ""
+    return file.secure.members_sha256 if file.secure else ""
 
 
 def require_named(file: RunFile, members: MemberList) -> None:
@@ -19,7 +19,7 @@ def require_named(file: RunFile, members: MemberList) -> None:
     if (named := named_list(file)) == members.sha256:
         return
     given, line = members.words, f'members_sha256 = "{members.sha256}"'
-    if file.secure is None:
+    if not file.secure:
         raise AnotherList(
             f"a member list is for secure rounds, and the run file asks for none: for {given} write {line} into a "
             "section [secure_aggregation], or give no list"

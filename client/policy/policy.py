@@ -155,7 +155,7 @@ class SitePolicy:
         """Whether this noise covers what the site sends: there is some, and a budget of the site bounds what its rounds
         cost. The coordinator chooses how much noise there is; without a budget that may be next to none.
         """
-        return noise is not None and (self.epsilon, self.epsilon_total) != (None, None)
+        return bool(noise) and (self.epsilon, self.epsilon_total) != (None, None)
 
     @property
     def requires_secure_rounds(self) -> bool:

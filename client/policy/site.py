@@ -129,7 +129,7 @@ class Site:
     def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
         """Raise `AttemptRefused` unless those who have come are within the limits, too."""
         names = asked.context.names
-        charged = None if asked.offer.plan.noise is None else self._kept.spent(self._run, self.policy.delta)
+        charged = self._kept.spent(self._run, self.policy.delta) if asked.offer.plan.is_private else None
         self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout, charged)
 
     def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
@@ -179,7 +179,7 @@ class Site:
             threshold=parameters.t,
             n_holders=parameters.k + 1,
             n_parameters=layout.n_values,
-            colluders=None if plan.noise is None else plan.noise.colluders,
+            colluders=plan.noise.colluders if plan.noise else None,
             epsilon=self._epsilon_of(ledger),
             epsilon_total=self._epsilon_in_all(ledger),
         )
@@ -191,7 +191,7 @@ class Site:
     def _ledger_with(self, asked: Asked) -> Ledger | None:
         """What the run's private rounds have cost this site, with this one; None for a round without noise."""
         noise = asked.offer.plan.noise
-        return None if noise is None else self._kept.spent(self._run, self.policy.delta).after(release_of(noise))
+        return self._kept.spent(self._run, self.policy.delta).after(release_of(noise)) if noise else None
 
     def _epsilon_of(self, ledger: Ledger | None) -> float | None:
         return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger, self.policy.epsilon)

@@ -31,7 +31,7 @@ def terms_sha256(asked: Asked) -> str:
         "batch_size": training.batch_size,
         "learning_rate": training.learning_rate,
         "proximal_mu": training.proximal_mu,
-        "is_private": plan.noise is not None,
+        "is_private": plan.is_private,
         "clip_norm": offer.codec.clip_norm,
         "max_abs": offer.grid.max_abs,
         "sample_count_max": offer.sample_count_max,

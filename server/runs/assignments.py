@@ -50,7 +50,7 @@ class Assignments:
         return self._ranks[1][client]
 
     async def _secure(self, live: LiveRun, client: ClientId, state: Training | Closing) -> SecureOffer | None:
-        if state.exchange is None or state.plan.secure is None:
+        if not (state.exchange and state.plan.secure):
             return None
         if self._offer is None or self._offer[0] != live.round_id:
             names = sorted(state.cohort)

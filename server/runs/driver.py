@@ -292,8 +292,8 @@ class RunDriver:
 
     async def _may_end(self, live: LiveRun) -> bool:
         """Whether it is for this replica to say that the time is up: of unmasking, only for the one that is at it."""
-        exchange = live.state.exchange if isinstance(live.state, Closing) else None
-        return exchange is None or exchange.phase is not Phase.UNMASKING or await self._closer.leads(live)
+        is_unmasking = isinstance(live.state, Closing) and live.state.is_unmasking
+        return not is_unmasking or await self._closer.leads(live)
 
     async def _gather(self, state: Recruiting, now: float) -> None:
         """See who waits. What only changes the words for what the round waits for is not worth a transaction.
@@ -471,4 +471,4 @@ class RunDriver:
 def _turn(state: RoundState) -> tuple[str, Phase | None]:
     """What the round's clients wait for: its phase, and that of its exchange if it is a secure one."""
     exchange = state.exchange if isinstance(state, Training | Closing) else None
-    return state.phase, None if exchange is None else exchange.phase
+    return state.phase, exchange.phase if exchange else None

@@ -137,7 +137,7 @@ class Reception:
         event = Reported(self._services.clock.now(), client, work)
         if isinstance(work, MaskedInput):
             await self.secure.keep_up(place, Phase.MASKED_INPUT)
-        if isinstance(work, MaskedInput) and (training := place.training) is not None and training.exchange is not None:
+        if isinstance(work, MaskedInput) and (training := place.training) and training.secure:
             await place.driver.secure.check_input(place.driver.live, client, work)
         try:
             answer = await place.driver.submit(Letter(event, assignment, signed=signed))

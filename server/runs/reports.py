@@ -17,10 +17,11 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
     """Raise `ReportRefused` for a report that makes no sense, `Refused` for one that has no whole update."""
     assert isinstance(state, Training), "only an open round takes reports"
     _check_task(state.plan.task, report.work)
-    if isinstance(report.work, MaskedInput) is not (state.exchange is not None):
+    is_secure = state.secure is not None
+    if isinstance(report.work, MaskedInput) is not is_secure:
         raise ReportRefused(
             "this round is a secure one: report a masked update, and no counts or metrics beside it"
-            if state.exchange is not None
+            if is_secure
             else "this round is not a secure one: report what was done, in the clear"
         )
     work, count_max = report.work, state.plan.sample_count_max
@@ -46,11 +47,11 @@ def check_report(state: RoundState, report: Reported, upload: StoredUpload | Non
 def check_turn(state: RoundState, message: Spoke) -> None:
     """Raise `Refused` for a message of a secure round that does not count, unless it repeats one that did."""
     exchange = state.exchange if isinstance(state, Training | Closing) else None
-    if exchange is not None and hears(state, message):
+    if exchange and hears(state, message):
         if message.turn is Phase.ADVERTISE_KEYS:
             _require_fresh(exchange, message)
         return
-    said = exchange.said(message.client, message.turn) if exchange is not None else ""
+    said = exchange.said(message.client, message.turn) if exchange else ""
     if not said:
         raise Refused(
             "assignment-closed",

@@ -100,7 +100,8 @@ def _is_over(place: "Place") -> bool:
 
 
 def _turn(state: RoundState) -> Phase | None:
-    return state.exchange.phase if isinstance(state, Training | Closing) and state.exchange is not None else None
+    exchange = state.exchange if isinstance(state, Training | Closing) else None
+    return exchange.phase if exchange else None
 
 
 def _require_part(place: "Place") -> None:

@@ -10,6 +10,7 @@ from umbel.aggregation.privacy.rounds import spent_after
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.ledger import live_round
 from umbel.aggregation.run.records import LiveRound, PrivacySpent, RunView
+from umbel.aggregation.trust.bound_list import named_list
 from umbel.server.devices.waiting import Bells, WaitingRoom
 from umbel.server.runs.chronicle import Chronicle
 from umbel.server.services import Services
@@ -25,16 +26,13 @@ def view_of(live: LiveRun) -> RunView:
     run = live.run
     done, planned = live.rounds_done, run.file.rounds.count
     view = RunView(run.file.name, run.status, run.reason, done, planned, run.created_at, run.model, run.audit_sha256)
-    members = "" if run.file.secure is None else run.file.secure.members_sha256
-    return replace(view, privacy=_spent(live), members_sha256=members)
+    return replace(view, privacy=_spent(live), members_sha256=named_list(run.file))
 
 
 def _spent(live: LiveRun) -> PrivacySpent | None:
     """What a private run has cost so far; None of others."""
-    file, secure = live.run.file, live.plan.secure
-    if file.privacy is None or secure is None or secure.noise is None:
-        return None
-    return spent_after(file.privacy, secure.noise, live.n_released, file.rounds.count)
+    file, noise = live.run.file, live.plan.noise
+    return spent_after(file.privacy, noise, live.n_released, file.rounds.count) if file.privacy and noise else None
 
 
 class RunNow:

@@ -131,7 +131,7 @@ async def _give_up_updates(
         numbers = [number for number, _ in expired]
         mine = (_AUDIT.c.run == live.name, _AUDIT.c.number.in_(numbers))
         await tx.execute(update(_AUDIT).where(*mine).values(updates_deleted_at=now))
-    reason = _why(keeps, is_model, policy.updates) if live.plan.secure is None else _MASKED
+    reason = _MASKED if live.plan.is_secure else _why(keeps, is_model, policy.updates)
     return KeptUpdates(keeps, tuple(number for number, _ in expired), reason), tuple(keys)
 
 

@@ -267,7 +267,7 @@ class RoundStore:
             *await tx.scalars(select(_PARTIAL.c.key).where(_PARTIAL.c.round_id == live.round_id)),
         ]
         await tx.execute(delete(_PARTIAL).where(_PARTIAL.c.round_id == live.round_id))
-        if live.plan.secure is not None:
+        if live.plan.is_secure:
             mine = select(_ASSIGNMENT.c.id).where(_ASSIGNMENT.c.round_id == live.round_id)
             await tx.execute(delete(_SEALED).where(_SEALED.c.assignment.in_(mine)))
         await tx.execute(delete(_LEASE).where(_LEASE.c.job == closing_job(live.round_id)))

@@ -100,7 +100,7 @@ class LiveRun:
         """Sums of a secure run that were revealed; one counts as soon as clients may have begun to reveal shares."""
         match self.state:
             case Committed():
-                is_released = self.plan.secure is not None
+                is_released = self.plan.is_secure
             case Abandoned() as abandoned:
                 is_released = abandoned.secure.was_revealed
             case Closing() as closing:

@@ -24,7 +24,6 @@ from umbel.aggregation.run.endings import Measured, Upshot
 from umbel.aggregation.secagg.errors import CheatingDealer, SecAggError
 from umbel.aggregation.secagg.masked_input import unmasked
 from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
-from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.aggregation.update.integer_sum import IntegerSum
 from umbel.server.problems import Refused
@@ -81,7 +80,7 @@ class Closer:
         """
         self._sum(live).add(client, chunks, Part(weight, self._codec.rank(live, client)))
         self._summed = live
-        if live.plan.secure is not None and (self._handing_in is None or self._handing_in.done()):
+        if live.plan.is_secure and (self._handing_in is None or self._handing_in.done()):
             self._handing_in = asyncio.create_task(self._hand_in(), name=f"masked sum of {live.name}")
 
     async def take_up(self, live: LiveRun, accepted: Mapping[ClientId, Accepted]) -> None:
@@ -96,7 +95,7 @@ class Closer:
             _log.warning("run %s: other replicas have adopted reports of this one; its sum begins anew", live.name)
             await self._drop()
         new = sorted(mine - self._folding.clients if self._folding else mine)
-        if live.plan.secure is not None and self._folding is None:
+        if live.plan.is_secure and self._folding is None:
             new = await self._restore(live, new)
         if not new:
             return
@@ -126,12 +125,12 @@ class Closer:
             await self.take_up(live, closing.accepted)
             if not await self.leads(live):
                 await self._post(live)
-                if closing.exchange is not None:
+                if closing.secure:
                     await self._secure.hand_over(live)
                 return None
-            if closing.exchange is not None:
+            if closing.secure:
                 await self._secure.collect(live)
-                if closing.exchange.phase is not Phase.UNMASKING:
+                if not closing.is_unmasking:
                     return None
             folding = await self._whole_sum(live, closing)
             return None if folding is None else await self._make_model(live, closing, folding)
@@ -233,7 +232,7 @@ class Closer:
         if clients != set(closing.accepted) or total.total_weight != closing.aggregate.total_weight:
             raise DamagedSum("the sum is not that of the accepted reports")
         services, file = self._services, live.run.file
-        if closing.exchange is None:
+        if not closing.secure:
             codec = self._codec.plain(closing.plan)
             parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
             summed = Summed(sum_sha256(total), codec.mean(total, parts), codec.update_rms(total))

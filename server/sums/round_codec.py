@@ -28,7 +28,7 @@ class RoundCodec:
 
     def composition(self, plan: RoundPlan) -> Composition:
         """The numbers that are masked in a secure round."""
-        assert plan.secure is not None, "only secure rounds have them"
+        assert plan.secure, "only secure rounds have them"
         return Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, self._layout)
 
     def plain(self, plan: RoundPlan) -> UpdateCodec:
@@ -36,7 +36,7 @@ class RoundCodec:
         return codec_for(plan.codec, plan.grid, self._layout)
 
     def _reader_of(self, plan: RoundPlan) -> UpdateReader:
-        return self.plain(plan) if plan.secure is None else MaskedReader(self.composition(plan))
+        return MaskedReader(self.composition(plan)) if plan.is_secure else self.plain(plan)
 
     def rank(self, live: LiveRun, client: ClientId) -> int:
         """The client's place in the cohort, which has been drawn."""

@@ -160,7 +160,7 @@ def contribution(
     """
     if len(secret) != CONTRIBUTION_SECRET_BYTES:
         raise ValueError(f"a contribution takes a secret of {CONTRIBUTION_SECRET_BYTES} random bytes")
-    steps, is_private = (work.steps_done, work.steps_planned), composition.secure.noise is not None
+    steps, is_private = (work.steps_done, work.steps_planned), composition.secure.is_private
     if is_private:
         require_private_model(composition.layout)
         work, (read, remarks) = SILENT, _read_unseen(composition, change, is_covered=is_covered)
