@@ -22,12 +22,12 @@ EXACT_MAX = (1 << 53) - 1
 Item = TypeVar("Item")
 
 
-class Written(tuple[Item, ...], Generic[Item]):
+class CanonicalText(tuple[Item, ...], Generic[Item]):
     """A tuple that brings its canonical text along: what is large is written before it becomes a part of something."""
 
     text: str
 
-    def __new__(cls, items: Iterable[Item]) -> "Written[Item]":
+    def __new__(cls, items: Iterable[Item]) -> "CanonicalText[Item]":
         written = super().__new__(cls, items)
         written.text = canonical(tuple(written))
         return written
@@ -162,7 +162,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
     type(None): lambda _: "null",
     int: _integer,
     float: number_text,
-    Written: lambda value: value.text,
+    CanonicalText: lambda value: value.text,
 }
 
 

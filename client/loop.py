@@ -71,7 +71,7 @@ from umbel.client.rounds.measure import measure
 from umbel.client.rounds.offers import check_able, check_layout, check_offer
 from umbel.client.rounds.refusals import decline
 from umbel.client.rounds.secure import SecureRound
-from umbel.client.rounds.secure_keys import Exchange
+from umbel.client.rounds.secure_keys import KeyExchange
 from umbel.client.rounds.secure_offers import check_window, read_offer
 from umbel.client.rounds.shutdown import Interrupted, Shutdown
 from umbel.client.rounds.told import name_of, warn_if_too_slow
@@ -84,7 +84,7 @@ from umbel.client.state.state_dir import locked
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
 from umbel.client.wire.backoff import CLOSED_BACKOFF, DECLINED_BACKOFF, RETRY_AFTER_MAX_S
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.fetch import Wanted, fetch_model
 from umbel.client.wire.redirect import Links
 from umbel.client.wire.timing import Timing, within
@@ -154,9 +154,9 @@ def run_client(
     with replicas, locked(state_dir), shutdown.on_signals():
         store = Store(state_dir, server)
         identity = identify(store, name, token)
-        coordinator = Coordinator(Transport(replicas, identity.authorize))
+        coordinator = CoordinatorClient(Transport(replicas, identity.authorize))
         site = Site(RunId(run), identity, policy, state_dir, store.secure, secure_random)
-        participant = Participant(app, coordinator, store, RunId(run), identity, site, shutdown)
+        participant = ClientLoop(app, coordinator, store, RunId(run), identity, site, shutdown)
         try:
             with shutdown.interruptible():
                 ensure_enrolled(coordinator, store, identity, token, labels or {}, Patience(wait=shutdown.wait))
@@ -165,13 +165,13 @@ def run_client(
             return participant.end("interrupted", str(interruption))
 
 
-class Participant:
+class ClientLoop:
     """One enrolled client in one run. Only the main loop's thread may call it."""
 
     def __init__(
         self,
         app: Client,
-        coordinator: Coordinator,
+        coordinator: CoordinatorClient,
         store: Store,
         run: RunId,
         identity: Identity,
@@ -391,7 +391,7 @@ class Participant:
             self._store.forget_work()
 
     def _train_unseen(
-        self, part: SecureRound, exchange: Exchange, start: Path, plan: LocalPlan, window_end: float
+        self, part: SecureRound, exchange: KeyExchange, start: Path, plan: LocalPlan, window_end: float
     ) -> Trained | None:
         """None if training has failed, or done too little, in a round that noise covers, which goes on with noise
         alone. Raises `UnfitWork`, or `TooLittleDone`, for that in another secure round: how training went may hang on
@@ -419,7 +419,7 @@ class Participant:
         )
         return None
 
-    def _leave_unseen(self, exchange: Exchange, unfit: ClientError) -> None:
+    def _leave_unseen(self, exchange: KeyExchange, unfit: ClientError) -> None:
         """Where the round has ended, go as one goes whose training went well: without a word. It counts all the same,
         for how soon this client asks for work again may tell.
         """

@@ -36,7 +36,7 @@ from umbel.server.settings import Settings
 from umbel.server.store.audit_key import AuditKey
 from umbel.server.store.clocks import require_agreement
 from umbel.server.store.database import Database
-from umbel.server.store.deployment import Deployment, Named
+from umbel.server.store.deployment import Deployment, DeploymentPlaces
 from umbel.server.store.outage import DatabaseAway
 
 GRACE_S = 5
@@ -137,7 +137,7 @@ async def _require_fitness(settings: Settings, audit_key: AuditKey, admin_key: A
     database = Database(settings.database)
     try:
         await database.migrate()
-        named = Named(
+        named = DeploymentPlaces(
             blobs=settings.blobs or str(settings.blob_directory),
             audit_key=str(settings.audit_key_path),
             admin_key=str(settings.admin_key_path),

@@ -160,11 +160,11 @@ def _known(section: ModelSection, data: Described) -> nn.Module:
 
 
 def _own(name: str) -> nn.Module:
-    from umbel.client.cli.named_code import Place, make_named
+    from umbel.client.cli.named_code import OptionWords, make_named
     from umbel.client.errors import AppError
 
     try:
-        made = make_named(name, nn.Module, Place("name in [model]", "my_model:net", "an nn.Module"))
+        made = make_named(name, nn.Module, OptionWords("name in [model]", "my_model:net", "an nn.Module"))
     except AppError as error:
         raise ModelError(str(error)) from error
     if not isinstance(made, nn.Module):

@@ -26,7 +26,7 @@ from umbel.aggregation.audit.bundle import (
     unseal,
 )
 from umbel.aggregation.canonical import Json
-from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.model.layout import Layout
@@ -301,10 +301,10 @@ def update_sha256_of(one: Participant) -> str:
     return str(_work(one).get("update_sha256", ""))
 
 
-def _shown(ended: RoundEnded, n_values: int) -> Shown:
+def _shown(ended: RoundEnded, n_values: int) -> RoundShown:
     """What a round's bundle says of its updates: the next codec is made of it. Raises `AuditFailed`."""
     rates = [_work(one).get("upload_bytes_per_s") for one in ended.accepted]
-    return Shown(
+    return RoundShown(
         ended.plan.window_s,
         n_values,
         None if ended.sum is None else ended.sum.update_rms,

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.vectors.codec import Context, VectorCodec, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, VectorCodec, require_encodable
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch
 
@@ -69,7 +69,7 @@ class Residual:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentPayload:
     """A payload, and what is to be kept once the round has been committed."""
 
     pieces: tuple[bytes, ...]
@@ -97,7 +97,9 @@ class MomentumCorrection:
         return change * (self.clip_norm / found) if found > self.clip_norm else change
 
 
-def send(codec: VectorCodec, change: Tensor, context: Context, version: int, before: Residual | None) -> Sent:
+def send(
+    codec: VectorCodec, change: Tensor, context: CodecContext, version: int, before: Residual | None
+) -> SentPayload:
     """Error feedback: the payload of the change of model `version` and what was left before, and what is left now.
 
     Raises `ValueError` for what cannot be encoded.
@@ -106,17 +108,17 @@ def send(codec: VectorCodec, change: Tensor, context: Context, version: int, bef
     kept = _kept(before, context, version)
     wanted = change if kept is None else change + kept.values.to(change.device)
     pieces = tuple(codec.encode(wanted, context))
-    return Sent(pieces, Residual(version, wanted.cpu() - _decoded(codec, pieces, context)))
+    return SentPayload(pieces, Residual(version, wanted.cpu() - _decoded(codec, pieces, context)))
 
 
 def send_corrected(
     codec: VectorCodec,
     change: Tensor,
-    context: Context,
+    context: CodecContext,
     version: int,
     before: Residual | None,
     correction: MomentumCorrection,
-) -> Sent:
+) -> SentPayload:
     """Deep gradient compression, with a codec that sends some coordinates and not the others (`TopK`).
 
     What rounding took from a value that was sent stays in v, as it does in error feedback.
@@ -128,7 +130,9 @@ def send_corrected(
     wanted = velocity if kept is None else velocity + kept.values.to(change.device)
     pieces = tuple(codec.encode(wanted, context))
     decoded = _decoded(codec, pieces, context)
-    return Sent(pieces, Residual(version, wanted.cpu() - decoded, torch.where(decoded == 0, velocity.cpu(), 0.0)))
+    return SentPayload(
+        pieces, Residual(version, wanted.cpu() - decoded, torch.where(decoded == 0, velocity.cpu(), 0.0))
+    )
 
 
 def warm_up_share(n_rounds_before: int, rounds_a_stage: int = 1) -> float:
@@ -136,14 +140,14 @@ def warm_up_share(n_rounds_before: int, rounds_a_stage: int = 1) -> float:
     return WARM_UP_SHARES[min(n_rounds_before // rounds_a_stage, len(WARM_UP_SHARES) - 1)]
 
 
-def _kept(before: Residual | None, context: Context, version: int) -> Residual | None:
+def _kept(before: Residual | None, context: CodecContext, version: int) -> Residual | None:
     """What is left from the version just before, of a model of this size."""
     if before is None or before.version + 1 != version or before.values.numel() != context.n_values:
         return None
     return before
 
 
-def _decoded(codec: VectorCodec, pieces: tuple[bytes, ...], context: Context) -> Tensor:
+def _decoded(codec: VectorCodec, pieces: tuple[bytes, ...], context: CodecContext) -> Tensor:
     """As the coordinator will read it."""
     return torch.cat([torch.empty(0), *codec.decode(pieces, context)])
 

@@ -4,8 +4,8 @@ Gloo and NCCL add int8, int32 and int64, wrapping (and no int16): such a sum is 
 every rank decodes the same bits. Here are only the tensors; who sends them is not this package's business. Levels are
 those of `rotated.py`; a rank is a client's.
 
-- `Bytes`: each coordinate's level modulo 256, in a byte. Nothing is packed. The sum must stay within 128 levels, so the
-  step grows with the sum: for n gradients that have nothing in common, D = 6 sqrt(n) / 128 rms, and an error of
+- `ByteLanes`: each coordinate's level modulo 256, in a byte. Nothing is packed. The sum must stay within 128 levels, so
+  the step grows with the sum: for n gradients that have nothing in common, D = 6 sqrt(n) / 128 rms, and an error of
   D^2 / 12, relative to the mean's square: 1.5e-3 at 8 ranks, 1.2e-2 at 64.
 - `Lanes`: L bits of a word of 32 or 64 for each coordinate. A rank cuts its levels to -h .. h and sends k + h, where
   h = floor((2^L - 1) / 2n): n of them stay below 2^L, so no lane carries into the next. What is cut does not average
@@ -83,7 +83,7 @@ class AllReduced(ABC):
             raise ValueError(f"there are {self.n_ranks} ranks, and none is {rank}")
 
 
-class Bytes(AllReduced):
+class ByteLanes(AllReduced):
     """Levels modulo 256: int8, `rotated.n_levels`."""
 
     def __init__(self, rotated: Rotated, n_ranks: int) -> None:

@@ -22,7 +22,7 @@ _SLOWEST = 0.1  # the share of clients whose lines may be slower
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RoundShown:
     """What a committed round has shown of its updates, for the codec of the next.
 
     `update_rms`: the mean of their root mean squares, None where the codec does not measure it. `n_values` in each.
@@ -41,7 +41,7 @@ def coarsest_step(error: float) -> float:
     return math.sqrt(12 * error)
 
 
-def step_for(before: CodecPlan, shown: Shown, coarsest: float) -> float:
+def step_for(before: CodecPlan, shown: RoundShown, coarsest: float) -> float:
     """The step of the next round, in root mean squares of an update: `coarsest`, or halved as often as there is time.
 
     `before`: the plan of the round that was shown.
@@ -56,7 +56,7 @@ def step_for(before: CodecPlan, shown: Shown, coarsest: float) -> float:
     return step
 
 
-def _slowest(shown: Shown) -> float:
+def _slowest(shown: RoundShown) -> float:
     """What nine of ten lines carry at least, in bytes per second; one that was not measured counts as carrying none."""
     n_unknown = max(len(shown.update_bytes) - len(shown.bytes_per_s), 0)
     rates = [0.0] * n_unknown + sorted(shown.bytes_per_s)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from umbel.aggregation.codec.combinations import require_codec
 from umbel.aggregation.codec.feedback import warm_up_share
 from umbel.aggregation.codec.plan import STEP_MAX, STEP_MIN, first_plan, next_plan
-from umbel.aggregation.codec.rate import ERROR_MAX, ERROR_MIN, Shown, coarsest_step, step_for
+from umbel.aggregation.codec.rate import ERROR_MAX, ERROR_MIN, RoundShown, coarsest_step, step_for
 from umbel.aggregation.codec.vectors.registry import parameters_of
 from umbel.aggregation.codec.vectors.topk import TopK
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Parameter
@@ -86,7 +86,7 @@ class CodecSection:
         norm = norm if self.clip_norm is None else min(norm, self.clip_norm)
         return first_plan(step=self.step_asked, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
 
-    def after(self, before: CodecPlan, number: int, shown: Shown, key: int) -> CodecPlan:
+    def after(self, before: CodecPlan, number: int, shown: RoundShown, key: int) -> CodecPlan:
         """The codec of round `number`. `shown`: what the round of training before it has shown."""
         if self.codec is Codec.FLOAT32:
             return before

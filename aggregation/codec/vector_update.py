@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
-from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, Sent, send, send_corrected
-from umbel.aggregation.codec.vectors.codec import Context, Mode, Projections
+from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, SentPayload, send, send_corrected
+from umbel.aggregation.codec.vectors.codec import CodecContext, Projections, Sketching
 from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.mask import RandomMask
 from umbel.aggregation.codec.vectors.registry import vector_codec
@@ -41,8 +41,8 @@ def projections(plan: CodecPlan, layout: Layout) -> Projections:
     if plan.feedback or plan.codec in (Codec.FLOAT32, Codec.INTEGER):
         return {}
     codec = vector_codec(plan.codec, plan.parameters)
-    if isinstance(codec, RandomMask | LowRank) and codec.mode is Mode.STRUCTURED:
-        return codec.projections(Context(layout, plan.key))
+    if isinstance(codec, RandomMask | LowRank) and codec.mode is Sketching.STRUCTURED:
+        return codec.projections(CodecContext(layout, plan.key))
     return {}
 
 
@@ -96,7 +96,7 @@ class VectorUpdateCodec:
             sent.left.values[here] = 0.0
         return Fed(self._framed(exact, sent.pieces, rank), sent.left)
 
-    def _sent(self, values: Tensor, rank: int, version: int, before: Residual | None) -> Sent:
+    def _sent(self, values: Tensor, rank: int, version: int, before: Residual | None) -> SentPayload:
         context = self._context(rank)
         if self._plan.momentum is None:
             return send(self._codec, self._clipped(values), context, version, before)
@@ -157,5 +157,5 @@ class VectorUpdateCodec:
         if first != self._layout.n_values:
             raise LyingLength(f"the update holds {first} values, the layout {self._layout.n_values}")
 
-    def _context(self, rank: int) -> Context:
-        return Context(self._layout, self._plan.key, rank)
+    def _context(self, rank: int) -> CodecContext:
+        return CodecContext(self._layout, self._plan.key, rank)

@@ -3,8 +3,8 @@
 **What is protected.** One client, a site or a device, in each round: whoever sees every sum can hardly tell whether the
 client's data was in, or its contribution was zero. That is add-or-remove adjacency; that the client took part, and that
 it added noise, is public. To exchange some of a client's data, as by one patient of a hospital more, can move its
-contribution twice as far at most: `Release` with four times the bound says what that costs. Nothing is said here of
-what is summed beside the levels, without noise.
+contribution twice as far at most: `PublishedSum` with four times the bound says what that costs. Nothing is said here
+of what is summed beside the levels, without noise.
 
 **The bound** (Agarwal, Kairouz and Liu: The Skellam mechanism for differentially private federated learning, NeurIPS
 2021), for noise of variance mu in the sum, contributions of L2 and L1 norm D2 and D1, in integers, and whole orders a
@@ -57,7 +57,7 @@ class AccountantMissing(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class PublishedSum:
     """A sum that is published: `variance` of honest noise in each of its `n_values` integers.
 
     `bound_squared`: the greatest sum of squares of one client's integers.
@@ -89,7 +89,7 @@ class Ledger:
     n_rounds: int = 0
     divergences: tuple[float, ...] = field(default=(0.0,) * len(ORDERS), repr=False)
 
-    def after(self, release: Release, n_rounds: int = 1) -> Ledger:
+    def after(self, release: PublishedSum, n_rounds: int = 1) -> Ledger:
         """With so many rounds more."""
         total = np.asarray(self.divergences) + n_rounds * release.divergences()
         return replace(self, n_rounds=self.n_rounds + n_rounds, divergences=tuple(total.tolist()))
@@ -111,7 +111,7 @@ class Ledger:
         at = ORDERS.index(_shared(budget, self.delta)[0])
         return epsilon_of([self.divergences[at]], self.delta, [ORDERS[at]]) if self.n_rounds else 0.0
 
-    def rounds_left(self, budget: float, release: Release) -> int:
+    def rounds_left(self, budget: float, release: PublishedSum) -> int:
         """How many rounds more like this one keep epsilon within `budget`: 0 to 2^40. Raises `AccountantMissing`."""
         fits, too_many = 0, 1
         while too_many <= ROUNDS_MAX and self.after(release, too_many).epsilon <= budget:

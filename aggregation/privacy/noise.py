@@ -4,16 +4,18 @@ import math
 
 from umbel.aggregation.codec.modular import SIGMAS
 from umbel.aggregation.plans.noise import NoisePlan
-from umbel.aggregation.privacy.accounting import Release
+from umbel.aggregation.privacy.accounting import PublishedSum
 from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.types import RESIDUE_BITS_MAX
 
 _ROUNDING_VARIANCE = 1 / 4  # of rounding one value, at most, in squared steps
 
 
-def release_of(noise: NoisePlan) -> Release:
+def release_of(noise: NoisePlan) -> PublishedSum:
     """The round's sum in the worst case: what it is charged as."""
-    return Release(noise.variance_per_client * (noise.least - noise.colluders), noise.bound_squared, noise.n_values)
+    return PublishedSum(
+        noise.variance_per_client * (noise.least - noise.colluders), noise.bound_squared, noise.n_values
+    )
 
 
 def noisy_bits(

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from umbel.aggregation.plans.noise import NOISE_VALUES_MAX, VARIANCE_MAX, VARIANCE_MIN
 from umbel.aggregation.privacy import skellam_table
-from umbel.aggregation.privacy.skellam_table import Table, table_of
+from umbel.aggregation.privacy.skellam_table import SkellamTable, table_of
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Buffers:
         _keystream(key, stream, first // 2).update_into(_ZEROS[:n_bytes], self._bytes)
         return self._words[ahead : ahead + length]
 
-    def samples(self, table: Table, words: _Words, second_word: Callable[[int], int]) -> _Ints:
+    def samples(self, table: SkellamTable, words: _Words, second_word: Callable[[int], int]) -> _Ints:
         """int64 -> int32 of the same length. `second_word`: that of the sample at this place, 0 to 2^64 - 1."""
         n, rest_bits = len(words), 63 - table.index_bits
         rest, cut, cell = (one[:n] for one in self._longs)
@@ -130,7 +130,7 @@ class _Buffers:
         return np.subtract(out, sign, out=out)
 
 
-def _settle(rest: _Words, cell: _Words, table: Table, second_word: Callable[[int], int]) -> None:
+def _settle(rest: _Words, cell: _Words, table: SkellamTable, second_word: Callable[[int], int]) -> None:
     """Make those of `rest` that are zero, where the first word equals the cut, less than it if the second word is."""
     for place in np.flatnonzero(rest == 0).tolist():
         if second_word(place) < int(table.low_cuts[cell[place]]):

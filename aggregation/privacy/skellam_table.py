@@ -9,8 +9,8 @@ I_(k-1) = I_(k+1) + (2k / mu) I_k downwards from where it is negligible (Miller'
 nothing cancels), and divides by their sum, which is exp(mu). What is left are the probabilities of |X|, each rounded to
 a whole number of units of 2^-127, which sum to 1 exactly. The sign is one more bit.
 
-`Table` is Walker's alias method (1977) as Vose sets it up (1991), in these units, so that no further error is made:
-the distance in total variation between what it draws and the distribution above is at most
+`SkellamTable` is Walker's alias method (1977) as Vose sets it up (1991), in these units, so that no further error is
+made: the distance in total variation between what it draws and the distribution above is at most
 
     n * 2^-127,    n: how many magnitudes there are, some 12.6 sqrt(mu) for a large mu
 
@@ -41,7 +41,7 @@ _Words: TypeAlias = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class SkellamTable:
     """2^`index_bits` cells, equally likely, of two outcomes each: the cell's own number, or its alias.
 
     A cell keeps its own number where the bits after the index are less than its cut, a number of 127 - `index_bits`
@@ -55,7 +55,7 @@ class Table:
     outcomes: _Ints = field(repr=False)
 
     @classmethod
-    def of(cls, weights: Sequence[int]) -> Table:
+    def of(cls, weights: Sequence[int]) -> SkellamTable:
         """0 is drawn with probability `weights[0]` * 2^-127, and so on; they sum to 2^127."""
         if sum(weights) != 1 << UNIT_BITS:
             raise ValueError("the weights of a table sum to 2^127")
@@ -79,9 +79,9 @@ class Table:
 
 
 @lru_cache(maxsize=4)
-def table_of(variance: float) -> Table:
+def table_of(variance: float) -> SkellamTable:
     """The table of |X|. It takes 0.2 s for the greatest variance, a millisecond for a variance of 10,000."""
-    return Table.of(magnitudes(variance))
+    return SkellamTable.of(magnitudes(variance))
 
 
 def magnitudes(variance: float) -> list[int]:

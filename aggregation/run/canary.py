@@ -36,7 +36,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class CanaryUpdate:
     """What a client of a canary sent: its report, the length of its update, the largest change of one value in that."""
 
     work: WorkDone
@@ -45,7 +45,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CanaryVerdict:
     """On one client. `causes`: why it does not pass, in words; empty if it does. `measured`: what was, in words."""
 
     client: ClientId
@@ -64,19 +64,19 @@ class Verdict:
 
 def judge(
     terms: Terms,
-    sent: Mapping[ClientId, Sent],
+    sent: Mapping[ClientId, CanaryUpdate],
     missing: Mapping[ClientId, str],
-) -> tuple[Verdict, ...]:
+) -> tuple[CanaryVerdict, ...]:
     """A verdict on each client of a canary, in the order of names.
 
     `sent`: by those that reported, each report with its probe; `missing`: why each of the others did not.
     """
     fit = [_judge(terms, client, one) for client, one in sent.items()]
-    unheard = [Verdict(client, (why,)) for client, why in missing.items()]
+    unheard = [CanaryVerdict(client, (why,)) for client, why in missing.items()]
     return tuple(sorted((*fit, *unheard), key=lambda verdict: verdict.client))
 
 
-def conclusion(verdicts: Sequence[Verdict], minimum: int) -> tuple[bool, str]:
+def conclusion(verdicts: Sequence[CanaryVerdict], minimum: int) -> tuple[bool, str]:
     """Whether enough pass, and a sentence that says so, with the cause of each that does not."""
     failed = [one for one in verdicts if not one.passes]
     n_pass = len(verdicts) - len(failed)
@@ -88,7 +88,7 @@ def conclusion(verdicts: Sequence[Verdict], minimum: int) -> tuple[bool, str]:
     return n_pass >= minimum, ". ".join((head, *(("; ".join(causes),) if causes else ())))
 
 
-def _judge(terms: Terms, client: ClientId, sent: Sent) -> Verdict:
+def _judge(terms: Terms, client: ClientId, sent: CanaryUpdate) -> CanaryVerdict:
     probe = sent.work.probe
     assert probe is not None, "a canary's reports are taken only with a probe"
     whole = _Whole(terms, probe, sent)
@@ -105,13 +105,13 @@ def _judge(terms: Terms, client: ClientId, sent: Sent) -> Verdict:
     ]
     if probe.memory_bytes is not None:
         measured.append(f"peak memory {_size(probe.memory_bytes)}")
-    return Verdict(client, tuple(cause for cause in found if cause), "; ".join(one for one in measured if one))
+    return CanaryVerdict(client, tuple(cause for cause in found if cause), "; ".join(one for one in measured if one))
 
 
 class _Whole:
     """A whole round of work at the speed that was measured."""
 
-    def __init__(self, terms: Terms, probe: Probe, sent: Sent) -> None:
+    def __init__(self, terms: Terms, probe: Probe, sent: CanaryUpdate) -> None:
         self._terms, self._probe, self._up = terms, probe, sent.work.upload_bytes_per_s
         self._down_s = terms.model_bytes / probe.download_bytes_per_s if probe.download_bytes_per_s else 0.0
         self._up_s = sent.update_bytes / self._up if self._up else 0.0

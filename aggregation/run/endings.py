@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef
@@ -22,7 +22,7 @@ from umbel.aggregation.run.report_times import observed
 from umbel.aggregation.run.retention import expired
 from umbel.aggregation.run.run_end import (
     KeptVersion,
-    Made,
+    MadeFile,
     Measurement,
     ModelMade,
     NewModel,
@@ -31,18 +31,18 @@ from umbel.aggregation.run.run_end import (
     versions_after,
 )
 from umbel.aggregation.run.stopping import judge
-from umbel.aggregation.run.tuning import NOTHING_KNOWN, Evidence, next_plan
-from umbel.aggregation.run.verdicts import Trial, verdicts_on, with_verdicts
+from umbel.aggregation.run.tuning import NOTHING_KNOWN, TuningFacts, next_plan
+from umbel.aggregation.run.verdicts import CanaryClosed, verdicts_on, with_verdicts
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.aggregation.types import ClientId
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EvaluationClosed:
     """An evaluation has closed: all that it was for stands in the reports."""
 
 
-Upshot: TypeAlias = ModelMade | Trial | Measured
+Upshot: TypeAlias = ModelMade | CanaryClosed | EvaluationClosed
 Numbered: TypeAlias = Callable[[RoundPlan], RoundPlan]
 
 
@@ -57,15 +57,15 @@ class Known:
     opened_at: float
     now: float
     history: Sequence[KeptVersion] = ()
-    evidence: Evidence = NOTHING_KNOWN
+    evidence: TuningFacts = NOTHING_KNOWN
 
 
 def finished(run: Run, closing: Closing, made: Upshot, known: Known) -> RoundEnd:
     """What is left of a round that has closed, and of which this was made."""
     match made:
-        case Trial():
+        case CanaryClosed():
             return _tried_out(run, closing, made, known)
-        case Measured():
+        case EvaluationClosed():
             return _evaluated(run, closing, known)
         case _:
             return _committed(run, closing, made, known)
@@ -73,7 +73,7 @@ def finished(run: Run, closing: Closing, made: Upshot, known: Known) -> RoundEnd
 
 def model_after(run: Run, made: Upshot) -> str:
     """The hash of the model that the run has then."""
-    return run.model.sha256 if isinstance(made, Trial | Measured) else made.published.sha256
+    return run.model.sha256 if isinstance(made, CanaryClosed | EvaluationClosed) else made.published.sha256
 
 
 def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> RoundEnd:
@@ -111,11 +111,11 @@ def _committed(run: Run, closing: Closing, files: ModelMade, known: Known) -> Ro
     return _go_on(run, end, known, numbered, closing.cohort)
 
 
-def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> Shown:
+def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> RoundShown:
     """What the round has shown of its updates; an auditor reads the same from its bundle (`audit_chain.py`)."""
     works = [one.work for one in closing.accepted.values()]
     rates = [one.upload_bytes_per_s for one in works if isinstance(one, WorkDone)]
-    return Shown(
+    return RoundShown(
         closing.plan.window_s,
         files.n_values,
         files.update_rms,
@@ -124,7 +124,7 @@ def _shown(closing: Closing, record: RoundRecord, files: ModelMade) -> Shown:
     )
 
 
-def _change(run: Run, made: Made) -> ModelChange:
+def _change(run: Run, made: MadeFile) -> ModelChange:
     return ModelChange(run.model.sha256, made.sha256, made.size_bytes)
 
 
@@ -137,7 +137,7 @@ def _evaluated(run: Run, closing: Closing, known: Known) -> RoundEnd:
     return _go_on(run, end, known, _numbered_as(closing.plan))
 
 
-def _tried_out(run: Run, closing: Closing, trial: Trial, known: Known) -> RoundEnd:
+def _tried_out(run: Run, closing: Closing, trial: CanaryClosed, known: Known) -> RoundEnd:
     """What to store of a canary: a verdict on each client; then what the run file says: the first round, or the end,
     or a pause until an operator has seen the causes, and another canary after it, of others where there are some."""
     canary = run.file.canary

@@ -93,7 +93,7 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, TrainingPlan, Weighting
@@ -247,7 +247,7 @@ class RunFile:
         return section if section is not None and section.enabled else None
 
     def numbered_after(
-        self, following: RoundPlan, before: RoundPlan, shown: Shown, summed: SumShown | None = None
+        self, following: RoundPlan, before: RoundPlan, shown: RoundShown, summed: SumShown | None = None
     ) -> RoundPlan:
         """The plan of the round after `before`, with how updates are written there: by what `before` has shown of its
         updates or, where they were masked, of their sum.

@@ -14,7 +14,7 @@ from umbel.aggregation.types import ClientId
 
 
 @dataclass(slots=True)
-class Member:
+class MemberFacts:
     """What the coordinator knows of one client of a cohort beside the round's state."""
 
     sample_count: int
@@ -28,7 +28,7 @@ class Member:
 class Book:
     """The members of a round's cohort, when it opened, and when each was last heard of."""
 
-    members: Mapping[ClientId, Member]
+    members: Mapping[ClientId, MemberFacts]
     opened_at: float
     heard_at: Callable[[ClientId], float]
 
@@ -174,7 +174,9 @@ def _client(state: Training | Closing | Abandoned, client: ClientId, book: Book,
     )
 
 
-def _fate(state: Training | Closing | Abandoned, client: ClientId, member: Member, silent_s: float) -> tuple[Fate, str]:
+def _fate(
+    state: Training | Closing | Abandoned, client: ClientId, member: MemberFacts, silent_s: float
+) -> tuple[Fate, str]:
     accepted = state.accepted.get(client)
     blamed = state.secure.blamed.get(client) if isinstance(state, Abandoned) else None
     if accepted is not None and blamed is None:

@@ -85,7 +85,7 @@ def _observe(record: RoundRecord, client: ClientRecord) -> Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TimesTable:
     """Observations as columns, for arithmetic. `tiers`: as indices into `tier_names`."""
 
     at: Floats
@@ -97,10 +97,10 @@ class Table:
     seconds: Floats
 
 
-def tabulate(observations: Sequence[Observation]) -> Table:
+def tabulate(observations: Sequence[Observation]) -> TimesTable:
     names = tuple(sorted({one.tier for one in observations}))
     index = {name: i for i, name in enumerate(names)}
-    return Table(
+    return TimesTable(
         at=np.array([one.at for one in observations], np.float64),
         tiers=np.array([index[one.tier] for one in observations], np.int64),
         tier_names=names,
@@ -148,7 +148,7 @@ class _Watched:
     loss_rate: float
 
 
-def estimate(table: Table, weights: Floats, until_s: float) -> Curve:
+def estimate(table: TimesTable, weights: Floats, until_s: float) -> Curve:
     """The curve of the weighted observations, at about a hundred times up to `until_s`, denser where more report."""
     watched = _watch(table, weights)
     horizon_s = float(watched.seconds[watched.horizon])
@@ -162,7 +162,7 @@ def estimate(table: Table, weights: Floats, until_s: float) -> Curve:
     return Curve(times_s, reported + at_work * (1 - left) * share, at_work * left, watched.n_known[at], horizon_s)
 
 
-def _watch(table: Table, weights: Floats) -> _Watched:
+def _watch(table: TimesTable, weights: Floats) -> _Watched:
     order = np.argsort(table.seconds, kind="stable")
     seconds, weight = table.seconds[order], weights[order]
     is_report, is_never = table.is_report[order], table.is_never[order]

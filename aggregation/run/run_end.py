@@ -29,7 +29,7 @@ class Run(Protocol):
     def reason(self) -> str: ...
 
 
-class Made(Protocol):
+class MadeFile(Protocol):
     """Bytes that were made: their SHA-256 in hex, and how many there are."""
 
     @property
@@ -48,7 +48,7 @@ class ModelMade(Protocol):
     """
 
     @property
-    def published(self) -> Made: ...
+    def published(self) -> MadeFile: ...
     @property
     def master_sha256(self) -> str: ...
     @property
@@ -58,7 +58,7 @@ class ModelMade(Protocol):
     @property
     def update_rms(self) -> float | None: ...
     @property
-    def change(self) -> Made | None: ...
+    def change(self) -> MadeFile | None: ...
     @property
     def totals(self) -> Totals | None: ...
     @property

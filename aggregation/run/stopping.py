@@ -23,7 +23,7 @@ PATIENCE_MAX = 1_000_000
 _SOURCES = (EVALUATION, "training.")
 
 
-class Mode(StrEnum):
+class Direction(StrEnum):
     """Which values of the metric are the better ones."""
 
     MIN = "min"
@@ -40,7 +40,7 @@ class StopRule:
     """
 
     metric: str
-    mode: Mode = Mode.MIN
+    mode: Direction = Direction.MIN
     patience: int | None = None
     min_delta: float = 0.0
     target: float | None = None
@@ -100,11 +100,11 @@ class StopRule:
 
     def loss(self, value: float) -> float:
         """The value as something of which less is better."""
-        return value if self.mode is Mode.MIN else -value
+        return value if self.mode is Direction.MIN else -value
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredVersion:
     """The metric's value of one version."""
 
     version: int
@@ -112,35 +112,35 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StopVerdict:
     """`best`: the earliest version with the best value; `reason`: why the run is to end, in words, None to go on."""
 
-    best: Measured | None
+    best: MeasuredVersion | None
     reason: str | None
 
 
-def judge(rule: StopRule, versions: Sequence[VersionRecord]) -> Verdict:
+def judge(rule: StopRule, versions: Sequence[VersionRecord]) -> StopVerdict:
     """Whether a run with these versions, in their order, has reached its target or lost its patience.
 
     A version that a rollback made begins a new count of patience; what is best is judged over all.
     """
-    measured = [Measured(v.version, v.judged) for v in versions if v.judged is not None]
+    measured = [MeasuredVersion(v.version, v.judged) for v in versions if v.judged is not None]
     if not measured:
-        return Verdict(None, None)
+        return StopVerdict(None, None)
     best = min(measured, key=lambda one: (rule.loss(one.value), one.version))
     if rule.target is not None and rule.loss(best.value) <= rule.loss(rule.target):
-        return Verdict(best, f"{rule.metric} has reached its target of {rule.target:g}: {_words(best)}")
+        return StopVerdict(best, f"{rule.metric} has reached its target of {rule.target:g}: {_words(best)}")
     rolled_back = max((v.version for v in versions if v.rolled_back_to is not None), default=-1)
     since = max(rolled_back, _last_improved(rule, measured))
     n_since = sum(one.version > since for one in measured)
     if rule.patience is None or n_since < rule.patience:
-        return Verdict(best, None)
+        return StopVerdict(best, None)
     by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
     times = "measurement" if n_since == 1 else "measurements"
-    return Verdict(best, f"{rule.metric} has not improved{by} in {n_since} {times}; the best is {_words(best)}")
+    return StopVerdict(best, f"{rule.metric} has not improved{by} in {n_since} {times}; the best is {_words(best)}")
 
 
-def _last_improved(rule: StopRule, measured: Sequence[Measured]) -> int:
+def _last_improved(rule: StopRule, measured: Sequence[MeasuredVersion]) -> int:
     """The last version that was better than the best before it by more than `min_delta`; the first counts as such."""
     reference, version = math.inf, measured[0].version
     for one in measured:
@@ -150,5 +150,5 @@ def _last_improved(rule: StopRule, measured: Sequence[Measured]) -> int:
     return version
 
 
-def _words(measured: Measured) -> str:
+def _words(measured: MeasuredVersion) -> str:
     return f"{measured.value:.6g}, of version {measured.version}"

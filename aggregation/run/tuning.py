@@ -40,7 +40,7 @@ from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.run.binomial import Floats, at_most
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.run.report_times import Curve, Observation, Table, estimate, tabulate
+from umbel.aggregation.run.report_times import Curve, Observation, TimesTable, estimate, tabulate
 from umbel.aggregation.types import WINDOW_MIN_S
 
 CONFIDENCE = 0.99
@@ -59,7 +59,7 @@ _COHORTS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TuningFacts:
     """What is known when a plan is made. `observations`: the newest `OBSERVATIONS_MAX` of the run, in any order.
 
     `model_bytes`: of the model to be sent, 0 if not known. `population`: distinct clients that could be asked, None if
@@ -72,7 +72,7 @@ class Evidence:
     waiting: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-NOTHING_KNOWN = Evidence()
+NOTHING_KNOWN = TuningFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Forecast:
         return self.useful_s / np.maximum(self.total_s, 1e-300)
 
 
-def next_plan(file: RunFile, number: int, attempt: int, evidence: Evidence, now: float) -> RoundPlan:
+def next_plan(file: RunFile, number: int, attempt: int, evidence: TuningFacts, now: float) -> RoundPlan:
     """The plan of an attempt as the run file has it, or as self-tuning makes it from that."""
     plan, rounds = file.round_plan(number, attempt), file.rounds_of(number)
     if not rounds.self_tuning:
@@ -109,7 +109,7 @@ def next_plan(file: RunFile, number: int, attempt: int, evidence: Evidence, now:
     return replace(plan, window_s=tuned.window_s, over_selection=tuned.over_selection, tuned=tuned.why)
 
 
-def tune(plan: RoundPlan, window_min_s: float, evidence: Evidence, now: float) -> Tuned:
+def tune(plan: RoundPlan, window_min_s: float, evidence: TuningFacts, now: float) -> Tuned:
     """Window and over-selection for `plan`, whose own window is the longest allowed. `now`: Unix seconds."""
     observations = sorted(evidence.observations, key=lambda one: one.at)[-OBSERVATIONS_MAX:]
     curve, basis = _curve(tabulate(observations), evidence, now, plan.window_s)
@@ -203,7 +203,7 @@ def _lower_bound(curve: Curve) -> Floats:
     return np.clip((centre - spread) / (1 + z * z / n), 0.0, 1.0)
 
 
-def _curve(table: Table, evidence: Evidence, now: float, until_s: float) -> tuple[Curve | None, str]:
+def _curve(table: TimesTable, evidence: TuningFacts, now: float, until_s: float) -> tuple[Curve | None, str]:
     """How long reports take in this hour, or in all if that cannot be told apart, and the basis in words.
 
     None where there is too little to go by.
@@ -224,17 +224,17 @@ def _curve(table: Table, evidence: Evidence, now: float, until_s: float) -> tupl
     return at_all_hours, f"{counted(round(_size(aged)), 'client')} at all hours"
 
 
-def _like_hour(table: Table, now: float) -> Floats:
+def _like_hour(table: TimesTable, now: float) -> Floats:
     apart_h = np.abs((now - table.at) / 3600.0 % 24.0)
     apart_h = np.minimum(apart_h, 24.0 - apart_h)
     return np.asarray(np.exp(-0.5 * (apart_h / _HOUR_SD_H) ** 2), np.float64)
 
 
-def _is_enough(table: Table, weights: Floats) -> bool:
+def _is_enough(table: TimesTable, weights: Floats) -> bool:
     return _size(weights) >= ENOUGH_CLIENTS and _rounds(table, weights) >= ENOUGH_ROUNDS
 
 
-def _like_size(table: Table, model_bytes: int) -> Floats:
+def _like_size(table: TimesTable, model_bytes: int) -> Floats:
     """By how many doublings the model was larger or smaller; all alike where the size to come is not known."""
     if not model_bytes:
         return np.ones(len(table.model_bytes))
@@ -242,7 +242,7 @@ def _like_size(table: Table, model_bytes: int) -> Floats:
     return np.asarray(np.exp(-0.5 * apart**2), np.float64)
 
 
-def _like_tiers(table: Table, waiting: Mapping[str, int]) -> Floats:
+def _like_tiers(table: TimesTable, waiting: Mapping[str, int]) -> Floats:
     """So that tiers weigh as they wait now; those that were never seen are taken for the average of the others."""
     names, n_tiers = table.tier_names, len(table.tier_names)
     wanted = np.array([waiting.get(name, 0) for name in names], np.float64)
@@ -252,7 +252,7 @@ def _like_tiers(table: Table, waiting: Mapping[str, int]) -> Floats:
     return np.asarray((wanted / wanted.sum() / (seen / seen.sum()))[table.tiers], np.float64)
 
 
-def _rounds(table: Table, weights: Floats) -> float:
+def _rounds(table: TimesTable, weights: Floats) -> float:
     """From how many rounds of equal weight they come."""
     _, rounds = np.unique(table.at, return_inverse=True)
     return _size(np.asarray(np.bincount(rounds, weights=weights), np.float64))

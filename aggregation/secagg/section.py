@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.combinations import Adding, require_summable
-from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import Codec, CodecPlan
@@ -90,7 +90,7 @@ class SecureAggregationSection:
         last = before[0]
         if plan.number == 2 and shown.update_rms:
             last = last.at_step(_step_of(codec) * FIRST_RMS / last.inverse_step)
-        following = codec.after(last, plan.number, Shown(plan.window_s, 0, shown.update_rms), key)
+        following = codec.after(last, plan.number, RoundShown(plan.window_s, 0, shown.update_rms), key)
         secure = secure_plan_after(before[1], following, shown, clients_max=plan.n_wanted, minimum=plan.minimum)
         return following, secure
 

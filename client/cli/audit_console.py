@@ -17,7 +17,7 @@ from umbel.aggregation.types import require_sha256
 from umbel.client.cli.output import print_json
 from umbel.client.errors import ClientError
 from umbel.client.operator import audit
-from umbel.client.operator.audit import Line
+from umbel.client.operator.audit import AuditLine
 from umbel.client.operator.operator import Operator
 from umbel.client.printable import printable
 
@@ -99,9 +99,9 @@ def _wanted(auditor: Auditor, number: int | None) -> list[int]:
     return sorted(auditor.rounds) if number is None else [number]
 
 
-def _replayed(operator: Operator, run: str, auditor: Auditor, lines: Sequence[Line], number: int) -> bool:
+def _replayed(operator: Operator, run: str, auditor: Auditor, lines: Sequence[AuditLine], number: int) -> bool:
     """Make a round again and tell of it; whether it came to the same hash."""
-    from umbel.client.operator.replay import Source, replay  # it imports torch, which an audit does without
+    from umbel.client.operator.replay import ReplaySource, replay  # it imports torch, which an audit does without
 
     bundle, ended = auditor.rounds[number]
     assert auditor.created is not None, "the chain begins with the run's creation"
@@ -110,14 +110,14 @@ def _replayed(operator: Operator, run: str, auditor: Auditor, lines: Sequence[Li
         return False
     typer.echo(f"round {number}, from version {ended.model_in.version} of the model:")
     try:
-        replay(Source(operator, run, bundle), ended, auditor.created, lambda said: typer.echo(f"  {said}"))
+        replay(ReplaySource(operator, run, bundle), ended, auditor.created, lambda said: typer.echo(f"  {said}"))
     except (AuditFailed, ClientError) as failed:
         typer.echo(f"umbel: round {number}: {printable(str(failed))}", err=True)
         return False
     return True
 
 
-def _why_not(ended: RoundEnded, line: Line, auditor: Auditor) -> str | None:
+def _why_not(ended: RoundEnded, line: AuditLine, auditor: Auditor) -> str | None:
     """Why the updates are not there any more; None if they should be."""
     if not ended.updates.kept:
         return f"its updates were {ended.updates.reason}"
@@ -128,7 +128,9 @@ def _why_not(ended: RoundEnded, line: Line, auditor: Auditor) -> str | None:
     return f"its updates were deleted at {when} by the run's policy, retention.updates = {policy!r}"
 
 
-def _verified(operator: Operator, run: str, trusted: Iterable[str], heads: Iterable[str]) -> tuple[Auditor, list[Line]]:
+def _verified(
+    operator: Operator, run: str, trusted: Iterable[str], heads: Iterable[str]
+) -> tuple[Auditor, list[AuditLine]]:
     view = operator.run(run)  # before the bundles: they may be more by then, not fewer
     auditor, lines = audit.verify(audit.download(operator, run), [key_bytes(key) for key in trusted])
     for head in (view.audit_head, *heads):

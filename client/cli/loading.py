@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from umbel.client.app import Client
-from umbel.client.cli.named_code import Place, make_named
+from umbel.client.cli.named_code import OptionWords, make_named
 from umbel.client.errors import AppError
 
-_APP = Place("--app", "my_hospital:client", "a Client")
+_APP = OptionWords("--app", "my_hospital:client", "a Client")
 
 
 def load_app(spec: str) -> Client:

@@ -9,7 +9,7 @@ from umbel.client.errors import AppError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OptionWords:
     """Where a user writes such a name. `option`: what they write it behind; `example`: of a good one; `wanted`: what
     it should name, as in "a Client".
     """
@@ -19,7 +19,7 @@ class Place:
     wanted: str
 
 
-def make_named(spec: str, kinds: type | tuple[type, ...], place: Place) -> object:
+def make_named(spec: str, kinds: type | tuple[type, ...], place: OptionWords) -> object:
     """What `spec` names, if it is one of these kinds, else what calling it gives.
 
     The current directory is importable, as with `python -m`. Raises `AppError` with a sentence that says what to do.
@@ -37,7 +37,7 @@ def make_named(spec: str, kinds: type | tuple[type, ...], place: Place) -> objec
         ) from error
 
 
-def _attribute(module_name: str, attribute: str, place: Place) -> object:
+def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -54,7 +54,7 @@ def _attribute(module_name: str, attribute: str, place: Place) -> object:
     return getattr(module, attribute)
 
 
-def _call(found: object, spec: str, place: Place) -> object:
+def _call(found: object, spec: str, place: OptionWords) -> object:
     if not callable(found):
         raise AppError(f"{spec} is a {type(found).__name__}; name {place.wanted} or a function that returns one")
     try:

@@ -18,7 +18,7 @@ _FACTS: dict[object, TypeAdapter[Any]] = {"run": TypeAdapter(RunCreated), "round
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AuditLine:
     """One line of an audit file, as `GET /v1/admin/runs/{run}/audit` tells it too.
 
     `updates_deleted_at`: the coordinator's word, not signed; None while the updates are kept.
@@ -34,7 +34,7 @@ class Line:
         return canonical(self)
 
 
-def download(operator: Operator, run: str) -> Iterator[Line]:
+def download(operator: Operator, run: str) -> Iterator[AuditLine]:
     """A run's bundles, from its creation to the newest. Raises `CoordinatorMisbehaved` for what are none."""
     after = 0
     while True:
@@ -49,7 +49,7 @@ def download(operator: Operator, run: str) -> Iterator[Line]:
         after += len(lines)
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path) -> Iterator[AuditLine]:
     """The lines of an audit file. Raises `AuditFailed` for one that is none, `OSError`."""
     with path.open("rb") as file:
         for number, text in enumerate(file):
@@ -59,9 +59,9 @@ def read_lines(path: Path) -> Iterator[Line]:
                 raise AuditFailed(f"bundle {number}: line {number + 1} of {path} is no bundle: {error}") from error
 
 
-def verify(lines: Iterable[Line], keys: Collection[bytes]) -> tuple[Auditor, list[Line]]:
+def verify(lines: Iterable[AuditLine], keys: Collection[bytes]) -> tuple[Auditor, list[AuditLine]]:
     """Follow a chain from its first bundle on. Raises `AuditFailed` at the first that does not fit."""
-    auditor, taken = Auditor(keys, parse_bundle), list[Line]()
+    auditor, taken = Auditor(keys, parse_bundle), list[AuditLine]()
     for line in lines:
         auditor.follow(line.bundle, line.sha256, line.signature)
         taken.append(line)
@@ -83,12 +83,12 @@ def parse_bundle(raw: Json) -> Bundle:
         raise AuditFailed(f"it is no whole bundle: {first_finding(error, 'bundle')}") from error
 
 
-def _line(value: Json) -> Line:
+def _line(value: Json) -> AuditLine:
     line = _object(value)
     sha256, signature, deleted_at = line.get("sha256"), line.get("signature"), line.get("updates_deleted_at")
     if not (isinstance(sha256, str) and isinstance(signature, str) and isinstance(deleted_at, int | float | None)):
         raise ValueError("sha256, signature or updates_deleted_at are missing beside the bundle")
-    return Line(line.get("bundle"), sha256, signature, deleted_at)
+    return AuditLine(line.get("bundle"), sha256, signature, deleted_at)
 
 
 def _object(value: Json) -> dict[str, Json]:

@@ -25,7 +25,7 @@ from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
 from umbel.client.wire.bodies import Body, FileBody, sha256_of
 from umbel.client.wire.timing import check_s
-from umbel.client.wire.transport import Answer, Patience, Transport, at_any_address, connect, patiently
+from umbel.client.wire.transport import HttpAnswer, Patience, Transport, at_any_address, connect, patiently
 
 MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
@@ -83,7 +83,7 @@ class Operator:
     def close(self) -> None:
         self._transport.close()
 
-    def _ask(self, method: str, path: str, **more: Any) -> Answer:
+    def _ask(self, method: str, path: str, **more: Any) -> HttpAnswer:
         return at_any_address(lambda: self._transport.ask(method, path, **more))
 
     def create_tokens(

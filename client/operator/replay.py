@@ -31,7 +31,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReplaySource:
     """Where a replay takes files from: bundle `number` of a run at a coordinator."""
 
     operator: Operator
@@ -39,7 +39,7 @@ class Source:
     number: int
 
 
-def replay(source: Source, ended: RoundEnded, created: RunCreated, tell: Tell) -> ModelId:
+def replay(source: ReplaySource, ended: RoundEnded, created: RunCreated, tell: Tell) -> ModelId:
     """Make a committed round's model again; the model, which is the bundle's. `tell` hears what was recomputed.
 
     Raises `AuditFailed` for the first thing that does not fit, or a `ClientError` for what cannot be fetched.
@@ -62,7 +62,7 @@ def replay(source: Source, ended: RoundEnded, created: RunCreated, tell: Tell) -
     return made
 
 
-def _fold(source: Source, one: Participant, again: Replay, path: Path) -> None:
+def _fold(source: ReplaySource, one: Participant, again: Replay, path: Path) -> None:
     """Fetch one update, see that it is the one that was reported, and add it. One at a time is on disk."""
     sha256, bytes_max = update_sha256_of(one), again.codec.update_bytes[-1]
     found = source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
@@ -82,7 +82,7 @@ def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview
 
 
 def _make_model(
-    source: Source, ended: RoundEnded, layout: Layout, again: Replay, folder: Path, change_step: float | None
+    source: ReplaySource, ended: RoundEnded, layout: Layout, again: Replay, folder: Path, change_step: float | None
 ) -> ModelId:
     """The files of the next version, written as the coordinator writes them; what they hash to."""
     start = folder / "start"

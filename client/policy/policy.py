@@ -45,7 +45,7 @@ _DENOMINATOR_MAX = 1000  # 0.6667 means two thirds
 
 
 @dataclass(frozen=True, slots=True)
-class SecureRound:
+class SecureTerms:
     """What a coordinator asks of a round with secure aggregation, as far as a policy minds it.
 
     `cohort`: who is invited; `minimum`: the fewest clients whose sum is opened; `threshold`: how many of the
@@ -229,7 +229,7 @@ class SitePolicy:
         self._check_size(n_parameters)
         self._check_budgets(None)
 
-    def check_secure_round(self, asked: SecureRound) -> None:
+    def check_secure_round(self, asked: SecureTerms) -> None:
         """Raise `WorkRefused`, with the reason to give the coordinator, unless this round is within the limits, and
         there is a member list to hold its cohort against; `AttemptRefused` where it hangs on who is in the cohort.
         """
@@ -240,7 +240,7 @@ class SitePolicy:
             )
         self.check_secure_limits(asked)
 
-    def check_secure_limits(self, asked: SecureRound) -> None:
+    def check_secure_limits(self, asked: SecureTerms) -> None:
         """The same but for the list: for a site that has no policy at all, and so believes its coordinator."""
         self._check_minimum(asked.minimum)  # what is the run's comes first: no other cohort would mend it
         self._check_size(asked.n_parameters)
@@ -324,7 +324,7 @@ class SitePolicy:
                 f"{self._requires_more_than(minimum)}: the run file's minimum must be {self.minimum_cohort} or more"
             )
 
-    def _check_cohort(self, asked: SecureRound) -> None:
+    def _check_cohort(self, asked: SecureTerms) -> None:
         n_clients = len(set(asked.cohort))
         if n_clients < self.minimum_cohort:
             raise AttemptRefused(
@@ -352,7 +352,7 @@ class SitePolicy:
                 "take part"
             )
 
-    def _check_budgets(self, asked: SecureRound | None) -> None:
+    def _check_budgets(self, asked: SecureTerms | None) -> None:
         """`asked`: None for a round without secure aggregation, and so without noise."""
         spent = (None, None) if asked is None else (asked.epsilon, asked.epsilon_total)
         _check_budget("epsilon", self.epsilon, spent[0], "the run")

@@ -26,7 +26,7 @@ from umbel.aggregation.trust.members import MemberList, MembersRefused
 from umbel.aggregation.types import RunId
 from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused
 from umbel.client.policy.members_store import MembersStore, members_in_force
-from umbel.client.policy.policy import SecureRound, SitePolicy
+from umbel.client.policy.policy import SecureTerms, SitePolicy
 from umbel.client.policy.sum_memory import SumMemory
 from umbel.client.rounds.refusals import alarm_of
 from umbel.client.rounds.secure_offers import Asked
@@ -173,7 +173,7 @@ class Site:
                 f"{roster_min(n_invited)}"
             )
         plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
-        round_ = SecureRound(
+        round_ = SecureTerms(
             cohort=names,
             minimum=plan.minimum,
             threshold=parameters.t,

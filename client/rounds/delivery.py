@@ -10,7 +10,7 @@ from umbel.client.errors import AssignmentClosed
 from umbel.client.rounds.offers import WINDOW_S_MAX
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.wire.bandwidth import Link
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, patiently
 from umbel.client.wire.upload import Upload
 
@@ -25,7 +25,7 @@ class Delivery:
     its shares for.
     """
 
-    def __init__(self, coordinator: Coordinator, store: Store) -> None:
+    def __init__(self, coordinator: CoordinatorClient, store: Store) -> None:
         self.link = Link()
         self.reports = 0
         self.accepted = 0

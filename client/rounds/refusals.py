@@ -9,7 +9,7 @@ import logging
 from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
 from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import Alarm, ClientError
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, patiently
 
 _TOLD: tuple[tuple[type[SecAggError], str], ...] = (
@@ -29,7 +29,7 @@ def alarm_of(error: SecAggError) -> Alarm:
     return Alarm(f"{told}: {error}. {_SILENT}", f"{told}. {_SILENT}")
 
 
-def decline(coordinator: Coordinator, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+def decline(coordinator: CoordinatorClient, assignment: AssignmentId, reason: str, patience: Patience) -> None:
     """Tell the coordinator not to wait for a report, or for a signature. If even that fails, its own time ends it."""
     try:
         patiently(lambda: coordinator.decline(assignment, reason), patience)

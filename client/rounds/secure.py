@@ -47,13 +47,13 @@ from umbel.client.app import Client, LocalPlan
 from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
 from umbel.client.policy.site import Admitted, Site
 from umbel.client.rounds.refusals import alarm_of
-from umbel.client.rounds.secure_keys import Exchange
+from umbel.client.rounds.secure_keys import KeyExchange
 from umbel.client.rounds.secure_offers import Asked, check_window
 from umbel.client.rounds.steps import check_floor, check_steps
 from umbel.client.rounds.watch import PAUSE_S, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, patiently
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class SecureRound:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorClient,
         store: Store,
         site: Site,
         layout: Layout,
@@ -90,9 +90,9 @@ class SecureRound:
         """How long the masked update will be."""
         return MaskedReader(self._admitted.composition).update_bytes.start
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> KeyExchange:
         """The thread that talks while the site trains."""
-        return Exchange(
+        return KeyExchange(
             self._coordinator,
             self._id,
             self._asked.offer.window_s,

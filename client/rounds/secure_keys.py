@@ -21,10 +21,10 @@ from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import AssignmentClosed, ClientError, OutOfTime
 from umbel.client.rounds.refusals import alarm_of
 from umbel.client.rounds.watch import PAUSE_S, Watch, renewal_s
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 
 
-class Exchange(Watch):
+class KeyExchange(Watch):
     """A background thread that talks for a `SecureClient` until it has heard its inbox, and watches from then on.
 
     `window_s`: of the round. `check_roster` raises `ClientError` for one that this site takes no part in. Once `wait`
@@ -35,7 +35,7 @@ class Exchange(Watch):
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorClient,
         assignment: AssignmentId,
         window_s: float,
         client: SecureClient,

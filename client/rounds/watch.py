@@ -9,7 +9,7 @@ from typing import Self
 from umbel.aggregation.messages import WAIT_S_MAX, AssignmentState
 from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import AssignmentClosed, ClientError, TryAgain
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.deadline import timed_by
 from umbel.client.wire.timing import within
 
@@ -34,7 +34,7 @@ class Watch:
     start_after_s = START_AFTER_S
     pause_s = PAUSE_S
 
-    def __init__(self, coordinator: Coordinator, assignment: AssignmentId, window_s: float) -> None:
+    def __init__(self, coordinator: CoordinatorClient, assignment: AssignmentId, window_s: float) -> None:
         self._coordinator = coordinator
         self._assignment = assignment
         self._window_s = window_s

@@ -12,7 +12,7 @@ from umbel.aggregation.types import require_slug
 from umbel.client.errors import StateError
 from umbel.client.state.identity import Identity
 from umbel.client.state.store import Store
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, patiently
 
 CLOCK_WARNING_S = 60.0
@@ -34,7 +34,7 @@ def identify(store: Store, name: str | None, token: str | None) -> Identity:
 
 
 def ensure_enrolled(
-    coordinator: Coordinator,
+    coordinator: CoordinatorClient,
     store: Store,
     identity: Identity,
     token: str | None,

@@ -22,7 +22,7 @@ log = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingProgress:
     """`terms`: what must be the same where a checkpoint was made and where it is taken up."""
 
     model: nn.Module

@@ -20,7 +20,7 @@ from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.training.batches import Batch, EndlessBatches, n_batches, n_samples, ordered_batches, to_device
 from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision
 from umbel.client.training.metrics import Means, Metric, default_metrics
-from umbel.client.training.progress import Training
+from umbel.client.training.progress import TrainingProgress
 from umbel.client.training.proximal import ProximalTerm
 from umbel.client.training.randomness import seeded
 
@@ -95,7 +95,7 @@ class TorchClient(Client):
     def _run_steps(self, model: nn.Module, plan: LocalPlan, planned: int) -> tuple[int, Means]:
         batches = EndlessBatches(self._train, plan.batch_size, plan.seed, self.device)
         step = _Step(model, self._optimizer, plan, self.device, self.precision)
-        training = Training(
+        training = TrainingProgress(
             model, step.optimizer, step.scaler, Means(), batches, self.device, self._terms(plan, planned)
         )
         done, step_s, pace = training.resume(plan.checkpoint), 0.0, Pace(self.device)

@@ -36,7 +36,7 @@ def warn_if_readable(addresses: Sequence[str], what: str) -> None:
         log.warning("http:// is not encrypted: others on the way can read %s; use https://", what)
 
 
-class Replicas:
+class CoordinatorAddresses:
     """One HTTP client for each address. Threads may share it."""
 
     def __init__(self, addresses: Sequence[str], transport: httpx.BaseTransport | None = None) -> None:

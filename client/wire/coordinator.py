@@ -30,7 +30,7 @@ from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.printable import printable
 from umbel.client.wire.bodies import Body
 from umbel.client.wire.timing import check_s
-from umbel.client.wire.transport import Answer, Transport
+from umbel.client.wire.transport import HttpAnswer, Transport
 
 _ENROLLED = TypeAdapter(Enrolled)
 _CHECKED_IN = TypeAdapter(CheckedIn)
@@ -50,7 +50,7 @@ class UploadState:
     complete: bool
 
 
-class Coordinator:
+class CoordinatorClient:
     """A coordinator as one client sees it."""
 
     def __init__(self, transport: Transport) -> None:
@@ -153,7 +153,7 @@ class Coordinator:
         answer = self._transport.ask("GET", path, query=_wait(wait_s), hold_s=wait_s, bytes_max=n_bytes)
         return None if answer.status == 204 else answer.body
 
-    def _send_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> Answer:
+    def _send_json(self, method: str, path: str, message: object, hold_s: float = 0.0) -> HttpAnswer:
         adapter: TypeAdapter[Any] = TypeAdapter(type(message))
         return self._transport.ask(method, path, body=adapter.dump_json(message), headers=_JSON, hold_s=hold_s)
 
@@ -176,7 +176,7 @@ def _flag(value: bool) -> str:
     return "?1" if value else "?0"
 
 
-def _upload_state(answer: Answer, total: int) -> UploadState:
+def _upload_state(answer: HttpAnswer, total: int) -> UploadState:
     offset, complete = answer.headers.get("upload-offset", ""), answer.headers.get("upload-complete")
     if not (offset.isascii() and offset.isdigit() and len(offset) < 20) or int(offset) > total:
         raise CoordinatorMisbehaved(f"the coordinator names no upload offset between 0 and {total}")

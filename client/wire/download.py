@@ -15,14 +15,14 @@ import httpx
 
 from umbel.client.errors import CoordinatorMisbehaved, LinkFailed, Redirected
 from umbel.client.files import file_sha256, write_all
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.redirect import Links
 from umbel.client.wire.transport import Patience, patiently
 
 log = logging.getLogger("umbel.client")
 
 
-class Named(Protocol):
+class WantedFile(Protocol):
     """What is wanted: its hash and its length."""
 
     @property
@@ -39,7 +39,9 @@ class Downloaded:
     seconds: float
 
 
-def download(coordinator: Coordinator, model: Named, part: Path, patience: Patience, links: Links) -> Downloaded:
+def download(
+    coordinator: CoordinatorClient, model: WantedFile, part: Path, patience: Patience, links: Links
+) -> Downloaded:
     """Have the file at `part`, of which there may be some already.
 
     Raises `CoordinatorMisbehaved` for bytes that do not hash to its name, or that are too many.
@@ -92,7 +94,7 @@ class _Way:
         self.waited_s += self.links.clock() - began
 
 
-def _fetch_rest(coordinator: Coordinator, model: Named, part: Path, way: _Way) -> None:
+def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, way: _Way) -> None:
     """Append what is missing of `part`. A cut leaves what came for the next try."""
     have = _size(part)
     if have > model.size_bytes:

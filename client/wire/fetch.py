@@ -21,7 +21,7 @@ from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.files import file_sha256
 from umbel.client.state.store import Store
 from umbel.client.wire.bandwidth import Link
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.download import download
 from umbel.client.wire.model_changes import apply_changes
 from umbel.client.wire.redirect import Links
@@ -40,7 +40,7 @@ class Wanted:
 
 
 def fetch_model(
-    coordinator: Coordinator, store: Store, wanted: Wanted, link: Link, patience: Patience, links: Links
+    coordinator: CoordinatorClient, store: Store, wanted: Wanted, link: Link, patience: Patience, links: Links
 ) -> tuple[Path, Link]:
     """Where the model lies on disk, and what the link was seen to carry. Every other model is removed.
 
@@ -77,7 +77,7 @@ def _needed(store: Store, changes: Sequence[ModelChange]) -> Sequence[ModelChang
 
 
 def _is_made(
-    coordinator: Coordinator,
+    coordinator: CoordinatorClient,
     store: Store,
     wanted: Wanted,
     needed: Sequence[ModelChange],

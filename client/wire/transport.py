@@ -42,7 +42,7 @@ from umbel.client.errors import (
     refusal_of,
 )
 from umbel.client.printable import printable
-from umbel.client.wire.addresses import ADDRESSES_MAX, Replicas, addresses_in
+from umbel.client.wire.addresses import ADDRESSES_MAX, CoordinatorAddresses, addresses_in
 from umbel.client.wire.backoff import RETRY_AFTER_MAX_S
 from umbel.client.wire.bodies import Body, FileBody, sha256_of
 from umbel.client.wire.deadline import exchange_until, timed_by, timing
@@ -61,7 +61,7 @@ log = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """A successful answer, read whole."""
 
     headers: Mapping[str, str]
@@ -88,7 +88,7 @@ class Patience:
 class Transport:
     """Exchanges with one coordinator. Threads may share it. `authorize` makes the headers that say who asks."""
 
-    def __init__(self, replicas: Replicas, authorize: Authorize) -> None:
+    def __init__(self, replicas: CoordinatorAddresses, authorize: Authorize) -> None:
         self._replicas = replicas
         self._authorize = authorize
 
@@ -102,12 +102,12 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         hold_s: float = 0.0,
         bytes_max: int = JSON_BYTES_MAX,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One try. `hold_s`: how much longer than usual the answer may take, for long polls; `bytes_max`: its cap."""
         large_bytes = len(body) + max(0, bytes_max - JSON_BYTES_MAX)
         until = time.monotonic() + timing().exchange_s(large_bytes) + hold_s
         with self.stream(method, path, query=query, body=body, headers=headers, hold_s=hold_s, until=until) as response:
-            return Answer(response.headers, read_capped(response, bytes_max), response.status_code)
+            return HttpAnswer(response.headers, read_capped(response, bytes_max), response.status_code)
 
     @contextmanager
     def stream(
@@ -155,9 +155,9 @@ class Transport:
         self._replicas.close()
 
 
-def connect(server: str, transport: httpx.BaseTransport | None = None) -> Replicas:
+def connect(server: str, transport: httpx.BaseTransport | None = None) -> CoordinatorAddresses:
     """A coordinator at `URL[,URL...]`. Raises `ValueError` for what is no `http(s)://host[:port]`."""
-    return Replicas(addresses_in(server), transport)
+    return CoordinatorAddresses(addresses_in(server), transport)
 
 
 def patiently(step: Callable[[], T], patience: Patience) -> T:

@@ -141,7 +141,7 @@ class Heard:
         return len(self._lately) + len(self._before)
 
 
-class Line:
+class HeldRequest:
     """The connection of a request that is held open. `is_gone`: the peer has hung up, or is to be answered now."""
 
     def __init__(self, receive: Receive) -> None:
@@ -169,19 +169,19 @@ class Line:
         self.let_go()
 
 
-class Lines:
+class HeldRequests:
     """The requests that each client holds open, at most `HELD_MAX`.
 
     The newest win: a client whose network failed asks again, and those it has lost are its oldest.
     """
 
     def __init__(self) -> None:
-        self._held: dict[ClientId, list[Line]] = {}
+        self._held: dict[ClientId, list[HeldRequest]] = {}
 
     @contextmanager
-    def open(self, client: ClientId, receive: Receive) -> Generator[Line]:
+    def open(self, client: ClientId, receive: Receive) -> Generator[HeldRequest]:
         """One more request of this client, for as long as it is worked on."""
-        line, held = Line(receive), self._held.setdefault(client, [])
+        line, held = HeldRequest(receive), self._held.setdefault(client, [])
         held.append(line)
         if len(held) > HELD_MAX:
             held.pop(0).let_go()

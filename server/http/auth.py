@@ -36,7 +36,7 @@ class UnfitAdminKey(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class VerifiedDevice:
     """A verified client, and the hash that the body of its request must have (32 bytes)."""
 
     client: ClientId
@@ -119,11 +119,11 @@ def target_of(request: Request) -> Target:
     return Target(request.method, path.decode("latin-1"), query.decode("latin-1"))
 
 
-async def verify_device(request: Request, services: Services) -> Device:
+async def verify_device(request: Request, services: Services) -> VerifiedDevice:
     """Verify a signed request by its headers, and admit it. Raises `Refused` or a `SignatureRefused`."""
     caller = await caller_of(request, services)
     await caller.admit()
-    return Device(caller.client, caller.claims.body_sha256)
+    return VerifiedDevice(caller.client, caller.claims.body_sha256)
 
 
 async def caller_of(request: Request, services: Services, check: Check | None = None) -> Caller:

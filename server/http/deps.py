@@ -10,8 +10,8 @@ from fastapi import Depends, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.messages import Problem
-from umbel.server.devices.waiting import Lines
-from umbel.server.http.auth import AdminKey, Device, read_body, verify_device
+from umbel.server.devices.waiting import HeldRequests
+from umbel.server.http.auth import AdminKey, VerifiedDevice, read_body, verify_device
 from umbel.server.http.copies import Copies
 from umbel.server.http.door import vouch_for
 from umbel.server.problems import KINDS, MEDIA_TYPE, Refused, first_error
@@ -31,7 +31,7 @@ class State:
     def __init__(self, services: Services, admin_key: AdminKey) -> None:
         self.services = services
         self.admin_key = admin_key
-        self.lines = Lines()
+        self.lines = HeldRequests()
         self.copies = Copies(services.blobs)
         self.coordinator = Coordinator(services)
         self.reception = Reception(self.coordinator)
@@ -50,7 +50,7 @@ async def state_of(request: Request) -> State:
     return state_in(request)
 
 
-async def device_of(request: Request, state: Annotated[State, Depends(state_of)]) -> Device:
+async def device_of(request: Request, state: Annotated[State, Depends(state_of)]) -> VerifiedDevice:
     """The client that signed a request. Raises `Refused` or a `SignatureRefused`."""
     return await verify_device(request, state.services)
 
@@ -62,7 +62,7 @@ async def _operator(request: Request, state: Annotated[State, Depends(state_of)]
 
 
 StateDep = Annotated[State, Depends(state_of)]
-DeviceDep = Annotated[Device, Depends(device_of)]
+DeviceDep = Annotated[VerifiedDevice, Depends(device_of)]
 Operator = Depends(_operator)
 
 
@@ -71,7 +71,7 @@ async def read_message(request: Request, sha256: bytes, adapter: TypeAdapter[T])
     return parse_json(await read_body(request, sha256), adapter)
 
 
-async def require_no_body(request: Request, device: Device) -> None:
+async def require_no_body(request: Request, device: VerifiedDevice) -> None:
     """Read to the end of a request that should have no body, and hold it to its digest."""
     await read_body(request, device.body_sha256)
 

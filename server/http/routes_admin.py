@@ -17,7 +17,7 @@ from umbel.aggregation.types import ClientId, RunId, require_slug
 from umbel.server.blobs.blobs import model_key
 from umbel.server.devices.clients import ClientView
 from umbel.server.devices.enrolments import Binding
-from umbel.server.devices.waiting import Line
+from umbel.server.devices.waiting import HeldRequest
 from umbel.server.http.deps import (
     ADMIN,
     Operator,
@@ -180,7 +180,7 @@ async def get_progress(
         state.coordinator.refuse_if_closing()
         await request.body()
         if not driver.now.has_changed_since(mark):
-            await Line(request.receive).hold(state.services.clock, bell, wait_s)
+            await HeldRequest(request.receive).hold(state.services.clock, bell, wait_s)
     if not await _has_ended(state, driver, after):
         await driver.now.let_changes_gather()
     return await _progress(state, driver, after)

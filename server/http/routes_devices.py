@@ -21,7 +21,7 @@ from umbel.aggregation.plans.round import Task
 from umbel.aggregation.reports import EvaluationDone, MaskedInput, Work, WorkDone
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.devices import libsodium
-from umbel.server.http.auth import Device, caller_of, claims_of, enrol, read_body
+from umbel.server.http.auth import VerifiedDevice, caller_of, claims_of, enrol, read_body
 from umbel.server.http.deps import (
     SIGNED,
     DeviceDep,
@@ -120,7 +120,12 @@ async def put_decline(request: Request, device: DeviceDep, state: StateDep, assi
 
 
 async def _report(
-    request: Request, device: Device, state: State, assignment: AssignmentId, adapter: TypeAdapter[Any], task: Task
+    request: Request,
+    device: VerifiedDevice,
+    state: State,
+    assignment: AssignmentId,
+    adapter: TypeAdapter[Any],
+    task: Task,
 ) -> ReportAnswer:
     """Take what a client did, and keep it as it was signed."""
     body = await read_body(request, device.body_sha256)

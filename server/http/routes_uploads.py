@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from umbel.aggregation.errors import MalformedSignature
 from umbel.aggregation.trust.signatures import parse_digest
 from umbel.aggregation.types import AssignmentId
-from umbel.server.http.auth import Device, checked_pieces
+from umbel.server.http.auth import VerifiedDevice, checked_pieces
 from umbel.server.http.deps import SIGNED, DeviceDep, StateDep, binary_body, header_field, problems, require_no_body
 from umbel.server.problems import Refused
 from umbel.server.runs.uploads import Incoming
@@ -81,7 +81,7 @@ async def delete_update(request: Request, device: DeviceDep, state: StateDep, as
     return Response(status_code=204)
 
 
-def _chunk(request: Request, device: Device, offset: int) -> Incoming:
+def _chunk(request: Request, device: VerifiedDevice, offset: int) -> Incoming:
     is_last = request.headers.get("upload-complete")
     if is_last not in ("?0", "?1"):
         raise Refused("malformed-request", "Upload-Complete: must be ?1 for the last chunk and ?0 before")

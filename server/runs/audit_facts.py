@@ -13,7 +13,7 @@ from umbel.aggregation.audit.bundle import (
     SignedReport,
     json_sha256,
 )
-from umbel.aggregation.canonical import Written, canonical, parsed
+from umbel.aggregation.canonical import CanonicalText, canonical, parsed
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Abandoned, Closing, Committed
 from umbel.aggregation.run.file import RunFile
@@ -26,7 +26,7 @@ from umbel.server.store.stored import LiveRun, StoredRun
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class ClientEvidence:
     """What is stored of one client for the audit: its public key, and its report, if it reported in time."""
 
     public_key: bytes
@@ -42,11 +42,11 @@ class Deposition:
 
     opened_at: float
     clients: tuple[ClientRecord, ...]
-    participants: Written[Participant]
-    evidence: Mapping[ClientId, Evidence]
+    participants: CanonicalText[Participant]
+    evidence: Mapping[ClientId, ClientEvidence]
 
 
-def depose(state: Closing | Abandoned, book: Book, evidence: Mapping[ClientId, Evidence]) -> Deposition:
+def depose(state: Closing | Abandoned, book: Book, evidence: Mapping[ClientId, ClientEvidence]) -> Deposition:
     """What is told and signed of the clients of a round that has closed, or was abandoned."""
     clients = client_records(state, book)
     return Deposition(book.opened_at, clients, _participants(clients, state, evidence), evidence)
@@ -121,12 +121,12 @@ def _sum(state: Closing | Abandoned, end: RoundEnd) -> ExactSum | None:
 
 
 def _participants(
-    clients: Sequence[ClientRecord], state: Closing | Abandoned, evidence: Mapping[ClientId, Evidence]
-) -> Written[Participant]:
-    return Written(_participant(one, state, evidence[ClientId(one.client)]) for one in clients)
+    clients: Sequence[ClientRecord], state: Closing | Abandoned, evidence: Mapping[ClientId, ClientEvidence]
+) -> CanonicalText[Participant]:
+    return CanonicalText(_participant(one, state, evidence[ClientId(one.client)]) for one in clients)
 
 
-def _participant(one: ClientRecord, state: Closing | Abandoned, evidence: Evidence) -> Participant:
+def _participant(one: ClientRecord, state: Closing | Abandoned, evidence: ClientEvidence) -> Participant:
     client = ClientId(one.client)
     member, accepted = state.cohort[client], state.accepted.get(client)
     report = evidence.report

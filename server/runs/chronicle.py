@@ -12,7 +12,7 @@ from typing import assert_never
 from umbel.aggregation.round.states import Abandoned, Closing, Committed, Recruiting, RoundState, Training
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.endings import Known
-from umbel.aggregation.run.ledger import Book, Member
+from umbel.aggregation.run.ledger import Book, MemberFacts
 from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.run.tuning import OBSERVATIONS_MAX
 from umbel.aggregation.types import ClientId
@@ -81,7 +81,7 @@ class Chronicle:
     def book(self, state: RoundState, assignments: Sequence[StoredAssignment]) -> Book:
         """What is known of the clients of a round, which is, or was until now, in this state."""
         members = {
-            one.client: Member(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
+            one.client: MemberFacts(one.sample_count, one.is_declined, one.reported_at, one.bytes_up, one.bytes_down)
             for one in assignments
         }
         heard = {one.client: one.heard_at for one in assignments}

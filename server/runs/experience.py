@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.report_times import Observation, observed
-from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, Evidence
+from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, TuningFacts
 
 
 class Experience:
@@ -24,7 +24,7 @@ class Experience:
         while self._count > OBSERVATIONS_MAX and len(self._attempts) > 1:
             self._count -= len(self._attempts.popleft())
 
-    def evidence(self, model_bytes: int, population: int | None, waiting: Mapping[str, int]) -> Evidence:
+    def evidence(self, model_bytes: int, population: int | None, waiting: Mapping[str, int]) -> TuningFacts:
         """What is known now. `population`: distinct clients seen within a day; `waiting`: how many wait, by tier."""
         observations = tuple(one for shown in self._attempts for one in shown)
-        return Evidence(observations, model_bytes, population, waiting)
+        return TuningFacts(observations, model_bytes, population, waiting)

@@ -34,7 +34,7 @@ from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId
 from umbel.server.problems import Refused, shutting_down
-from umbel.server.runs.audit_facts import Deposition, Evidence, depose
+from umbel.server.runs.audit_facts import ClientEvidence, Deposition, depose
 from umbel.server.runs.chronicle import Chronicle
 from umbel.server.runs.orders import Order, Rollback, Situation, obey
 from umbel.server.runs.reports import check_report, check_turn
@@ -159,7 +159,7 @@ class Batch:
         self,
         state: Abandoned | Committed,
         assignments: Sequence[StoredAssignment],
-        evidence: Mapping[ClientId, Evidence],
+        evidence: Mapping[ClientId, ClientEvidence],
     ) -> Deposition:
         ended = state.closing if isinstance(state, Committed) else state
         return depose(ended, self._chronicle.book(self.found.state, assignments), evidence)

@@ -30,7 +30,7 @@ from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.devices.fitness import Unfit, stranger, unfit
-from umbel.server.devices.waiting import Line
+from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
 from umbel.server.runs.coordinator import Coordinator
 from umbel.server.runs.driver import RunDriver
@@ -50,11 +50,11 @@ class Visit:
     client: ClientId
     message: CheckIn
     admit: Callable[[Waiting | None], Awaitable[None]]
-    line: Callable[[], AbstractContextManager[Line]]
+    line: Callable[[], AbstractContextManager[HeldRequest]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AssignmentPlace:
     """Where an assignment belongs. `past`: None while it is of the newest attempt, which memory knows."""
 
     driver: RunDriver
@@ -119,7 +119,9 @@ class Reception:
         if await self._services.turned_away.note(driver.name, client, reason, now, found.in_place_of):
             driver.now.changed()
 
-    async def status(self, client: ClientId, assignment: AssignmentId, wait_s: float, line: Line) -> AssignmentStatus:
+    async def status(
+        self, client: ClientId, assignment: AssignmentId, wait_s: float, line: HeldRequest
+    ) -> AssignmentStatus:
         """Whether the round still wants this client's report; held open while it does."""
         place = await self.place(client, assignment)
         if place.training:
@@ -161,13 +163,13 @@ class Reception:
                 await place.driver.submit(Letter(event, assignment))
         place.driver.wake()
 
-    async def place(self, client: ClientId, assignment: AssignmentId) -> Place:
+    async def place(self, client: ClientId, assignment: AssignmentId) -> AssignmentPlace:
         """Where an assignment belongs. Raises `Refused` unless it is this client's."""
         self._services.registry.refuse_revoked(client)
         await self._coordinator.heed_outage()
         driver = self._coordinator.drivers.get(RunId(assignment.partition(".")[0]))
         if driver and driver.knows(client, assignment):
-            return Place(driver, client, assignment)
+            return AssignmentPlace(driver, client, assignment)
         found = await self._services.rounds.assignment(assignment)
         if found is None or found.client != client:
             raise Refused("unknown-assignment", "this client has no such assignment; check in for a new one")
@@ -175,8 +177,8 @@ class Reception:
         if found.round_id >= driver.live.round_id:
             await driver.catch_up()  # another replica has begun this attempt
         if driver.knows(client, assignment):
-            return Place(driver, client, assignment)
-        return Place(driver, client, assignment, found)
+            return AssignmentPlace(driver, client, assignment)
+        return AssignmentPlace(driver, client, assignment, found)
 
     async def _wait_for_work(self, driver: RunDriver, visit: Visit) -> float:
         """Hold the request open while there is no work, or send the client away; when it should come back, if so."""
@@ -200,7 +202,7 @@ class Reception:
                 self._note_heard(client, line)
         return away_s
 
-    async def _hold(self, driver: RunDriver, client: ClientId, line: Line, ends_at: float) -> None:
+    async def _hold(self, driver: RunDriver, client: ClientId, line: HeldRequest, ends_at: float) -> None:
         """Keep a check-in waiting until there is work for it, the run is over, its time is up, or it has hung up."""
         clock = self._services.clock
         while (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
@@ -214,7 +216,7 @@ class Reception:
                 await self._turn_away(driver, client, found)
                 raise found.refusal
 
-    async def _wait_for_close(self, place: Place, wait_s: float, line: Line) -> None:
+    async def _wait_for_close(self, place: AssignmentPlace, wait_s: float, line: HeldRequest) -> None:
         clock, ends_at = self._services.clock, self._services.clock.now() + wait_s
         while place.training and (left_s := ends_at - clock.now()) > 0 and not line.is_gone:
             self._coordinator.refuse_if_closing()
@@ -222,7 +224,7 @@ class Reception:
                 await line.hold(clock, bell, left_s)
         self._note_heard(place.client, line)
 
-    def _note_heard(self, client: ClientId, line: Line) -> None:
+    def _note_heard(self, client: ClientId, line: HeldRequest) -> None:
         if not line.is_gone:
             self._services.heard.note(client)
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from umbel.aggregation.round.states import Closing, RoundState, Spoke, Training
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId, ClientId
-from umbel.server.devices.waiting import Line
+from umbel.server.devices.waiting import HeldRequest
 from umbel.server.problems import Refused
 from umbel.server.runs.mailbox import Letter, PastAttempt
 
 if TYPE_CHECKING:
-    from umbel.server.runs.reception import Place, Reception
+    from umbel.server.runs.reception import AssignmentPlace, Reception
 
-Waits: TypeAlias = tuple[float, Line]
+Waits: TypeAlias = tuple[float, HeldRequest]
 Found = TypeVar("Found")
 
 
@@ -52,13 +52,13 @@ class SecureReception:
             place.driver.note_message(assignment, down=len(found))
         return found
 
-    async def keep_up(self, place: "Place", phase: Phase) -> None:
+    async def keep_up(self, place: "AssignmentPlace", phase: Phase) -> None:
         """A client may have heard of its turn at another replica, of which this one has not seen yet."""
         driver = place.driver
         if not driver.services.replicas.is_alone and _turn(driver.state) is not phase:
             await driver.catch_up()
 
-    async def _reveal(self, place: "Place", body: bytes, waits: Waits) -> bool:
+    async def _reveal(self, place: "AssignmentPlace", body: bytes, waits: Waits) -> bool:
         """Take the shares that a client reveals, and hold its request until they are not needed any more."""
         driver = place.driver
         if _is_over(place):
@@ -79,7 +79,9 @@ class SecureReception:
 
         return await self._held(place, waits, is_over) or False
 
-    async def _held(self, place: "Place", waits: Waits, ask: Callable[[], Awaitable[Found | None]]) -> Found | None:
+    async def _held(
+        self, place: "AssignmentPlace", waits: Waits, ask: Callable[[], Awaitable[Found | None]]
+    ) -> Found | None:
         """What `ask` finds, as soon as it finds something; None when the time is up or nobody listens any more."""
         wait_s, line = waits
         clock = place.driver.services.clock
@@ -95,7 +97,7 @@ class SecureReception:
                 await line.hold(clock, bell, left_s)
 
 
-def _is_over(place: "Place") -> bool:
+def _is_over(place: "AssignmentPlace") -> bool:
     return not (place.is_current and isinstance(place.driver.state, Training | Closing))
 
 
@@ -104,7 +106,7 @@ def _turn(state: RoundState) -> Phase | None:
     return exchange.phase if exchange else None
 
 
-def _require_part(place: "Place") -> None:
+def _require_part(place: "AssignmentPlace") -> None:
     """Raise `Refused` unless the round goes on, and with this client."""
     state = place.driver.state
     if not place.is_current or not isinstance(state, Training | Closing):

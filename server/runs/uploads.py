@@ -18,7 +18,7 @@ from umbel.aggregation.update.wire import least_chunk_bytes
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.problems import Refused
 from umbel.server.runs.driver import RunDriver
-from umbel.server.runs.reception import Place, Reception
+from umbel.server.runs.reception import AssignmentPlace, Reception
 from umbel.server.services import Services
 from umbel.server.store.stored import Chunk, StoredUpload
 from umbel.server.store.uploads import Arrived, UploadMoved, UploadOver
@@ -87,7 +87,7 @@ class Uploads:
         await self._drop(assignment, known)
 
     async def _append(
-        self, place: Place, known: StoredUpload | None, begun: StoredUpload, incoming: Incoming
+        self, place: AssignmentPlace, known: StoredUpload | None, begun: StoredUpload, incoming: Incoming
     ) -> StoredUpload:
         """Take a chunk in, store it, and make it count."""
         _require_fit(begun, incoming, self._services.settings.chunk_bytes_max)
@@ -96,7 +96,7 @@ class Uploads:
             await _store(self._services.blobs, chunk, incoming.body, arrival)
             return await self._take(place, Arrived(place.assignment, known, begun, chunk, incoming.is_last))
 
-    async def _take(self, place: Place, arrived: Arrived) -> StoredUpload:
+    async def _take(self, place: AssignmentPlace, arrived: Arrived) -> StoredUpload:
         """Make a stored chunk count, or remove it."""
         try:
             counted = await self._count(place, arrived)
@@ -108,7 +108,7 @@ class Uploads:
         await self._remove(one.key for one in arrived.dropped)
         return counted
 
-    async def _count(self, place: Place, arrived: Arrived) -> StoredUpload:
+    async def _count(self, place: AssignmentPlace, arrived: Arrived) -> StoredUpload:
         """Make a stored chunk count, the last one only with a whole update that has passed its checks."""
         if not arrived.is_last:
             return await self._add(place, arrived)
@@ -118,7 +118,7 @@ class Uploads:
             await self._check(place, arrived)
             return await self._add(place, arrived)
 
-    async def _add(self, place: Place, arrived: Arrived) -> StoredUpload:
+    async def _add(self, place: AssignmentPlace, arrived: Arrived) -> StoredUpload:
         place.require_open()
         try:
             return await self._services.uploads.add_chunk(arrived)
@@ -139,7 +139,7 @@ class Uploads:
             lock = self._locks[assignment] = asyncio.Lock()
         return lock
 
-    async def _check(self, place: Place, arrived: Arrived) -> None:
+    async def _check(self, place: AssignmentPlace, arrived: Arrived) -> None:
         """Check the whole update, and drop what can never be folded."""
         whole = arrived.after
         place.require_open()

@@ -15,7 +15,7 @@ from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
-from umbel.server.runs.audit_facts import Deposition, Evidence, round_ended, run_created
+from umbel.server.runs.audit_facts import ClientEvidence, Deposition, round_ended, run_created
 from umbel.server.scribe import Scribe
 from umbel.server.store import tables
 from umbel.server.store.audit_key import AuditKey
@@ -101,17 +101,17 @@ async def _store(
     await tx.execute(insert(_AUDIT).values(row))
 
 
-async def evidence_of(tx: AsyncConnection, round_id: int) -> dict[ClientId, Evidence]:
+async def evidence_of(tx: AsyncConnection, round_id: int) -> dict[ClientId, ClientEvidence]:
     """What is stored of each client of an attempt that has not ended."""
     query = (
         select(_ASSIGNMENT.c.client, _CLIENT.c.public_key, _ASSIGNMENT.c.signed_report)
         .join(_CLIENT, _CLIENT.c.id == _ASSIGNMENT.c.client)
         .where(_ASSIGNMENT.c.round_id == round_id)
     )
-    found = dict[ClientId, Evidence]()
+    found = dict[ClientId, ClientEvidence]()
     async for row in by_client(tx, query):
         report = None if row.signed_report is None else _SIGNED.validate_json(row.signed_report)
-        found[ClientId(row.client)] = Evidence(row.public_key, report)
+        found[ClientId(row.client)] = ClientEvidence(row.public_key, report)
     return found
 
 

@@ -42,7 +42,7 @@ class UnfitDeployment(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class DeploymentPlaces:
     """Where a coordinator has things from, as its operator knows the places."""
 
     blobs: str
@@ -58,7 +58,7 @@ class Deployment:
     blobs: BlobStore
     audit_key: str
     admin_key: AdminKey
-    named: Named
+    named: DeploymentPlaces
 
     async def settle(self, *, adopt: bool = False) -> None:
         """See that all goes together, or write it down if nobody has. `adopt`: what is brought is right from now on.

@@ -24,7 +24,7 @@ from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.trust.members import SignedMembers
 from umbel.aggregation.types import AssignmentId, ClientId, RunId
 from umbel.server.devices.member_lists import MemberListStore
-from umbel.server.runs.audit_facts import Deposition, Evidence
+from umbel.server.runs.audit_facts import ClientEvidence, Deposition
 from umbel.server.scribe import Scribe
 from umbel.server.store import tables
 from umbel.server.store.audit_trail import AuditTrail, evidence_of, signed_text
@@ -102,7 +102,7 @@ class Transition(Protocol):
         self,
         state: Abandoned | Committed,
         assignments: Sequence[StoredAssignment],
-        evidence: Mapping[ClientId, Evidence],
+        evidence: Mapping[ClientId, ClientEvidence],
     ) -> Deposition:
         """The same, where it was not. It runs in another thread, as does `end`."""
         ...
@@ -399,7 +399,7 @@ class RoundStore:
         async with self._db.reading() as tx:
             return await assignments_of(tx, round_id)
 
-    async def witnesses(self, round_id: int) -> tuple[tuple[StoredAssignment, ...], Mapping[ClientId, Evidence]]:
+    async def witnesses(self, round_id: int) -> tuple[tuple[StoredAssignment, ...], Mapping[ClientId, ClientEvidence]]:
         """Every client of an attempt that has not ended, and what it has signed."""
         async with self._db.reading() as tx:
             return await assignments_of(tx, round_id), await evidence_of(tx, round_id)

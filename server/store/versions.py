@@ -16,7 +16,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.aggregation.run.records import VersionRecord
 from umbel.aggregation.run.run_end import KeptVersion, Measurement, NewModel
-from umbel.aggregation.run.stopping import Mode
+from umbel.aggregation.run.stopping import Direction
 from umbel.aggregation.types import CHANGES_MAX, ClientId, RunId
 from umbel.server.store import tables
 from umbel.server.store.database import Database
@@ -72,9 +72,9 @@ class VersionStore:
             names = await tx.scalars(select(_VERSION.c.run).where(is_theirs, has_asked).distinct())
             return tuple(RunId(name) for name in names)
 
-    async def best(self, run: RunId, mode: Mode) -> int | None:
+    async def best(self, run: RunId, mode: Direction) -> int | None:
         """The version with the best value by the metric of early stopping, the earliest of such; None without any."""
-        value = _VERSION.c.judged if mode is Mode.MIN else -_VERSION.c.judged
+        value = _VERSION.c.judged if mode is Direction.MIN else -_VERSION.c.judged
         query = select(_VERSION.c.version).where(_VERSION.c.run == run, _VERSION.c.judged.is_not(None))
         async with self._db.reading() as tx:
             return (await tx.scalars(query.order_by(value, _VERSION.c.version).limit(1))).first()

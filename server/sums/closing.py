@@ -20,7 +20,7 @@ from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, Committed
-from umbel.aggregation.run.endings import Measured, Upshot
+from umbel.aggregation.run.endings import EvaluationClosed, Upshot
 from umbel.aggregation.secagg.errors import CheatingDealer, SecAggError
 from umbel.aggregation.secagg.masked_input import unmasked
 from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
@@ -34,7 +34,7 @@ from umbel.server.store.stored import Chunk, LiveRun, PartialSum
 from umbel.server.store.uploads import UpdateGone
 from umbel.server.store.versions import BeingRemoved
 from umbel.server.sums.folding import DamagedSum, Folding, SumDropped
-from umbel.server.sums.model_files import Base, ModelFiles, Summed, next_model
+from umbel.server.sums.model_files import ModelFiles, ParentFiles, SummedRound, next_model
 from umbel.server.sums.model_removal import hold
 from umbel.server.sums.round_codec import RoundCodec
 from umbel.server.sums.secure import SecureRounds
@@ -111,7 +111,7 @@ class Closer:
         if live.plan.task.makes_model:
             return await self._model(live)
         if not live.plan.task.sends_updates:
-            return Measured()
+            return EvaluationClosed()
         try:
             return await look_at(self._services, live, self._layout)
         except (FileNotFoundError, UpdateRefused) as error:
@@ -235,12 +235,12 @@ class Closer:
         if not closing.secure:
             codec = self._codec.plain(closing.plan)
             parts = self._codec.parts(live, ((client, one.weight) for client, one in closing.accepted.items()))
-            summed = Summed(sum_sha256(total), codec.mean(total, parts), codec.update_rms(total))
+            summed = SummedRound(sum_sha256(total), codec.mean(total, parts), codec.update_rms(total))
         elif (found := await self._unmasked(live, closing, total)) is not None:
-            summed = Summed(found.sum_sha256, found.mean, None, found)
+            summed = SummedRound(found.sum_sha256, found.mean, None, found)
         else:
             return None
-        base = Base(live.run.model.sha256, live.run.master_sha256)
+        base = ParentFiles(live.run.model.sha256, live.run.master_sha256)
         rate, change_step = file.aggregation.server_learning_rate, file.downlink.change_step
         make = partial(next_model, services.blobs, self._layout, base, summed, rate, change_step)
         try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class HandedIn:
     """A sum as it was written to a file. `clients`: whose updates are in it, exactly."""
 
     sha256: str
@@ -82,7 +82,7 @@ class Folding:
         self.merged -= set(partial.clients)
         self.clients |= set(partial.clients)
 
-    async def write(self, path: Path) -> Written:
+    async def write(self, path: Path) -> HandedIn:
         """Write the sum as it is once every fold so far is in to a file, for another replica to merge.
 
         What is added meanwhile is folded afterwards, and is for the next time. Raises what a fold raised; `SumDropped`.
@@ -132,7 +132,7 @@ class Folding:
             raise DamagedSum(f"the partial sum {partial.key} is not what replica {partial.replica} has written")
         self._in_total.update(partial.clients)
 
-    def _write(self, path: Path) -> Written:
+    def _write(self, path: Path) -> HandedIn:
         """In the worker, as folds are: no fold is half in the sum."""
         if self._is_discarded:
             raise SumDropped
@@ -142,7 +142,7 @@ class Folding:
                 data = piece.numpy().astype("<i8", copy=False).data
                 sha.update(data)
                 file.write(data)
-        return Written(sha.hexdigest(), total.total_weight, frozenset(self._in_total))
+        return HandedIn(sha.hexdigest(), total.total_weight, frozenset(self._in_total))
 
 
 class SumDropped(Exception):

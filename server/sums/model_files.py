@@ -62,7 +62,7 @@ class ModelFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class ParentFiles:
     """The version that the next one is made from, by its files' names."""
 
     published_sha256: str
@@ -70,7 +70,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class SummedRound:
     """What the model is made of. `sum_sha256`: of a round's exact sum; the rest is what its codec makes of that.
 
     `totals`: of a secure round.
@@ -117,7 +117,12 @@ def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
 
 
 def next_model(
-    blobs: BlobStore, layout: Layout, base: Base, summed: Summed, learning_rate: float, change_step: float | None
+    blobs: BlobStore,
+    layout: Layout,
+    base: ParentFiles,
+    summed: SummedRound,
+    learning_rate: float,
+    change_step: float | None,
 ) -> ModelFiles:
     """Store `master + learning_rate * mean` as the next version. The same sum gives the same files.
 
@@ -165,7 +170,7 @@ def _whole(blobs: BlobStore, layout: Layout, steps: Iterator[tuple[Piece, Tensor
 
 
 def _changed(
-    blobs: BlobStore, layout: Layout, base: Base, steps: Iterator[tuple[Piece, Tensor]], change_step: float
+    blobs: BlobStore, layout: Layout, base: ParentFiles, steps: Iterator[tuple[Piece, Tensor]], change_step: float
 ) -> _Kept:
     """Store the next master copy, the change that moves the published model towards it, and that model, moved."""
     with (

@@ -36,7 +36,7 @@ from umbel.client import Operator
 from umbel.client.state.enrol import ensure_enrolled, identify
 from umbel.client.state.store import Store
 from umbel.client.wire.bandwidth import Link
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
 from umbel.sim.bench.report import Hold, Report, Row
@@ -122,16 +122,16 @@ def coordinator_growth_mb() -> Growth:
     return Growth(rss.peak_mb - before_mb, wall_s)
 
 
-def _enrolled(folder: Path, url: str, number: int, token: str) -> Coordinator:
+def _enrolled(folder: Path, url: str, number: int, token: str) -> CoordinatorClient:
     name = f"site-{number:02}"
     store = Store(folder / name, url)
     identity = identify(store, name, token)
-    coordinator = Coordinator(Transport(connect(url), identity.authorize))
+    coordinator = CoordinatorClient(Transport(connect(url), identity.authorize))
     ensure_enrolled(coordinator, store, identity, token, {})
     return coordinator
 
 
-def _run_round(operator: Operator, sites: Sequence[Coordinator], run: str, n_values: int) -> float:
+def _run_round(operator: Operator, sites: Sequence[CoordinatorClient], run: str, n_values: int) -> float:
     """One round in which every site sends a random update; seconds from the uploads' start to the new model."""
     state = {"weights": torch.zeros(n_values)}
     rounds = RoundsSection(1, len(sites), len(sites), over_selection=1.0, window_s=_LIMIT_S)
@@ -150,7 +150,7 @@ def _run_round(operator: Operator, sites: Sequence[Coordinator], run: str, n_val
     return time.perf_counter() - started
 
 
-def _send(site: Coordinator, run: str, layout: Layout, update: bytes, gate: threading.Barrier) -> None:
+def _send(site: CoordinatorClient, run: str, layout: Layout, update: bytes, gate: threading.Barrier) -> None:
     checked_in = site.check_in(CheckIn(RunId(run), 100, layout.digest))
     if checked_in.assignment is None:
         gate.abort()

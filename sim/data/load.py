@@ -69,14 +69,14 @@ def _own(name: str) -> DataSet:
     """
     import torch
 
-    from umbel.client.cli.named_code import Place, make_named
+    from umbel.client.cli.named_code import OptionWords, make_named
     from umbel.client.errors import AppError
     from umbel.client.training.randomness import seeded
     from umbel.sim.data.sets.arrays import from_samples
 
     try:
         with seeded(0, torch.device("cpu")):
-            made = make_named(name, (DataSet, TrainAndTest), Place("name in [data]", "my_data:load", "a DataSet"))
+            made = make_named(name, (DataSet, TrainAndTest), OptionWords("name in [data]", "my_data:load", "a DataSet"))
     except AppError as error:
         raise DataError(str(error)) from error
     match made:

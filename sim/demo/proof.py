@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from umbel.aggregation.audit.bundle import key_bytes
 from umbel.client import Operator
 from umbel.client.operator import audit
-from umbel.client.operator.replay import Source, replay
+from umbel.client.operator.replay import ReplaySource, replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +38,5 @@ def prove(operator: Operator, run: str, key: str, heads: Iterable[str]) -> Proof
     assert auditor.created is not None, "the chain begins with the run's creation"
     if ended.plan.secure is not None:
         return Proof(len(lines), number, "")
-    made = replay(Source(operator, run, bundle), ended, auditor.created, lambda _said: None)
+    made = replay(ReplaySource(operator, run, bundle), ended, auditor.created, lambda _said: None)
     return Proof(len(lines), number, made.sha256)

@@ -10,8 +10,8 @@ from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan
 from umbel.aggregation.reports import Probe, WorkDone
-from umbel.aggregation.run.canary import Sent
-from umbel.aggregation.run.verdicts import Trial
+from umbel.aggregation.run.canary import CanaryUpdate
+from umbel.aggregation.run.verdicts import CanaryClosed
 from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
 
 
@@ -44,9 +44,11 @@ class CanaryUplink:
         self.largest[client] = self.codec.largest_change(update[:head], [update[head:]], rank)
         self.sizes[client] = len(update)
 
-    def trial(self, works: Mapping[ClientId, WorkDone]) -> Trial:
+    def trial(self, works: Mapping[ClientId, WorkDone]) -> CanaryClosed:
         """What the accepted have sent, for the verdicts. `works`: theirs, with the probes."""
-        return Trial({client: Sent(work, self.sizes[client], self.largest[client]) for client, work in works.items()})
+        return CanaryClosed(
+            {client: CanaryUpdate(work, self.sizes[client], self.largest[client]) for client, work in works.items()}
+        )
 
 
 def probe_of(steps_full: int, step_s: float, down_bytes_per_s: float, losses: tuple[float, float, float]) -> Probe:

@@ -26,11 +26,11 @@ from umbel.aggregation.reports import EvaluationDone, Probe, Work
 from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.run.endings import Known, Measured, abandoned, finished
+from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished
 from umbel.aggregation.run.ledger import client_records
 from umbel.aggregation.run.records import ClientRecord, RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
-from umbel.aggregation.run.tuning import Evidence
+from umbel.aggregation.run.tuning import TuningFacts
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
 from umbel.aggregation.types import ClientId
@@ -295,7 +295,7 @@ class Federation:
         toil = toil_of(ended, cohort)
         if isinstance(ended, Abandoned):
             return self._end(abandoned(self.standing, ended, known), toil=toil)
-        return self._end(finished(self.standing, ended, Measured(), known), toil=toil)
+        return self._end(finished(self.standing, ended, EvaluationClosed(), known), toil=toil)
 
     def _evaluations(self, held: CohortData) -> list[EvaluationDone | None]:
         """Of clients that hold this back; None of one that holds nothing back."""
@@ -359,7 +359,7 @@ class Federation:
         now: float | None = None,
     ) -> Known:
         """`now`: when it was known; None: as it closed."""
-        evidence = Evidence(self.standing.observations, self.model.file.size_bytes, self.world.population.n_clients)
+        evidence = TuningFacts(self.standing.observations, self.model.file.size_bytes, self.world.population.n_clients)
         return Known(clients, opened_at, ended.closed_at if now is None else now, self.standing.history, evidence)
 
     # --- what it leaves -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 from umbel.aggregation.reports import Work
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Abandoned, Closing, Declined, Event, Reported, RoundState, Tick, Training
-from umbel.aggregation.run.ledger import Book, Member
+from umbel.aggregation.run.ledger import Book, MemberFacts
 from umbel.aggregation.types import ClientId
 from umbel.sim.fleet.fates import Fates
 
@@ -55,7 +55,7 @@ def book_of(
 ) -> Book:
     """What the coordinator would know of its clients. `sizes`: of the updates that were written."""
     open_s = ended.closed_at - ended.opened_at
-    fates, members, heard = cohort.fates, dict[ClientId, Member](), dict[ClientId, float]()
+    fates, members, heard = cohort.fates, dict[ClientId, MemberFacts](), dict[ClientId, float]()
     spent = fates.spent(open_s)
     facts = zip(
         cohort.names,
@@ -68,7 +68,7 @@ def book_of(
     )
     for client, report_s, lost_s, back_s, bytes_down, bytes_up in facts:
         has_reported = client in ended.accepted
-        members[client] = Member(
+        members[client] = MemberFacts(
             ended.cohort[client].sample_count,
             client in declines and not has_reported,
             ended.opened_at + report_s if has_reported else None,

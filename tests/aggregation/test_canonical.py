@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.canonical import Written, canonical, number_text, parsed
+from umbel.aggregation.canonical import CanonicalText, canonical, number_text, parsed
 
 NUMBERS = {  # RFC 8785, appendix B
     "0": 0.0,
@@ -75,5 +75,5 @@ def test_what_has_no_one_meaning_is_refused(text: str) -> None:
 
 def test_a_tuple_that_was_written_before_is_written_the_same() -> None:
     items = ({"b": 1.5, "a": "ü"}, {"b": 2, "a": None})
-    assert canonical({"x": 1, "items": Written(items)}) == canonical({"x": 1, "items": items})
-    assert Written(items) == items
+    assert canonical({"x": 1, "items": CanonicalText(items)}) == canonical({"x": 1, "items": items})
+    assert CanonicalText(items) == items

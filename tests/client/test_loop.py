@@ -46,7 +46,7 @@ from umbel.client.rounds.refusals import decline
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience
 
 
@@ -654,7 +654,7 @@ def test_a_refusal_is_tried_until_the_rounds_window_is_over(tmp_path: Path, monk
     """Nobody waits for a word of this client any longer: only secure rounds have phases after it."""
     until = list[float]()
 
-    def noted(coordinator: Coordinator, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+    def noted(coordinator: CoordinatorClient, assignment: AssignmentId, reason: str, patience: Patience) -> None:
         assert patience.until is not None
         until.append(patience.until)
         decline(coordinator, assignment, reason, patience)

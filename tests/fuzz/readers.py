@@ -39,7 +39,7 @@ from umbel.aggregation.audit.bundle import (
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.codec.entropy.payload import Precision
 from umbel.aggregation.codec.update_codec import codec_for
-from umbel.aggregation.codec.vectors.codec import Context
+from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.qsgd import Qsgd
 from umbel.aggregation.codec.vectors.registry import CODECS
@@ -94,7 +94,7 @@ _MESSAGES_THAT_PARSE = (
 )
 _CODECS = (*(make() for make in CODECS.values()), Eden(1), Qsgd(1000), TopK(0.5, Precision.FLOAT32))
 _VECTOR_CODECS = [codec_for(CodecPlan(codec, key=5), GRID, LAYOUT) for codec in CODECS]
-_CONTEXT = Context(Layout.of_state({"a": torch.zeros(12, 3), "b": torch.zeros(7)}), 1)
+_CONTEXT = CodecContext(Layout.of_state({"a": torch.zeros(12, 3), "b": torch.zeros(7)}), 1)
 _CHANGED_LAYOUT = Layout.of_state(
     {"a": torch.zeros(40), "h": torch.zeros(5).half(), "m": torch.zeros(2).bool(), "n": torch.tensor(0)}
 )

@@ -14,13 +14,13 @@ from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.canonical import canonical, number_text, parsed
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout, State
-from umbel.client.operator.audit import Line, verify
+from umbel.client.operator.audit import AuditLine, verify
 
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "audit.json").read_text())
 
 
-def lines() -> list[Line]:
-    return [Line(parsed(one["bundle"]), one["sha256"], one["signature"], None) for one in FROZEN["bundles"]]
+def lines() -> list[AuditLine]:
+    return [AuditLine(parsed(one["bundle"]), one["sha256"], one["signature"], None) for one in FROZEN["bundles"]]
 
 
 def test_the_bundles_are_verified_and_their_texts_are_canonical() -> None:

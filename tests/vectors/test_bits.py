@@ -24,12 +24,12 @@ from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.kernels import native
 from umbel.aggregation.codec.kernels.native import NoKernels
 from umbel.aggregation.codec.kernels.philox import Stream, dither, signs
-from umbel.aggregation.codec.lanes import Bytes, Lanes
+from umbel.aggregation.codec.lanes import ByteLanes, Lanes
 from umbel.aggregation.codec.modular import Modular, bits_for
-from umbel.aggregation.codec.rate import Shown, step_for
+from umbel.aggregation.codec.rate import RoundShown, step_for
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.codec.update_codec import Part, codec_for
-from umbel.aggregation.codec.vectors.codec import Context, Mode
+from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching
 from umbel.aggregation.codec.vectors.eden import BITS_MAX, lloyd_max
 from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
@@ -110,7 +110,7 @@ def the_cohorts() -> Iterator[bytes]:
 
 def the_factors() -> Iterator[Tensor]:
     for spec, rank in itertools.product(LAYOUT.owners(), (1, 4, 23)):
-        if (factor := LowRank(rank).factor(spec, Context(LAYOUT, KEY))) is not None:
+        if (factor := LowRank(rank).factor(spec, CodecContext(LAYOUT, KEY))) is not None:
             yield factor
 
 
@@ -141,7 +141,7 @@ def the_numbers_that_both_ends_work_out() -> Iterator[bytes]:
     for clip, n in itertools.product((0.1, 33.3, 7e5), (16, 4096, 10_000_000)):
         yield repr(rounded_bound(clip, n)).encode()
     for rate in (1e3, 1e5, 1e7):
-        shown = Shown(600.0, N, 0.013, [90_000, 100_000], [rate, 2 * rate])
+        shown = RoundShown(600.0, N, 0.013, [90_000, 100_000], [rate, 2 * rate])
         yield repr(step_for(INTEGER, shown, 0.5)).encode()
     yield repr(robust_mean([(0.1 * i * i % 1.7, 1 + i) for i in range(25)])).encode()
 
@@ -219,7 +219,7 @@ def the_masked_sum() -> Iterator[Tensor]:
 
 def the_all_reduced_sums() -> Iterator[Tensor]:
     rotated = Rotated(replace(INTEGER, inverse_step=as_float32(9.0)), N)
-    for way in (Bytes(rotated, 3), Lanes(rotated, 3, bits=9, word_bits=64)):
+    for way in (ByteLanes(rotated, 3), Lanes(rotated, 3, bits=9, word_bits=64)):
         total = sum((way.encode(exact(N, KEY + rank), rank) for rank in range(1, 3)), way.encode(exact(N), 0))
         yield way.mean(total)
         yield torch.tensor(way.plan_after(total).inverse_step)
@@ -232,7 +232,7 @@ def the_largest_of_many_equals() -> Iterator[Tensor]:
 
 
 def the_residual_of_error_feedback() -> Iterator[Tensor]:
-    codec, context = vector_codec(Codec.SIGN, {}), Context(LAYOUT, KEY, RANK)
+    codec, context = vector_codec(Codec.SIGN, {}), CodecContext(LAYOUT, KEY, RANK)
     left = send(codec, exact(N), context, 4, Residual(3, exact(N, 2))).left
     yield left.values
 
@@ -256,8 +256,8 @@ def updates_of(name: Codec) -> Callable[[], Iterator[Tensor]]:
 
 def the_products_of_low_rank() -> Iterator[Tensor]:
     """Decoded from a payload that no library has solved for."""
-    for mode, rank in itertools.product(Mode, (1, 4, 23)):
-        codec, context = LowRank(rank, mode), Context(LAYOUT, KEY)
+    for mode, rank in itertools.product(Sketching, (1, 4, 23)):
+        codec, context = LowRank(rank, mode), CodecContext(LAYOUT, KEY)
         payload = exact(codec.payload_bytes(LAYOUT).start // 4).numpy().tobytes()
         yield from codec.decode([payload], context)
 
@@ -338,10 +338,10 @@ def test_all_that_is_frozen_is_made() -> None:
 
 
 @pytest.mark.usefixtures("kernels", "threads")
-@pytest.mark.parametrize("mode", Mode)
-def test_what_low_rank_writes_is_what_any_machine_may_write(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", Sketching)
+def test_what_low_rank_writes_is_what_any_machine_may_write(mode: Sketching) -> None:
     """Its last bits are a library's. Its length is not, and what is read of it is off by what was promised."""
-    codec, context, values = LowRank(4, mode), Context(LAYOUT, KEY), exact(N)
+    codec, context, values = LowRank(4, mode), CodecContext(LAYOUT, KEY), exact(N)
     written = b"".join(codec.encode(values, context))
     assert len(written) in codec.payload_bytes(LAYOUT)
     found = torch.cat(list(codec.decode([written], context)))
@@ -351,5 +351,5 @@ def test_what_low_rank_writes_is_what_any_machine_may_write(mode: Mode) -> None:
         if factor is not None:
             q, _ = np.linalg.qr(factor.double().numpy())
             projected = torch.from_numpy(q @ (q.T @ expected.view(spec.shape[0], -1).numpy())).view(-1)
-            expected = projected * (spec.shape[0] / 4 if mode is Mode.SKETCHED else 1)
+            expected = projected * (spec.shape[0] / 4 if mode is Sketching.SKETCHED else 1)
         torch.testing.assert_close(found[spec.place].double(), expected, rtol=0, atol=1e-5)

@@ -26,7 +26,7 @@ VALUE_BYTES = 4
 Projections: TypeAlias = "Mapping[str, Callable[[Tensor], Tensor]]"
 
 
-class Mode(StrEnum):
+class Sketching(StrEnum):
     """The two ways of Konecny et al. (2016) to send fewer numbers than the vector has.
 
     `STRUCTURED`: the client trains within what can be sent, and sends that as it is; anything else is left out.
@@ -38,7 +38,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CodecContext:
     """What the plan says of one client's update. `key`: public, 63 bits, of the round."""
 
     layout: Layout
@@ -79,14 +79,14 @@ class VectorCodec(Protocol):
         """The lengths that a payload of such a model may have."""
         ...
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         """The payload, in pieces. `values`: float32, `context.n_values` of them, finite, on any device.
 
         Raises `ValueError` for other values, and for those too large to be scaled.
         """
         ...
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         """Consecutive finite float32 chunks on the CPU, `context.n_values` values in all; `pieces` of any length.
 
         Raises an `UpdateRefused` for any other payload, at the latest after the last chunk: until the iterator has
@@ -109,7 +109,7 @@ def chunk_lengths(n_values: int) -> list[int]:
     return [place.stop - place.start for place in chunks(n_values)]
 
 
-def require_encodable(values: Tensor, context: Context) -> None:
+def require_encodable(values: Tensor, context: CodecContext) -> None:
     """Raise `ValueError` for what is no weight change of this layout."""
     if values.dtype != torch.float32 or values.shape != (context.n_values,):
         raise ValueError(f"a weight change is {context.n_values} float32, not {list(values.shape)} of {values.dtype}")

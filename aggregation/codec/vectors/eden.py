@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack_all
 from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
-from umbel.aggregation.codec.vectors.codec import Context, chunks, one_length, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, chunks, one_length, require_encodable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total
 from umbel.aggregation.torch_later import torch
@@ -69,7 +69,7 @@ class Eden:
         blocks = Blocks.of(layout.n_values)
         return one_length(4 * blocks.n_blocks + packed_bytes(blocks.n_padded, self.bits))
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         """Scales, then levels, both in block order."""
         require_encodable(values, context)
         blocks = Blocks.of(context.n_values)
@@ -79,7 +79,7 @@ class Eden:
         for _, packed in coded:
             yield from bytes_of(packed)
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         """Needs memory for the whole vector: the inverse rotation does."""
         payload, blocks = Payload(pieces), Blocks.of(context.n_values)
         scales = payload.take_scales(blocks.n_blocks).unsqueeze(1)

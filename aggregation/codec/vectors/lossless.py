@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.frame import compress, decompress, framed_bytes_max
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, at_most, bytes_of
-from umbel.aggregation.codec.vectors.codec import Context, chunk_lengths, chunks, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.model.layout import Layout
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class Planes:
     def payload_bytes(self, layout: Layout) -> range:
         return range(1, framed_bytes_max(layout.n_values * self.precision.n_bytes) + 1)
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         require_encodable(values, context)
         yield from compress(self._planes(values), context.n_values * self.precision.n_bytes)
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         framed = at_most(pieces, self.payload_bytes(context.layout)[-1])
         payload = Payload(decompress(framed, context.n_values * self.precision.n_bytes))
         for n in chunk_lengths(context.n_values):

@@ -32,7 +32,14 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.kernels.philox import Stream
-from umbel.aggregation.codec.vectors.codec import VALUE_BYTES, Context, Mode, Projections, one_length, require_encodable
+from umbel.aggregation.codec.vectors.codec import (
+    VALUE_BYTES,
+    CodecContext,
+    Projections,
+    Sketching,
+    one_length,
+    require_encodable,
+)
 from umbel.aggregation.codec.vectors.uniform import words_by_coordinate
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.torch_later import torch
@@ -50,7 +57,7 @@ class LowRank:
     """`rank`: r, of every matrix."""
 
     rank: int = 4
-    mode: Mode = Mode.STRUCTURED
+    mode: Sketching = Sketching.STRUCTURED
     is_linear: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
@@ -59,25 +66,25 @@ class LowRank:
 
     @property
     def is_unbiased(self) -> bool:
-        return self.mode is Mode.SKETCHED
+        return self.mode is Sketching.SKETCHED
 
     @property
     def is_contraction(self) -> bool:
-        return self.mode is Mode.STRUCTURED
+        return self.mode is Sketching.STRUCTURED
 
     def payload_bytes(self, layout: Layout) -> range:
         return one_length(VALUE_BYTES * sum(map(self._n_sent, layout.owners())))
 
-    def factor(self, spec: TensorSpec, context: Context) -> Tensor | None:
+    def factor(self, spec: TensorSpec, context: CodecContext) -> Tensor | None:
         """A of this tensor: float32, (m, r). None for a tensor that is sent whole."""
         return _factor(*self._drawn(spec, context)) if self._is_factored(spec) else None
 
-    def projections(self, context: Context) -> Projections:
+    def projections(self, context: CodecContext) -> Projections:
         """By matrix, the projection of a gradient onto the changes A B that can be sent."""
         factored = (spec for spec in context.layout.owners() if self._is_factored(spec))
         return {spec.name: _onto(_basis(*self._drawn(spec, context))[0]) for spec in factored}
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         """Tensor by tensor: B row by row, or all values."""
         require_encodable(values, context)
         for spec in context.layout.owners():
@@ -86,7 +93,7 @@ class LowRank:
                 sent = self._solved(sent.view(spec.shape[0], -1), spec, context).reshape(-1)
             yield from bytes_of(scales_written(sent))
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         """A chunk is a tensor."""
         payload = Payload(pieces)
         for spec in context.layout.owners():
@@ -95,14 +102,14 @@ class LowRank:
             yield sent if factor is None else require_finite(_product(factor, sent.view(self.rank, -1)).view(-1))
         payload.end()
 
-    def _solved(self, change: Tensor, spec: TensorSpec, context: Context) -> Tensor:
+    def _solved(self, change: Tensor, spec: TensorSpec, context: CodecContext) -> Tensor:
         """B, float64: with A = Q R, R B = Q' H, times m / r if sketched."""
         basis, corner = (one.to(change.device) for one in _basis(*self._drawn(spec, context)))
         along = (basis.T @ change).to(torch.float64)
         solved: Tensor = torch.linalg.solve_triangular(corner, along, upper=True)
-        return solved * (spec.shape[0] / self.rank) if self.mode is Mode.SKETCHED else solved
+        return solved * (spec.shape[0] / self.rank) if self.mode is Sketching.SKETCHED else solved
 
-    def _drawn(self, spec: TensorSpec, context: Context) -> tuple[int, int, int]:
+    def _drawn(self, spec: TensorSpec, context: CodecContext) -> tuple[int, int, int]:
         """What A is a function of: the cohort's key for this tensor, m and r."""
         return context.shared_key("lowrank", spec.name), spec.shape[0], self.rank
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, bytes_of, require_finite
-from umbel.aggregation.codec.vectors.codec import Context, Mode, Projections, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, Projections, Sketching, require_encodable
 from umbel.aggregation.codec.vectors.sparse import one_in_every, scattered
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.torch_later import torch
@@ -38,7 +38,7 @@ class RandomMask:
     """`every`: one coordinate in so many is sent."""
 
     every: int = 10
-    mode: Mode = Mode.SKETCHED
+    mode: Sketching = Sketching.SKETCHED
     precision: Precision = Precision.FLOAT32
 
     def __post_init__(self) -> None:
@@ -47,11 +47,11 @@ class RandomMask:
 
     @property
     def is_unbiased(self) -> bool:
-        return self.mode is Mode.SKETCHED and self.precision is Precision.FLOAT32
+        return self.mode is Sketching.SKETCHED and self.precision is Precision.FLOAT32
 
     @property
     def is_contraction(self) -> bool:
-        return self.mode is Mode.STRUCTURED
+        return self.mode is Sketching.STRUCTURED
 
     @property
     def is_linear(self) -> bool:
@@ -62,29 +62,29 @@ class RandomMask:
         n_whole, n_left = divmod(layout.n_values, self.every)
         return range(n_whole * self.precision.n_bytes, (n_whole + bool(n_left)) * self.precision.n_bytes + 1)
 
-    def chosen(self, context: Context, device: torch.device | str = "cpu") -> Tensor:
+    def chosen(self, context: CodecContext, device: torch.device | str = "cpu") -> Tensor:
         """The coordinates of this round's mask, in increasing order: int64."""
         return one_in_every(context.shared_key("mask"), self.every, context.n_values, device)
 
-    def trained(self, context: Context) -> dict[str, Tensor]:
+    def trained(self, context: CodecContext) -> dict[str, Tensor]:
         """By tensor that owns values, which of them a client trains in a structured round: bool, of its shape."""
         is_chosen = torch.zeros(context.n_values, dtype=torch.bool)
         is_chosen[self.chosen(context)] = True
         return {spec.name: is_chosen[spec.place].view(spec.shape) for spec in context.layout.owners()}
 
-    def projections(self, context: Context) -> Projections:
+    def projections(self, context: CodecContext) -> Projections:
         """By tensor, what takes a gradient to the coordinates that are trained in a structured round."""
         return {name: _times(mask) for name, mask in self.trained(context).items()}
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         require_encodable(values, context)
         yield from bytes_of(self.precision.written(values[self.chosen(context, values.device)]))
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         payload, places = Payload(pieces), self.chosen(context)
         values = self.precision.read(payload.take(places.numel() * self.precision.n_bytes))
         payload.end()
-        if self.mode is Mode.SKETCHED:
+        if self.mode is Sketching.SKETCHED:
             values = require_finite(values * self.every)
         yield from scattered(places, values, context.n_values)
 

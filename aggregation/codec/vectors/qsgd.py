@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.entropy.frame import compress, decompress, framed_bytes_max
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, at_most, bytes_of, require_finite, scales_written
 from umbel.aggregation.codec.vectors.buckets import by_value, in_buckets, n_buckets
-from umbel.aggregation.codec.vectors.codec import Context, chunk_lengths, chunks, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, require_encodable
 from umbel.aggregation.codec.vectors.uniform import uniforms
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.model.layout import Layout
@@ -54,11 +54,11 @@ class Qsgd:
     def payload_bytes(self, layout: Layout) -> range:
         return range(1, framed_bytes_max(self._raw_bytes(layout.n_values)) + 1)
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         require_encodable(values, context)
         yield from compress(self._raw(values, context), self._raw_bytes(context.n_values))
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         framed = at_most(pieces, self.payload_bytes(context.layout)[-1])
         payload = Payload(decompress(framed, self._raw_bytes(context.n_values)))
         for n in chunk_lengths(context.n_values):
@@ -72,7 +72,7 @@ class Qsgd:
     def _raw_bytes(self, n_values: int) -> int:
         return 4 * n_buckets(n_values) + self.n_planes * n_values
 
-    def _raw(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def _raw(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         """Chunk by chunk: norms, then planes."""
         key = context.own_key("qsgd")
         for place in chunks(context.n_values):

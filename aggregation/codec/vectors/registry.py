@@ -5,7 +5,7 @@ from dataclasses import fields
 from types import MappingProxyType
 
 from umbel.aggregation.codec.entropy.payload import Precision
-from umbel.aggregation.codec.vectors.codec import Mode, VectorCodec
+from umbel.aggregation.codec.vectors.codec import Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.lossless import Planes
 from umbel.aggregation.codec.vectors.lowrank import LowRank
@@ -34,7 +34,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], Callable[..., object]]] = MappingPr
         "int": ((int,), int),
         "float": ((int, float), float),
         "float | None": ((int, float), float),
-        "Mode": ((str,), Mode),
+        "Sketching": ((str,), Sketching),
         "Precision": ((str,), Precision),
     }
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, scales_written
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack_all
 from umbel.aggregation.codec.vectors.buckets import by_value, in_buckets, lengths, n_buckets
-from umbel.aggregation.codec.vectors.codec import Context, chunk_lengths, chunks, one_length, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, one_length, require_encodable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total
 from umbel.aggregation.torch_later import torch
@@ -40,7 +40,7 @@ class Sign:
         n_values = layout.n_values
         return one_length(8 * n_buckets(n_values) + sum(packed_bytes(n, 1) for n in chunk_lengths(n_values)))
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         require_encodable(values, context)
         for place in chunks(context.n_values):
             chunk = values[place]
@@ -48,7 +48,7 @@ class Sign:
             yield from bytes_of(scales_written(_means(chunk, is_minus)))
             yield from bytes_of(pack(is_minus.to(torch.int32), 1))
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         payload = Payload(pieces)
         for n in chunk_lengths(context.n_values):
             upper, lower = payload.take_scales(2 * n_buckets(n)).chunk(2)

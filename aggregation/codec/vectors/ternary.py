@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, scales_written
 from umbel.aggregation.codec.vectors.buckets import BUCKET_VALUES, by_value, in_buckets, lengths, n_buckets
-from umbel.aggregation.codec.vectors.codec import Context, chunk_lengths, chunks, one_length, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, one_length, require_encodable
 from umbel.aggregation.codec.vectors.uniform import uniforms
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.model.layout import Layout
@@ -53,7 +53,7 @@ class Ternary:
         n_values = layout.n_values
         return one_length(4 * n_buckets(n_values) + sum(trit_bytes(n) for n in chunk_lengths(n_values)))
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         """Chunk by chunk: scales, then trits."""
         require_encodable(values, context)
         key = context.own_key("ternary")
@@ -65,7 +65,7 @@ class Ternary:
             yield from bytes_of(scales_written(scales))
             yield from bytes_of(trits_written(torch.where(is_sent, chunk.sign(), 0.0)))
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         payload = Payload(pieces)
         for n in chunk_lengths(context.n_values):
             scales = payload.take_scales(n_buckets(n))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, bytes_of
-from umbel.aggregation.codec.vectors.codec import Context, require_encodable
+from umbel.aggregation.codec.vectors.codec import CodecContext, require_encodable
 from umbel.aggregation.codec.vectors.sparse import (
     GAP_BYTES_MAX,
     bitmap_bytes,
@@ -76,7 +76,7 @@ class TopK:
         most = _HEAD.size + k * self.precision.n_bytes + min(k * GAP_BYTES_MAX, bitmap_bytes(n_values))
         return range(_HEAD.size, most + 1)
 
-    def encode(self, values: Tensor, context: Context) -> Iterator[bytes]:
+    def encode(self, values: Tensor, context: CodecContext) -> Iterator[bytes]:
         require_encodable(values, context)
         indices = largest(values, self.k(context.n_values), context.own_key("topk"))
         gaps = gaps_written(indices)
@@ -85,7 +85,7 @@ class TopK:
         yield from bytes_of(self.precision.written(values[indices]))
         yield from bytes_of(bitmap_written(indices, context.n_values) if is_bitmap else gaps)
 
-    def decode(self, pieces: Iterable[Buffer], context: Context) -> Iterator[Tensor]:
+    def decode(self, pieces: Iterable[Buffer], context: CodecContext) -> Iterator[Tensor]:
         payload, n_values = Payload(pieces), context.n_values
         places, count = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
         if places not in (_GAPS, _BITMAP):

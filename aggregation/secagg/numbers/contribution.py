@@ -50,7 +50,7 @@ from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
 from umbel.aggregation.secagg.crypto.masks import Masks
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.numbers.words import RMS_UNIT, STEPS_LIMIT, Counts, Measured
+from umbel.aggregation.secagg.numbers.words import RMS_UNIT, STEPS_LIMIT, Counts, MetricSum
 from umbel.aggregation.secagg.numbers.work_floor import steps_needed
 from umbel.aggregation.stated_order import sum_of_squares
 from umbel.aggregation.torch_later import torch
@@ -225,7 +225,7 @@ def _at_random(values: Tensor, draws: Tensor) -> Tensor:
 
 def _counts(
     composition: Composition, work: LocalWork, weight: int, norm: float, draw: Tensor, *, is_private: bool
-) -> tuple[Counts, list[Measured]]:
+) -> tuple[Counts, list[MetricSum]]:
     """The words but for the exact values. `norm`: of the weighted change. `draw`: for the one word that is rounded."""
     samples, words = _samples(composition, work), composition.words
     measured = [words.measured(work.metrics.get(name), samples) for name in words.metrics]

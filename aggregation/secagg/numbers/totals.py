@@ -25,7 +25,7 @@ from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.numbers.composition import Composition
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, RMS_UNIT, STEPS_LIMIT, Counts, Measured
+from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, RMS_UNIT, STEPS_LIMIT, Counts, MetricSum
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import LEVEL_MAX
 
@@ -170,7 +170,7 @@ def _check_counts(composition: Composition, counts: Counts, n_clients: int, tota
         )
 
 
-def _check_measured(composition: Composition, one: Measured, counts: Counts) -> None:
+def _check_measured(composition: Composition, one: MetricSum, counts: Counts) -> None:
     most = one.samples * int(METRIC_LIMIT) << composition.words.fraction_bits
     is_plausible = 0 <= one.clients <= counts.clients and (
         one.clients <= one.samples <= one.clients * composition.sample_count_max
@@ -218,7 +218,7 @@ def _mean_square(sums: Tensor, block: int) -> float:
     return greatest
 
 
-def _means(composition: Composition, names: Sequence[str], measured: Sequence[Measured]) -> dict[str, float]:
+def _means(composition: Composition, names: Sequence[str], measured: Sequence[MetricSum]) -> dict[str, float]:
     return {
         name: composition.words.mean_of(one)
         for name, one in zip(names, measured, strict=True)

@@ -50,7 +50,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Measured:
+class MetricSum:
     """A metric of one client or a sum: the clients that measured it, their samples, samples * value * 2^f."""
 
     clients: int = 0
@@ -59,7 +59,7 @@ class Measured:
 
 
 N_COUNTS = len(fields(Counts))
-_N_MEASURED = len(fields(Measured))
+_N_MEASURED = len(fields(MetricSum))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +92,32 @@ class Words:
         samples_bits = (self.clients_max * self.sample_count_max - 1).bit_length()
         return min(_FRACTION_BITS_MAX, _SUM_BITS - _METRIC_BITS - samples_bits)
 
-    def measured(self, value: float | None, samples: int) -> tuple[Measured, bool]:
+    def measured(self, value: float | None, samples: int) -> tuple[MetricSum, bool]:
         """A client's word of a metric over so many samples (`sample_count_max` at most), and whether it was cut.
 
         `value`: None if the client does not measure it.
         """
         if value is None or samples < 1:
-            return Measured(), False
+            return MetricSum(), False
         cut = METRIC_LIMIT if math.isnan(value) else min(max(value, -METRIC_LIMIT), METRIC_LIMIT)
         samples = min(samples, self.sample_count_max)
-        return Measured(1, samples, round(cut * samples * (1 << self.fraction_bits))), cut != value
+        return MetricSum(1, samples, round(cut * samples * (1 << self.fraction_bits))), cut != value
 
-    def mean_of(self, measured: Measured) -> float:
+    def mean_of(self, measured: MetricSum) -> float:
         """The mean over all samples; `measured` must have some."""
         return measured.value / (measured.samples << self.fraction_bits)
 
-    def join(self, counts: Counts, measured: Sequence[Measured], exact: Tensor) -> Tensor:
+    def join(self, counts: Counts, measured: Sequence[MetricSum], exact: Tensor) -> Tensor:
         """The words: int64, `n_words`. `measured`: in the order of `metrics`, then `evaluation`; `exact`: int64."""
         head = [*astuple(counts), *(number for one in measured for number in astuple(one))]
         return torch.cat([torch.tensor(head, dtype=torch.int64), exact])
 
-    def split(self, words: Tensor) -> tuple[Counts, list[Measured], Tensor]:
+    def split(self, words: Tensor) -> tuple[Counts, list[MetricSum], Tensor]:
         """The inverse of `join`. Raises `ValueError` for words of another number or type."""
         if words.dtype != torch.int64 or words.shape != (self.n_words,):
             raise ValueError(f"{self.n_words} words of int64 are needed, not {list(words.shape)} of {words.dtype}")
         n_head = self.n_words - self.n_exact
         head: list[int] = words[:n_head].tolist()
         starts = range(N_COUNTS, n_head, _N_MEASURED)
-        measured = [Measured(*head[start : start + _N_MEASURED]) for start in starts]
+        measured = [MetricSum(*head[start : start + _N_MEASURED]) for start in starts]
         return Counts(*head[:N_COUNTS]), measured, words[n_head:]

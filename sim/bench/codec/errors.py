@@ -20,7 +20,7 @@ from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
 from umbel.aggregation.codec.kernels.native import Quantizer
 from umbel.aggregation.codec.kernels.quantize import Dithers, Levels
 from umbel.aggregation.codec.update_codec import Part
-from umbel.aggregation.codec.vectors.codec import Context, VectorCodec
+from umbel.aggregation.codec.vectors.codec import CodecContext, VectorCodec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid
@@ -74,8 +74,8 @@ def vector_codec(codec: VectorCodec, values: Tensor, name: str, n_keys: int = 1)
     """Any other codec, over some keys."""
     layout, errors, n_bytes = Layout.of_state({"x": values}), list[float](), 0
     for key in range(n_keys):
-        payload = list(codec.encode(values, Context(layout, key)))
-        errors.append(vnmse(values, torch.cat(list(codec.decode(payload, Context(layout, key))))))
+        payload = list(codec.encode(values, CodecContext(layout, key)))
+        errors.append(vnmse(values, torch.cat(list(codec.decode(payload, CodecContext(layout, key))))))
         n_bytes += sum(map(len, payload))
     return Point(name, 8 * n_bytes / n_keys / values.numel(), sum(errors) / n_keys)
 
@@ -115,7 +115,7 @@ def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> Point:
     layout, n_values = Layout.of_state({"x": updates[0]}), updates[0].numel()
     found, n_bytes = torch.zeros(n_values, dtype=torch.float64), 0
     for rank, update in enumerate(updates):
-        context = Context(layout, _KEY, rank)
+        context = CodecContext(layout, _KEY, rank)
         payload = list(codec.encode(update, context))
         n_bytes += HEADER_BYTES + sum(map(len, payload))
         found += torch.cat(list(codec.decode(payload, context))).double() / len(updates)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from umbel.aggregation.codec.vectors.codec import Mode, VectorCodec
+from umbel.aggregation.codec.vectors.codec import Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.mask import RandomMask
 from umbel.aggregation.codec.vectors.qsgd import Qsgd
@@ -65,7 +65,7 @@ def _real(axes: Axes) -> None:
         ("TernGrad", Ternary()),
         ("QSGD", Qsgd(levels=16)),
         ("top 5 %", TopK(share=0.05)),
-        ("random mask, 1 in 10", RandomMask(every=10, mode=Mode.SKETCHED)),
+        ("random mask, 1 in 10", RandomMask(every=10, mode=Sketching.SKETCHED)),
     )
     for name, codec in others:
         point = mean_by(codec, updates, name)

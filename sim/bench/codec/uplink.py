@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
-from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.codec.update_codec import UpdateCodec, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
@@ -48,7 +48,7 @@ class Uplink:
     def go_on(self, total: IntegerSum) -> None:
         """To the next round. `total`: the sum of the one at hand."""
         self._number += 1
-        shown = Shown(_WINDOW_S, self._layout.n_values, self.codec.update_rms(total))
+        shown = RoundShown(_WINDOW_S, self._layout.n_values, self.codec.update_rms(total))
         self._begin(self._section.after(self._plan, self._number, shown, codec_key(self._seed, self._number)))
 
     def _begin(self, plan: CodecPlan) -> None:

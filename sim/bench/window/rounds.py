@@ -24,14 +24,14 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.run.report_times import Observation, Seen
-from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, Evidence
+from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, TuningFacts
 from umbel.sim.bench.window.fleets import SAMPLES, Fates, Fleet, device_index
 
 EVERY_S = 1800.0  # a round begins every half hour, so that a few hundred of them see days and nights
 _WORK = WorkDone(SAMPLES, 1, 1, "0" * 64)
 _MODEL_BYTES = 1_000_000
 
-Planner = Callable[[int, int, Evidence, float], RoundPlan]
+Planner = Callable[[int, int, TuningFacts, float], RoundPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def play(fleet: Fleet, planner: Planner, n_rounds: int, seed: int) -> Course:
     return Course(tuple(attempts), rounds_s)
 
 
-def _evidence(fleet: Fleet, seen: deque[Observation]) -> Evidence:
-    return Evidence(tuple(seen), _MODEL_BYTES, fleet.n_devices)
+def _evidence(fleet: Fleet, seen: deque[Observation]) -> TuningFacts:
+    return TuningFacts(tuple(seen), _MODEL_BYTES, fleet.n_devices)
 
 
 def _recruit(state: Recruiting, fates: Fates) -> Training:

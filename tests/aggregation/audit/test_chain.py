@@ -17,22 +17,22 @@ from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.canonical import Json, canonical, parsed
 from umbel.aggregation.run.sections import CanarySection
 from umbel.aggregation.trust.public_keys import public_key_text
-from umbel.client.operator.audit import Line, parse_bundle, read_lines, verify
+from umbel.client.operator.audit import AuditLine, parse_bundle, read_lines, verify
 
 PLAYED = play()
 KEYS = [key_bytes(PLAYED.public_key)]
 
 
-def line_of(sealed: Sealed) -> Line:
-    return Line(parsed(sealed.text), sealed.sha256, sealed.signature, None)
+def line_of(sealed: Sealed) -> AuditLine:
+    return AuditLine(parsed(sealed.text), sealed.sha256, sealed.signature, None)
 
 
 LINES = [line_of(one) for one in PLAYED.bundles]
 
 
-def forged(number: int, change: Callable[[dict[str, Any]], object]) -> list[Line]:
+def forged(number: int, change: Callable[[dict[str, Any]], object]) -> list[AuditLine]:
     """The chain as a coordinator could sign it that lies in one bundle, and links and signs everything anew."""
-    lines: list[Line] = []
+    lines: list[AuditLine] = []
     for line in LINES:
         raw: Any = json.loads(canonical(line.bundle))
         if raw["number"] == number:
@@ -125,7 +125,7 @@ def test_a_coordinator_that_lies_and_signs_is_caught(
 # --- chains that go on in another way ---------------------------------------------------------------------------------
 
 
-def lines_of(*facts: RunCreated | RoundEnded) -> list[Line]:
+def lines_of(*facts: RunCreated | RoundEnded) -> list[AuditLine]:
     return [line_of(one) for one in chained(facts)]
 
 
@@ -138,7 +138,7 @@ def played() -> tuple[RunCreated, RoundEnded, RoundEnded]:
     return created, abandoned, committed
 
 
-def rolled_back(to: int, copy_of: int) -> list[Line]:
+def rolled_back(to: int, copy_of: int) -> list[AuditLine]:
     """The chain, and an attempt at round 2 that ended in a rollback. `to`: the version that it names."""
     created, abandoned, committed = played()
     assert committed.model_out is not None
@@ -168,7 +168,7 @@ def test_a_rollback_to_another_model_than_it_names_is_found(version: int, copied
         verify(rolled_back(version, copied), KEYS)
 
 
-def with_canaries(*attempts: int, n_rounds_before: int = 0) -> list[Line]:
+def with_canaries(*attempts: int, n_rounds_before: int = 0) -> list[AuditLine]:
     """A run that begins with these attempts at its canary, of which the last passes."""
     created, abandoned, _ = played()
     file = replace(FILE, canary=CanarySection(2))

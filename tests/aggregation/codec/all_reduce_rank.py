@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from umbel.aggregation.codec.lanes import AllReduced, Bytes, Lanes
+from umbel.aggregation.codec.lanes import AllReduced, ByteLanes, Lanes
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 
@@ -24,7 +24,7 @@ def gradient(rank: int, n_values: int) -> torch.Tensor:
 def ways(n_values: int, n_ranks: int) -> dict[str, AllReduced]:
     rotated = Rotated(CodecPlan(Codec.INTEGER, INVERSE_STEP, KEY), n_values)
     return {
-        "bytes": Bytes(rotated, n_ranks),
+        "bytes": ByteLanes(rotated, n_ranks),
         "lanes of 8 in 64": Lanes(rotated, n_ranks, bits=8),
         "lanes of 7 in 32": Lanes(rotated, n_ranks, bits=7, word_bits=32),
     }

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from umbel.aggregation.codec.entropy.payload import Precision
-from umbel.aggregation.codec.vectors.codec import Context, Mode, VectorCodec
+from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.aggregation.codec.vectors.lossless import Planes
 from umbel.aggregation.codec.vectors.lowrank import LowRank
@@ -29,9 +29,9 @@ CASES: dict[str, VectorCodec] = {
     "topk": TopK(share=0.01),
     "topk, many": TopK(share=0.4, precision=Precision.FLOAT32),
     "mask": RandomMask(every=3),
-    "mask, structured": RandomMask(every=7, mode=Mode.STRUCTURED, precision=Precision.BFLOAT16),
+    "mask, structured": RandomMask(every=7, mode=Sketching.STRUCTURED, precision=Precision.BFLOAT16),
     "lowrank": LowRank(rank=4),
-    "lowrank, sketched": LowRank(rank=5, mode=Mode.SKETCHED),
+    "lowrank, sketched": LowRank(rank=5, mode=Sketching.SKETCHED),
     "planes": Planes(),
     "planes, bfloat16": Planes(Precision.BFLOAT16),
 }
@@ -44,8 +44,8 @@ def layout_of(n_values: int) -> Layout:
     return Layout((matrix, TensorSpec("b.bias", (n_values - ROWS * n_columns,), "float32", ROWS * n_columns)))
 
 
-def context_of(n_values: int, key: int = 1, cohort_index: int = 0) -> Context:
-    return Context(layout_of(n_values), key, cohort_index)
+def context_of(n_values: int, key: int = 1, cohort_index: int = 0) -> CodecContext:
+    return CodecContext(layout_of(n_values), key, cohort_index)
 
 
 def gaussian(n_values: int, seed: int = 0) -> torch.Tensor:
@@ -57,15 +57,15 @@ def heavy(n_values: int, seed: int = 0) -> torch.Tensor:
     return gaussian(n_values, seed).sign() * gaussian(n_values, seed + 1).exp()
 
 
-def payload_of(codec: VectorCodec, values: torch.Tensor, context: Context) -> bytes:
+def payload_of(codec: VectorCodec, values: torch.Tensor, context: CodecContext) -> bytes:
     return b"".join(codec.encode(values, context))
 
 
-def decoded(codec: VectorCodec, pieces: Iterable[bytes], context: Context) -> torch.Tensor:
+def decoded(codec: VectorCodec, pieces: Iterable[bytes], context: CodecContext) -> torch.Tensor:
     return torch.cat([torch.empty(0), *codec.decode(pieces, context)])
 
 
-def passed(codec: VectorCodec, values: torch.Tensor, context: Context) -> torch.Tensor:
+def passed(codec: VectorCodec, values: torch.Tensor, context: CodecContext) -> torch.Tensor:
     """Encoded and decoded."""
     return decoded(codec, codec.encode(values, context), context)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.aggregation.codec.all_reduce_rank import gradient, ways
 from umbel.aggregation.codec import rotated as rotated_module
 from umbel.aggregation.codec.kernels.quantize import Levels
-from umbel.aggregation.codec.lanes import BYTE_RANKS_MAX, AllReduced, Bytes, Lanes
+from umbel.aggregation.codec.lanes import BYTE_RANKS_MAX, AllReduced, ByteLanes, Lanes
 from umbel.aggregation.codec.modular import lift
 from umbel.aggregation.codec.rotated import Rotated
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
@@ -53,7 +53,7 @@ def test_lanes_hold_the_exact_sum_of_cut_levels(
 @given(st.integers(0, 9000), st.integers(1, BYTE_RANKS_MAX), st.integers(-3, 8))
 @settings(max_examples=30, deadline=None)
 def test_bytes_hold_the_sum_modulo_256(n_values: int, n_ranks: int, log_scale: int) -> None:
-    way = Bytes(rotated(n_values), n_ranks)
+    way = ByteLanes(rotated(n_values), n_ranks)
     exact = sum(levels_of(way, rank, n_values, Levels(), 2.0**log_scale) for rank in range(n_ranks))
     found = torch.cat(list(way.sums(summed(way, n_values, 2.0**log_scale))))
     assert torch.equal(found, lift(torch.as_tensor(exact).to(torch.int32), 8))
@@ -69,14 +69,14 @@ def test_a_word_has_as_many_lanes_as_fit(word_bits: int) -> None:
 def test_bytes_lose_what_their_docstring_says(n_ranks: int) -> None:
     """Of uncorrelated gradients: n * NMSE is D^2 / 12 with D = 6 sqrt(n) / 128 (note on compression, 4.4)."""
     n_values, step = 20_000, 6 * n_ranks**0.5 / 128
-    way = Bytes(rotated(n_values, step), n_ranks)
+    way = ByteLanes(rotated(n_values, step), n_ranks)
     mean = sum((gradient(rank, n_values).double() for rank in range(n_ranks)), torch.zeros(1)) / n_ranks
     error = float((way.mean(summed(way, n_values)) - mean).square().mean()) * n_ranks
     assert error == pytest.approx(step**2 / 12, rel=0.1)
 
 
 def way_at(kind: str, at: Rotated, n_ranks: int) -> AllReduced:
-    return Bytes(at, n_ranks) if kind == "bytes" else Lanes(at, n_ranks, bits=8)
+    return ByteLanes(at, n_ranks) if kind == "bytes" else Lanes(at, n_ranks, bits=8)
 
 
 @pytest.mark.parametrize("factor", [2.0**-12, 1.0, 2.0**9])
@@ -97,7 +97,7 @@ def test_the_step_finds_the_gradients_size(kind: str, factor: float) -> None:
 
 
 def test_a_sum_of_nothing_leaves_the_step_as_it_was() -> None:
-    way = Bytes(rotated(1000), 2)
+    way = ByteLanes(rotated(1000), 2)
     zeros = way.encode(torch.zeros(1000), 0) + way.encode(torch.zeros(1000), 1)
     assert way.plan_after(zeros) == way.rotated.plan
 
@@ -105,7 +105,7 @@ def test_a_sum_of_nothing_leaves_the_step_as_it_was() -> None:
 def test_what_cannot_work_is_refused_with_what_to_do() -> None:
     at = rotated(1000)
     with pytest.raises(ValueError, match="1 to 64 ranks, not 65; use lanes"):
-        Bytes(at, 65)
+        ByteLanes(at, 65)
     with pytest.raises(ValueError, match="too narrow for 100 ranks; take 9 bits or more"):
         Lanes(at, 100, bits=8)
     assert Lanes(at, 100, bits=9).level_max == 2
@@ -116,9 +116,9 @@ def test_what_cannot_work_is_refused_with_what_to_do() -> None:
     with pytest.raises(ValueError, match="reduce in groups"):
         Lanes(at, 65_537, bits=31)
     with pytest.raises(ValueError, match="there are 2 ranks, and none is 2"):
-        Bytes(at, 2).encode(torch.zeros(1000), 2)
+        ByteLanes(at, 2).encode(torch.zeros(1000), 2)
     with pytest.raises(ValueError, match=r"a sum is 1024 torch\.int8, not"):
-        Bytes(at, 2).mean(torch.zeros(1000, dtype=torch.int8))
+        ByteLanes(at, 2).mean(torch.zeros(1000, dtype=torch.int8))
     with pytest.raises(ValueError, match=r"a sum is 128 torch\.int64, not"):
         Lanes(at, 2, bits=8).plan_after(torch.zeros(128, dtype=torch.int32))
 

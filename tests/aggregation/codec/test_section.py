@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.codec.combinations import require_codec
-from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.layout import Layout, TensorSpec
@@ -18,11 +18,13 @@ from umbel.aggregation.plans.grid import Grid
 
 SECTIONS, PLANS = TypeAdapter(CodecSection), TypeAdapter(CodecPlan)
 LAYOUT = Layout((TensorSpec("w", (1000,), "float32", 0),))
-NOTHING = Shown(60.0, 1000)
+NOTHING = RoundShown(60.0, 1000)
 
 
-def shown(*, rms: float = 0.01, n_bytes: int = 250, rates: tuple[float, ...] = (), window_s: float = 60.0) -> Shown:
-    return Shown(window_s, 1000, rms, [n_bytes] * max(len(rates), 1), rates)
+def shown(
+    *, rms: float = 0.01, n_bytes: int = 250, rates: tuple[float, ...] = (), window_s: float = 60.0
+) -> RoundShown:
+    return RoundShown(window_s, 1000, rms, [n_bytes] * max(len(rates), 1), rates)
 
 
 def relative_step(plan: CodecPlan, rms: float = 0.01) -> float:
@@ -184,7 +186,7 @@ def test_a_plan_says_in_words_how_updates_are_written(section: CodecSection, wor
 def test_a_client_that_alone_measured_its_line_does_not_decide_for_the_others() -> None:
     section = CodecSection("auto", error=0.03)
     before = section.first(1000, 1).at_step(0.006)
-    found = section.after(before, 2, Shown(60.0, 1000, 0.01, [250] * 10, (1e15,)), 2)
+    found = section.after(before, 2, RoundShown(60.0, 1000, 0.01, [250] * 10, (1e15,)), 2)
     assert relative_step(found) == pytest.approx(0.6, rel=1e-6)
 
 

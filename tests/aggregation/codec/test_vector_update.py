@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.aggregation.codec.cases import CASES, gaussian, heavy
 from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
-from umbel.aggregation.codec.vectors.codec import Context
+from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.registry import CODECS
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout, TensorSpec
@@ -218,7 +218,7 @@ def test_a_contraction_never_moves_away() -> None:
         values = heavy(3000)
         layout = Layout((TensorSpec("w", (30, 100), "float32", 0),))
         for rank in range(5):
-            context = Context(layout, 9, rank)
+            context = CodecContext(layout, 9, rank)
             found = torch.cat(list(codec.decode(codec.encode(values, context), context)))
             if codec.is_contraction:
                 assert float((found - values).norm()) <= float(values.norm()) * (1 + 1e-6), name

@@ -17,7 +17,7 @@ from umbel.aggregation.privacy.accounting import (
     AccountantMissing,
     Allowance,
     Ledger,
-    Release,
+    PublishedSum,
     allowance,
     epsilon_of,
 )
@@ -44,7 +44,7 @@ def gaussian_epsilon(noise_multiplier: float, rounds: int) -> float:
 
 def charged(variance: float, shift: int, order: int) -> float:
     """What one integer that changes by `shift` is charged."""
-    return float(Release(variance, shift * shift, 1).divergences([order])[0])
+    return float(PublishedSum(variance, shift * shift, 1).divergences([order])[0])
 
 
 @pytest.mark.parametrize("variance", [0.5, 4.0, 60.0])
@@ -59,7 +59,7 @@ def test_a_release_is_charged_at_least_what_it_costs(variance: float, shift: int
 
 def test_several_coordinates_are_charged_at_least_what_each_costs() -> None:
     """Divergences of independent coordinates add up: 4, 1, 1, 1 have squares of 19 and magnitudes of 7."""
-    release, order = Release(3.0, 19, 4), 4
+    release, order = PublishedSum(3.0, 19, 4), 4
     exact = divergence(3.0, 4, order) + 3 * divergence(3.0, 1, order)
     assert l1_bound(19, 4) >= 7
     assert exact <= float(release.divergences([order])[0])
@@ -67,15 +67,15 @@ def test_several_coordinates_are_charged_at_least_what_each_costs() -> None:
 
 def test_the_charge_is_the_published_one() -> None:
     """Agarwal, Kairouz and Liu (2021), by hand: D2^2 = 4, D1 = 4, for either side of the minimum."""
-    assert Release(10.0, 4, 100).divergences([2]).tolist() == [8 / 20 + (3 * 4 + 24) / 400]
-    assert Release(0.5, 4, 100).divergences([2]).tolist() == [8 / 1 + 12 / 1.0]
+    assert PublishedSum(10.0, 4, 100).divergences([2]).tolist() == [8 / 20 + (3 * 4 + 24) / 400]
+    assert PublishedSum(0.5, 4, 100).divergences([2]).tolist() == [8 / 1 + 12 / 1.0]
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 8.0])
 @pytest.mark.parametrize("rounds", [1, 50])
 def test_with_much_noise_it_is_the_gaussian(noise_multiplier: float, rounds: int) -> None:
     bound = 10**8
-    release = Release(noise_multiplier**2 * bound, bound, 10**6)
+    release = PublishedSum(noise_multiplier**2 * bound, bound, 10**6)
     ledger = Ledger(DELTA).after(release, rounds)
     gaussian = gaussian_epsilon(noise_multiplier, rounds)
     assert gaussian <= ledger.epsilon <= gaussian * (1 + 1e-4)
@@ -88,7 +88,7 @@ def test_more_noise_costs_less_and_more_of_anything_else_costs_more(
     variance: float, bound: int, n_values: int, rounds: int
 ) -> None:
     def epsilon(variance: float, bound: int, n_values: int, rounds: int) -> float:
-        return Ledger(DELTA).after(Release(variance, bound, n_values), rounds).epsilon
+        return Ledger(DELTA).after(PublishedSum(variance, bound, n_values), rounds).epsilon
 
     here = epsilon(variance, bound, n_values, rounds)
     assert epsilon(2 * variance, bound, n_values, rounds) <= here
@@ -98,7 +98,7 @@ def test_more_noise_costs_less_and_more_of_anything_else_costs_more(
 
 
 def test_rounds_one_by_one_are_rounds_at_once() -> None:
-    one, other, ledger = Release(50.0, 40, 9), Release(80.0, 40, 9), Ledger(DELTA)
+    one, other, ledger = PublishedSum(50.0, 40, 9), PublishedSum(80.0, 40, 9), Ledger(DELTA)
     for _ in range(3):
         ledger = ledger.after(one).after(other)
     at_once = Ledger(DELTA).after(other, 3).after(one, 3)
@@ -115,7 +115,7 @@ def test_nothing_costs_nothing() -> None:
 @pytest.mark.parametrize(("bound", "n_values"), [(1, 1), (30, 10), (10**6, 10**6)])
 def test_a_budget_is_kept_for_its_rounds_and_no_longer(epsilon: float, rounds: int, bound: int, n_values: int) -> None:
     allowed = allowance(epsilon, DELTA, rounds)
-    release = Release(allowed.variance(bound, n_values), bound, n_values)
+    release = PublishedSum(allowed.variance(bound, n_values), bound, n_values)
     assert float(release.divergences([allowed.order])[0]) <= allowed.divergence
     assert Ledger(DELTA).after(release, rounds).epsilon <= epsilon
     spent = epsilon_of([rounds * allowed.divergence], DELTA, [allowed.order])
@@ -131,12 +131,13 @@ def test_a_site_with_a_budget_as_large_or_larger_admits_all_of_its_rounds(
 ) -> None:
     """What it counts is no less than the best order says, and at its own order a planned run fits."""
     allowed = allowance(budget, DELTA, 20)
-    ledger = Ledger(DELTA).after(Release(allowed.variance(bound, n_values), bound, n_values), 20)
+    ledger = Ledger(DELTA).after(PublishedSum(allowed.variance(bound, n_values), bound, n_values), 20)
     for more in (1.0, 1.01, 1.5, 4.0):
         assert ledger.epsilon <= ledger.epsilon_within(more * budget) <= more * budget
     if bound == 10**6:
         assert (
-            ledger.after(Release(allowed.variance(bound, n_values), bound, n_values), 1).epsilon_within(budget) > budget
+            ledger.after(PublishedSum(allowed.variance(bound, n_values), bound, n_values), 1).epsilon_within(budget)
+            > budget
         )
 
 
@@ -150,7 +151,7 @@ def test_a_budget_is_kept_by_rounds_of_different_steps() -> None:
     """What each costs at the one order is fixed, whatever bound its step gives."""
     allowed, ledger = allowance(2.0, DELTA, 6), Ledger(DELTA)
     for bound in (3, 10**6, 50, 10**4, 7, 10**5):
-        ledger = ledger.after(Release(allowed.variance(bound, 10**6), bound, 10**6))
+        ledger = ledger.after(PublishedSum(allowed.variance(bound, 10**6), bound, 10**6))
     assert 1.9 < ledger.epsilon <= 2.0
 
 
@@ -159,8 +160,8 @@ def test_a_budget_is_kept_by_rounds_of_different_steps() -> None:
 def test_the_noise_for_an_allowance_is_the_least(cost: float, bound: int) -> None:
     allowed = Allowance(4, cost)
     variance = allowed.variance(bound, 1000)
-    assert float(Release(variance, bound, 1000).divergences([4])[0]) <= cost
-    assert float(Release(variance * (1 - 1e-6), bound, 1000).divergences([4])[0]) > cost
+    assert float(PublishedSum(variance, bound, 1000).divergences([4])[0]) <= cost
+    assert float(PublishedSum(variance * (1 - 1e-6), bound, 1000).divergences([4])[0]) > cost
 
 
 def test_it_takes_the_noise_multiplier_that_the_gaussian_takes() -> None:
@@ -169,7 +170,7 @@ def test_it_takes_the_noise_multiplier_that_the_gaussian_takes() -> None:
 
 
 def test_rounds_left_are_those_that_fit() -> None:
-    release = Release(40_000.0, 1000, 500)
+    release = PublishedSum(40_000.0, 1000, 500)
     ledger = Ledger(DELTA).after(release, 5)
     n = ledger.rounds_left(6.0, release)
     assert n > 0
@@ -187,7 +188,7 @@ def test_orders_are_whole() -> None:
 @pytest.mark.parametrize(("variance", "bound", "n"), [(0.0, 1, 1), (math.inf, 1, 1), (math.nan, 1, 1), (1.0, 0, 1)])
 def test_a_sum_that_cannot_be_is_refused(variance: float, bound: int, n: int) -> None:
     with pytest.raises(ValueError, match="finite variance"):
-        Release(variance, bound, n)
+        PublishedSum(variance, bound, n)
 
 
 def test_a_budget_that_no_noise_keeps_to_is_refused() -> None:

@@ -21,7 +21,7 @@ from tests.repository import VECTORS
 from umbel.aggregation.plans.noise import NOISE_VALUES_MAX, VARIANCE_MAX, VARIANCE_MIN
 from umbel.aggregation.privacy import skellam
 from umbel.aggregation.privacy.skellam import Skellam
-from umbel.aggregation.privacy.skellam_table import Table, magnitudes, table_of
+from umbel.aggregation.privacy.skellam_table import SkellamTable, magnitudes, table_of
 
 FILE = VECTORS / "skellam.json"
 KEY = bytes(range(32))
@@ -39,7 +39,7 @@ def word(of: bytes, stream: int, number: int) -> int:
     return int.from_bytes(block[8 * (number % 2) :][:8], "little")
 
 
-def sample_of(table: Table, first: int, second: int) -> int:
+def sample_of(table: SkellamTable, first: int, second: int) -> int:
     """One sample of its two words, as the module says it, in plain integers."""
     bits = 127 - table.index_bits
     cell = (first >> (63 - table.index_bits)) % (1 << table.index_bits)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from scipy import special
 
 from umbel.aggregation.privacy import skellam_table
-from umbel.aggregation.privacy.skellam_table import UNIT_BITS, VARIANCE_MAX, VARIANCE_MIN, Table, magnitudes, table_of
+from umbel.aggregation.privacy.skellam_table import (
+    UNIT_BITS,
+    VARIANCE_MAX,
+    VARIANCE_MIN,
+    SkellamTable,
+    magnitudes,
+    table_of,
+)
 
 WHOLE = 1 << UNIT_BITS
 
@@ -62,7 +69,7 @@ def test_large_tables_agree_with_scipy(variance: float) -> None:
 def test_a_table_draws_exactly_what_it_was_given(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), WHOLE]
     weights = [above - below for below, above in pairwise(edges)]
-    found = Table.of(weights).weights()
+    found = SkellamTable.of(weights).weights()
     assert found[: len(weights)] == weights
     assert not any(found[len(weights) :])
 
@@ -81,7 +88,7 @@ def test_a_variance_beyond_the_bounds_is_refused(variance: float) -> None:
 
 def test_weights_that_are_no_distribution_are_refused() -> None:
     with pytest.raises(ValueError, match="sum to"):
-        Table.of([WHOLE - 1])
+        SkellamTable.of([WHOLE - 1])
 
 
 @pytest.mark.parametrize("variance", [VARIANCE_MIN, 0.01, 1.0, 3.7, 100.0, 12_345.6])

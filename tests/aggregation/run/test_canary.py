@@ -30,7 +30,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.run.canary import Sent, Terms, Verdict, conclusion, judge
+from umbel.aggregation.run.canary import CanaryUpdate, CanaryVerdict, Terms, conclusion, judge
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import CanarySection, Override, RoundsSection
 from umbel.aggregation.types import BYTES_MAX, ClientId, RunId
@@ -47,8 +47,8 @@ def done(probe: Probe | None, up: float | None = None) -> WorkDone:
     return WorkDone(10, 1, 1, "ab" * 32, upload_bytes_per_s=up, probe=probe)
 
 
-def verdict(probe: Probe, largest: float = 0.01, terms: Terms = TERMS, up: float | None = None) -> Verdict:
-    (found,) = judge(terms, {NORTH: Sent(done(probe, up), 96_000_000, largest)}, {})
+def verdict(probe: Probe, largest: float = 0.01, terms: Terms = TERMS, up: float | None = None) -> CanaryVerdict:
+    (found,) = judge(terms, {NORTH: CanaryUpdate(done(probe, up), 96_000_000, largest)}, {})
     return found
 
 
@@ -123,7 +123,7 @@ def test_a_client_may_fail_for_several_reasons_and_hears_them_all() -> None:
 
 
 def test_who_did_not_report_fails_with_its_own_words() -> None:
-    verdicts = judge(TERMS, {NORTH: Sent(done(FINE), 1, 0.0)}, {ClientId("east"): "too many samples"})
+    verdicts = judge(TERMS, {NORTH: CanaryUpdate(done(FINE), 1, 0.0)}, {ClientId("east"): "too many samples"})
     assert [(one.client, one.passes, one.reason[:16]) for one in verdicts] == [
         ("east", False, "too many samples"),
         ("north", True, "a whole round ta"),
@@ -136,7 +136,7 @@ def test_who_did_not_report_fails_with_its_own_words() -> None:
 
 
 def test_a_conclusion_stays_short_however_many_fail_and_whatever_they_say() -> None:
-    verdicts = [Verdict(ClientId(f"c{i}"), ("x" * 500,)) for i in range(100)]
+    verdicts = [CanaryVerdict(ClientId(f"c{i}"), ("x" * 500,)) for i in range(100)]
     passes, words = conclusion(verdicts, 1)
     assert not passes
     assert words.endswith("and 92 more")

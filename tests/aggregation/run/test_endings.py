@@ -14,14 +14,14 @@ from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.reports import EvaluationDone, Probe, WorkDone
 from umbel.aggregation.round.cohort import Member
 from umbel.aggregation.round.states import Abandoned, Accepted, Closing, SecureEnd
-from umbel.aggregation.run.canary import Sent
-from umbel.aggregation.run.endings import Known, Measured, abandoned, finished, rolled_back
+from umbel.aggregation.run.canary import CanaryUpdate
+from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished, rolled_back
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import ClientRecord, Fate, VersionRecord
 from umbel.aggregation.run.run_end import KeptVersion, RoundEnd
 from umbel.aggregation.run.sections import CanarySection, EvaluationSection, RoundsSection
 from umbel.aggregation.run.stopping import StopRule
-from umbel.aggregation.run.verdicts import Trial
+from umbel.aggregation.run.verdicts import CanaryClosed
 from umbel.aggregation.secagg.section import SecureAggregationSection
 from umbel.aggregation.types import ClientId
 
@@ -126,7 +126,7 @@ def test_only_a_canary_that_passes_names_the_model_that_it_was_held_with(window_
     """A whole round takes 2 s at the speed that its clients measured."""
     file = replace(PLAIN, rounds=replace(PLAIN.rounds, window_s=window_s), canary=CanarySection())
     work = WorkDone(10, 1, 1, "e" * 64, probe=Probe(2, 1.0))
-    trial = Trial({site: Sent(work, 100, 0.01) for site in SITES})
+    trial = CanaryClosed({site: CanaryUpdate(work, 100, 0.01) for site in SITES})
     end = finished(Going(file), closed(file.canary_plan(1), work), trial, KNOWN)
     passes = window_s == 100.0
     assert (end.record.committed, end.record.model_sha256) == (passes, MODEL.sha256 if passes else None)
@@ -261,7 +261,9 @@ def test_an_evaluation_asks_clients_that_did_not_train_and_then_the_run_goes_on(
     assert after_second is not None
     assert after_first.plan.task is Task.TRAINING
     assert (after_second.plan.task, after_second.plan.number, after_second.excluded) == (Task.EVALUATION, 2, SITES)
-    end = finished(Going(file), closed(after_second.plan, EvaluationDone(10, {"loss": 0.25})), Measured(), KNOWN)
+    end = finished(
+        Going(file), closed(after_second.plan, EvaluationDone(10, {"loss": 0.25})), EvaluationClosed(), KNOWN
+    )
     assert end.model is None
     assert end.measured is not None
     assert (end.measured.version, end.measured.means) == (2, {"loss": 0.25})
@@ -284,4 +286,4 @@ def test_a_measurement_of_a_version_decides_whether_the_run_ends() -> None:
     known = replace(KNOWN, history=(OLD, newest))
     for loss, status in ((0.6, RunStatus.RUNNING), (0.4, RunStatus.FINISHED)):
         done = closed(file.evaluation_plan(1), EvaluationDone(10, {"loss": loss}))
-        assert finished(Going(file), done, Measured(), known).status is status
+        assert finished(Going(file), done, EvaluationClosed(), known).status is status

@@ -22,7 +22,7 @@ from umbel.aggregation.round.states import (
     Training,
 )
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.run.ledger import Book, Ending, Member, client_records, live_round, round_record
+from umbel.aggregation.run.ledger import Book, Ending, MemberFacts, client_records, live_round, round_record
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.types import ClientId, RunId
 
@@ -46,7 +46,7 @@ def opened() -> Training:
 
 
 def book(state: Training) -> Book:
-    members = {client: Member(member.sample_count) for client, member in state.cohort.items()}
+    members = {client: MemberFacts(member.sample_count) for client, member in state.cohort.items()}
     return Book(members, state.opened_at, heard_at=lambda _client: 160.0)
 
 
@@ -123,7 +123,7 @@ def fates_of(blamed: Mapping[ClientId, str], heard_at: float) -> dict[str, tuple
         state, _ = advance(state, Reported(110.0, client, WorkDone(10, 1, 1, "0" * 64)))
     state, _ = advance(state, machine.Spoiled(170.0, "the sum cannot be unmasked", blamed))
     assert isinstance(state, Abandoned)
-    members = {client: Member(member.sample_count) for client, member in cohort.items()}
+    members = {client: MemberFacts(member.sample_count) for client, member in cohort.items()}
     records = client_records(state, Book(members, 100.0, heard_at=lambda _client: heard_at))
     return {one.client: (one.fate, one.reason) for one in records}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.run.records import Judged, VersionRecord
 from umbel.aggregation.run.retention import expired
-from umbel.aggregation.run.stopping import Mode, StopRule, judge
+from umbel.aggregation.run.stopping import Direction, StopRule, judge
 from umbel.aggregation.types import METRIC_ABS_MAX, SAMPLE_COUNT_MAX
 
 LOSS = "evaluation.loss"
@@ -62,7 +62,7 @@ def test_less_of_a_loss_is_more_of_its_negative(
 ) -> None:
     least = judge(StopRule(LOSS, patience=patience, target=target), history(values))
     negated = history([None if value is None else -value for value in values])
-    most = judge(StopRule(LOSS, Mode.MAX, patience, target=-target), negated)
+    most = judge(StopRule(LOSS, Direction.MAX, patience, target=-target), negated)
     assert (least.reason is None) == (most.reason is None)
     assert (least.best and least.best.version) == (most.best and most.best.version)
 

@@ -20,8 +20,8 @@ from umbel.aggregation.run.tuning import (
     NOTHING_KNOWN,
     OBSERVATIONS_MAX,
     OVER_SELECTION_MAX,
-    Evidence,
     Tuned,
+    TuningFacts,
     foresee,
     next_plan,
     tune,
@@ -54,7 +54,7 @@ def slow(rng: np.random.Generator) -> float:
 
 
 def tuned(observations: Sequence[Observation], plan: RoundPlan = PLAN, now: float = 21 * HOUR_S, **known: Any) -> Tuned:
-    return tune(plan, 0.0, Evidence(observations, **known), now)
+    return tune(plan, 0.0, TuningFacts(observations, **known), now)
 
 
 # --- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_whatever_was_seen_the_choice_is_allowed(
 ) -> None:
     plan = replace(PLAN, number=number, attempt=attempt)
     observations = [Observation(at, tier, 1000, seen, seconds) for at, seen, seconds, tier in rows]
-    evidence = Evidence(observations, 1000, population, {"a": 3, "c": 1})
+    evidence = TuningFacts(observations, 1000, population, {"a": 3, "c": 1})
     choice = tune(plan, 30.0, evidence, 1e6)
     assert 30.0 <= choice.window_s <= plan.window_s
     assert 1.0 <= choice.over_selection <= OVER_SELECTION_MAX
@@ -236,7 +236,7 @@ def test_no_more_are_asked_than_there_are() -> None:
 
 def test_only_a_run_that_asks_for_it_is_tuned_and_its_own_window_is_the_longest() -> None:
     rounds = RoundsSection(20, 20, 15, window_s=600.0)
-    evidence, now = Evidence(history(quick)), 21 * HOUR_S
+    evidence, now = TuningFacts(history(quick)), 21 * HOUR_S
     plain = RunFile("r", rounds)
     assert next_plan(plain, 5, 1, evidence, now) == plain.round_plan(5, 1)
     file = RunFile(
@@ -256,6 +256,6 @@ def test_ten_thousand_observations_take_a_moment() -> None:
     took = []
     for _ in range(3):
         began = time.process_time()
-        tune(plan, 0.0, Evidence(observations, 1000, 10_000, {"a": 1}), 1e5)
+        tune(plan, 0.0, TuningFacts(observations, 1000, 10_000, {"a": 1}), 1e5)
         took.append(time.process_time() - began)
     assert min(took) < 0.5  # of the processor's time, some 25 ms; the rest is for a slow one

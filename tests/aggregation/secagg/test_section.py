@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.codec.rate import Shown
+from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
@@ -166,6 +166,8 @@ def test_all_of_the_work_is_asked_unless_the_file_says_less_or_there_is_noise(
         again = file.round_plan(1, 2).numbered_as(first)
         assert again.secure is not None
         assert again.secure.minimum_work == floor, "of every attempt"
-        following = file.numbered_after(file.round_plan(2, 1), first, Shown(1.0, 0, 1.0), SumShown(9, 0.1, 0.2, 0.0))
+        following = file.numbered_after(
+            file.round_plan(2, 1), first, RoundShown(1.0, 0, 1.0), SumShown(9, 0.1, 0.2, 0.0)
+        )
         assert following.secure is not None
         assert following.secure.minimum_work == floor, "and of every round"

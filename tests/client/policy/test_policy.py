@@ -15,11 +15,11 @@ from tests.federations.consortium import SITES, after, first_list
 from umbel.aggregation.messages import REASON_CHARS_MAX
 from umbel.aggregation.plans.noise import NoisePlan
 from umbel.client.errors import AttemptRefused, WorkRefused
-from umbel.client.policy.policy import EPSILON_MAX, SecureRound, SitePolicy
+from umbel.client.policy.policy import EPSILON_MAX, SecureTerms, SitePolicy
 from umbel.client.policy.policy_file import read_policy
 
 LISTED = SitePolicy(members=Path("pilot.json"))
-ROUND = SecureRound(cohort=SITES, minimum=3, threshold=3, n_holders=3, n_parameters=1000, epsilon=None)
+ROUND = SecureTerms(cohort=SITES, minimum=3, threshold=3, n_holders=3, n_parameters=1000, epsilon=None)
 HASH = "0123456789abcdef" * 4
 
 
@@ -49,7 +49,7 @@ def test_who_names_a_member_list_takes_a_plain_round_only_if_the_policy_says_tha
     assert replace(LISTED, secure_aggregation="allowed").tells_count
 
 
-REFUSED: Mapping[str, tuple[SitePolicy, SecureRound, str]] = {
+REFUSED: Mapping[str, tuple[SitePolicy, SecureTerms, str]] = {
     "a sum of two": (
         LISTED,
         replace(ROUND, minimum=2),
@@ -89,7 +89,7 @@ REFUSED: Mapping[str, tuple[SitePolicy, SecureRound, str]] = {
 
 
 @pytest.mark.parametrize(("policy", "asked", "sentence"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_round_beyond_the_limits_is_refused(policy: SitePolicy, asked: SecureRound, sentence: str) -> None:
+def test_a_round_beyond_the_limits_is_refused(policy: SitePolicy, asked: SecureTerms, sentence: str) -> None:
     with pytest.raises(WorkRefused, match=sentence):
         policy.check_secure_round(asked)
 
@@ -142,7 +142,7 @@ def test_of_both_the_run_is_named_first() -> None:
     ids=["minimum", "cohort", "threshold"],
 )
 def test_a_refusal_names_the_setting_both_numbers_and_what_would_do(
-    policy: SitePolicy, asked: SecureRound, sentence: str
+    policy: SitePolicy, asked: SecureTerms, sentence: str
 ) -> None:
     with pytest.raises(WorkRefused, match=sentence):
         policy.check_secure_round(asked)
@@ -174,7 +174,7 @@ def test_what_a_policy_refuses_has_room_for_what_to_do_however_many_and_long_the
 
 def test_a_round_within_the_limits_is_taken() -> None:
     cohort = [f"site-{number}" for number in range(10)]
-    asked = SecureRound(cohort, minimum=5, threshold=7, n_holders=10, n_parameters=10, epsilon=2.0)
+    asked = SecureTerms(cohort, minimum=5, threshold=7, n_holders=10, n_parameters=10, epsilon=2.0)
     replace(LISTED, minimum_cohort=5, max_parameters=10, epsilon=2.0).check_secure_round(asked)
 
 

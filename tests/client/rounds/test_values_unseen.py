@@ -32,7 +32,7 @@ from umbel.client.rounds.refusals import decline
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.failures import FAILURES_MAX, UNFIT_MAX
 from umbel.client.state.store import Store
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience
 
 DELTA, MAX_ABS = 1e-6, 0.5
@@ -359,7 +359,7 @@ def test_how_long_a_refusal_is_tried_does_not_tell_why_it_declined(
     """A coordinator that answers none sees it: each is tried for some time after the round's window."""
     told = list[tuple[str, float]]()
 
-    def noted(coordinator: Coordinator, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+    def noted(coordinator: CoordinatorClient, assignment: AssignmentId, reason: str, patience: Patience) -> None:
         assert patience.until is not None
         told.append((type(app).__name__, patience.until))
         decline(coordinator, assignment, reason, patience)

@@ -9,7 +9,7 @@ from tests.client.doubles.double import answer
 from umbel.aggregation.types import AssignmentId
 from umbel.client.rounds.watch import Watch
 from umbel.client.state.identity import Identity
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Transport, connect
 
 LONG_S = 60.0
@@ -28,7 +28,7 @@ def test_a_training_that_has_ended_is_watched_no_longer() -> None:
         return answer({"state": "open", "reason": "", "window_s": 3600.0})
 
     with connect("https://coordinator.test", httpx.MockTransport(still_open)) as replicas:
-        coordinator = Coordinator(Transport(replicas, Identity("d", Ed25519PrivateKey.generate()).authorize))
+        coordinator = CoordinatorClient(Transport(replicas, Identity("d", Ed25519PrivateKey.generate()).authorize))
         with Eager(coordinator, AssignmentId("demo.1.1.watched"), 3600.0) as watch:
             assert asked.wait(LONG_S)
             [thread] = [one for one in threading.enumerate() if one.name == "watch demo.1.1.watched"]
@@ -39,7 +39,7 @@ def test_a_training_that_has_ended_is_watched_no_longer() -> None:
 
 def test_a_round_that_no_longer_wants_the_work_is_known_with_its_reason() -> None:
     with connect("https://coordinator.test", httpx.MockTransport(_closed)) as replicas:
-        coordinator = Coordinator(Transport(replicas, Identity("d", Ed25519PrivateKey.generate()).authorize))
+        coordinator = CoordinatorClient(Transport(replicas, Identity("d", Ed25519PrivateKey.generate()).authorize))
         with Eager(coordinator, AssignmentId("demo.1.1.closed"), 3600.0) as watch:
             threads = [one for one in threading.enumerate() if one.name == "watch demo.1.1.closed"]
             for thread in threads:

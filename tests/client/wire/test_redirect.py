@@ -30,7 +30,7 @@ from umbel.client.state.identity import Identity
 from umbel.client.state.store import Store
 from umbel.client.wire.backoff import Backoff
 from umbel.client.wire.bandwidth import Link
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.deadline import timed_by
 from umbel.client.wire.destinations import LinkHost, LinkLevel, LinkRules
 from umbel.client.wire.fetch import Wanted, fetch_model
@@ -131,7 +131,7 @@ def fetched(double: Double, handle: Handler, tmp_path: Path, links: Links, clock
     data = double.model_bytes
     ref = ModelRef(0, hashlib.sha256(data).hexdigest(), len(data), double.layout.digest)
     with served(handle) as url, connect(url) as replicas:
-        coordinator = Coordinator(Transport(replicas, Identity("ward-7", key).authorize))
+        coordinator = CoordinatorClient(Transport(replicas, Identity("ward-7", key).authorize))
         patience = Patience(TIMING, time.monotonic() + LIMIT_S, wait)
         wanted = Wanted(ref, double.layout)
         path, link = fetch_model(coordinator, Store(tmp_path, url), wanted, Link(), patience, links)

@@ -15,7 +15,7 @@ from umbel.aggregation.types import AssignmentId
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN, least_chunk_bytes
 from umbel.client.state.identity import Identity
 from umbel.client.wire.bandwidth import CHUNK_BYTES_MAX, Link
-from umbel.client.wire.coordinator import Coordinator
+from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.timing import within
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
@@ -30,7 +30,7 @@ WINDOW_S = 60.0
 def upload_of(path: Path, link: Link, handle: Handler) -> Generator[Upload]:
     """An upload of the update in `path`, to a coordinator that answers so."""
     with path.open("rb") as file, connect("https://coordinator.test", httpx.MockTransport(handle)) as replicas:
-        coordinator = Coordinator(Transport(replicas, Identity("d", Ed25519PrivateKey.generate()).authorize))
+        coordinator = CoordinatorClient(Transport(replicas, Identity("d", Ed25519PrivateKey.generate()).authorize))
         assignment, total = AssignmentId("demo.1.1.d"), path.stat().st_size
         yield Upload(coordinator, assignment, file, total, "0" * 64, link, WINDOW_S)
 

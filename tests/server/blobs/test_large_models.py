@@ -25,7 +25,7 @@ from umbel.server.blobs.blobs import model_key, open_blobs
 from umbel.server.blobs.files import file_sha256
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.settings import Settings
-from umbel.server.sums.model_files import Base, Summed, keep_model, next_model
+from umbel.server.sums.model_files import ParentFiles, SummedRound, keep_model, next_model
 
 MIB = 1 << 20
 MODEL_MIB = 256
@@ -187,7 +187,7 @@ def test_a_change_of_a_large_model_is_made_and_applied_in_a_few_megabytes(tmp_pa
         layout = large_model(path, MODEL_MIB)
         first = keep_model(blobs, path).sha256
     memory = Memory(os.getpid())
-    made = next_model(blobs, layout, Base(first, first), Summed("", Noise()), 1.0, 1.0)
+    made = next_model(blobs, layout, ParentFiles(first, first), SummedRound("", Noise()), 1.0, 1.0)
     assert memory.growth_mib() < 48
     assert made.change is not None
     paths = [tmp_path / "blobs" / "models" / name for name in (first, made.change.sha256)]

@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Message
 
 from umbel.server.clock import SystemClock
-from umbel.server.devices.waiting import Line
+from umbel.server.devices.waiting import HeldRequest
 
 
 class Peer:
@@ -34,7 +34,7 @@ def test_a_cancelled_request_ends_even_while_its_watch_is_being_ended() -> None:
     async def scenario() -> None:
         peer, bell = Peer(), asyncio.Event()
         peer.may_end.clear()
-        holding = asyncio.create_task(Line(peer.receive).hold(SystemClock(), bell, 60.0))
+        holding = asyncio.create_task(HeldRequest(peer.receive).hold(SystemClock(), bell, 60.0))
         await peer.is_watched.wait()
         bell.set()
         await peer.watch_ends.wait()
@@ -52,7 +52,7 @@ def test_a_time_limit_around_a_held_request_is_kept() -> None:
         peer = Peer()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await Line(peer.receive).hold(SystemClock(), asyncio.Event(), 60.0)
+                await HeldRequest(peer.receive).hold(SystemClock(), asyncio.Event(), 60.0)
         assert peer.watch_ends.is_set()
 
     asyncio.run(scenario())
@@ -61,7 +61,7 @@ def test_a_time_limit_around_a_held_request_is_kept() -> None:
 def test_the_bell_the_time_and_a_peer_that_hangs_up_each_end_the_wait() -> None:
     async def scenario() -> None:
         peer, bell = Peer(), asyncio.Event()
-        line = Line(peer.receive)
+        line = HeldRequest(peer.receive)
         bell.set()
         await line.hold(SystemClock(), bell, 60.0)
         await line.hold(SystemClock(), asyncio.Event(), 0.0)

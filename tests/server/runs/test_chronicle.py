@@ -13,7 +13,7 @@ import torch
 from tests.federations.server_device import Device, house, houses_over, run_file, small_state
 from tests.servers.postgres import Cluster
 from tests.servers.waits import until
-from umbel.aggregation.canonical import Written
+from umbel.aggregation.canonical import CanonicalText
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
 from umbel.aggregation.types import ClientId
@@ -69,7 +69,7 @@ async def knowing(driver: RunDriver, n_observations: int) -> None:
 
 
 def evidence_of(driver: RunDriver) -> Sequence[object]:
-    known = driver.chronicle.known(driver.run, Deposition(0.0, (), Written(()), {}), ())
+    known = driver.chronicle.known(driver.run, Deposition(0.0, (), CanonicalText(()), {}), ())
     return known.evidence.observations
 
 

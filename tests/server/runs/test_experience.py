@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import ClientRecord, Fate, RoundRecord
-from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, Evidence
+from umbel.aggregation.run.tuning import OBSERVATIONS_MAX, TuningFacts
 from umbel.server.runs.experience import Experience
 
 EMPTY = RoundRecord("demo", 1, 1, True, "why", 1, None, 0.0, 62.0, 3, 1, 0, 2, 10, 0, 0, open_s=60.0, model_bytes=99)
@@ -37,4 +37,4 @@ def test_an_attempt_larger_than_all_that_is_kept_is_kept() -> None:
 def test_an_evaluation_teaches_nothing_about_training() -> None:
     experience = Experience()
     experience.note(replace(ended(1), task=Task.EVALUATION))
-    assert experience.evidence(99, 7, {"lab": 3}) == Evidence((), 99, 7, {"lab": 3})
+    assert experience.evidence(99, 7, {"lab": 3}) == TuningFacts((), 99, 7, {"lab": 3})

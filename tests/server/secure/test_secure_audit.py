@@ -22,7 +22,7 @@ from tests.federations.server_device import Json, LateClock, house
 from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, key_bytes, seal
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.client.cli.audit_console import audit_run, replay_run
-from umbel.client.operator.audit import Line, download, parse_bundle, verify
+from umbel.client.operator.audit import AuditLine, download, parse_bundle, verify
 from umbel.client.operator.operator import Operator
 
 N, N_ROUNDS = 4, 2
@@ -50,9 +50,9 @@ def after_two_rounds(data: Path, act: Callable[[Operator], object], sections: st
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Line], bytes]:
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[AuditLine], bytes]:
     """A secure run's bundles, and the key that they are signed with."""
-    found: list[tuple[list[Line], bytes]] = []
+    found: list[tuple[list[AuditLine], bytes]] = []
     after_two_rounds(
         tmp_path_factory.mktemp("run"),
         lambda operator: found.append((list(download(operator, "demo")), key_bytes(operator.audit_key()))),
@@ -68,7 +68,7 @@ PRIVATE = f'members_sha256 = "{LIST}"\n[privacy]\nepsilon = 8.0\ndelta = 1e-5\nc
 class Audit:
     """What an audit of a private run that is over has told. `records`: the coordinator's."""
 
-    lines: list[Line]
+    lines: list[AuditLine]
     key: bytes
     records: list[Json]
     for_people: str
@@ -78,7 +78,7 @@ class Audit:
 @pytest.fixture(scope="module")
 def private(tmp_path_factory: pytest.TempPathFactory) -> Audit:
     """A private run that is bound to a member list, audited."""
-    lines, keys, told = list[Line](), list[bytes](), [io.StringIO(), io.StringIO()]
+    lines, keys, told = list[AuditLine](), list[bytes](), [io.StringIO(), io.StringIO()]
 
     def act(operator: Operator) -> None:
         lines.extend(download(operator, "demo"))
@@ -141,14 +141,14 @@ def test_a_sum_that_was_revealed_in_vain_costs_too(private: Audit) -> None:
     assert spent.sums == 3
 
 
-def test_of_a_run_without_noise_or_list_an_audit_tells_neither(chain: tuple[list[Line], bytes]) -> None:
+def test_of_a_run_without_noise_or_list_an_audit_tells_neither(chain: tuple[list[AuditLine], bytes]) -> None:
     auditor, _ = verify(chain[0], [chain[1]])
     assert (auditor.privacy(), auditor.members_sha256) == (None, "")
 
 
-def signed_anew(lines: Iterable[Line], change: Callable[[int, Json], None]) -> list[Line]:
+def signed_anew(lines: Iterable[AuditLine], change: Callable[[int, Json], None]) -> list[AuditLine]:
     """The chain as a coordinator with another key would have signed it, with something changed in its bundles."""
-    anew: list[Line] = []
+    anew: list[AuditLine] = []
     for number, line in enumerate(lines):
         raw: Any = json.loads(json.dumps(line.bundle))
         change(number, raw)
@@ -159,7 +159,7 @@ def signed_anew(lines: Iterable[Line], change: Callable[[int, Json], None]) -> l
     return anew
 
 
-def test_the_chain_of_a_secure_run_fits(chain: tuple[list[Line], bytes]) -> None:
+def test_the_chain_of_a_secure_run_fits(chain: tuple[list[AuditLine], bytes]) -> None:
     lines, key = chain
     auditor, taken = verify(lines, [key])
     assert len(taken) == 1 + N_ROUNDS
@@ -204,14 +204,14 @@ _PLANNED = [_bits, _unit, _minimum, _metrics, _step]
     ("number", "change"), [(1, _shown), (1, _spread), *((number, one) for number in (1, 2) for one in _PLANNED)]
 )
 def test_numbers_that_do_not_follow_are_found(
-    number: int, change: Callable[[Json], None], chain: tuple[list[Line], bytes]
+    number: int, change: Callable[[Json], None], chain: tuple[list[AuditLine], bytes]
 ) -> None:
     forged = signed_anew(chain[0], lambda at, raw: change(raw) if at == number else None)
     with pytest.raises(AuditFailed, match="masked numbers do not follow"):
         verify(forged, [PUBLIC])
 
 
-def tried_again(lines: list[Line], *, is_unwrapping: bool) -> list[Line]:
+def tried_again(lines: list[AuditLine], *, is_unwrapping: bool) -> list[AuditLine]:
     """The chain as if two attempts at round 2 had failed. `is_unwrapping`: the second took more bits than the first."""
     planned = parse_bundle(lines[2].bundle).facts
     assert isinstance(planned, RoundEnded)
@@ -231,7 +231,7 @@ def tried_again(lines: list[Line], *, is_unwrapping: bool) -> list[Line]:
 
 
 def test_an_attempt_after_one_that_has_failed_takes_the_bits_that_no_sum_exceeds(
-    chain: tuple[list[Line], bytes],
+    chain: tuple[list[AuditLine], bytes],
 ) -> None:
     verify(tried_again(chain[0], is_unwrapping=True), [PUBLIC])
     with pytest.raises(AuditFailed, match=r"bundle 3 \(round 2, attempt 2\): its masked numbers do not follow"):
@@ -239,7 +239,7 @@ def test_an_attempt_after_one_that_has_failed_takes_the_bits_that_no_sum_exceeds
 
 
 def test_bundles_and_records_hold_sums_and_nothing_of_one_client(tmp_path: Path) -> None:
-    lines: list[Line] = []
+    lines: list[AuditLine] = []
     records = after_two_rounds(tmp_path, lambda operator: lines.extend(download(operator, "demo")))
     for record, line in zip(records, lines[1:], strict=True):
         assert record["sample_count"] == 3 + 5 + 7 + 9

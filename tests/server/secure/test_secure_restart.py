@@ -16,7 +16,7 @@ from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.update.integer_sum import IntegerSum
 from umbel.server.sums import closing
 from umbel.server.sums.closing import Closer
-from umbel.server.sums.folding import Folding, Written
+from umbel.server.sums.folding import Folding, HandedIn
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time")
 N = 4
@@ -207,7 +207,7 @@ def test_while_updates_keep_coming_few_of_them_are_in_store(tmp_path: Path, monk
         await another(self)
         return found
 
-    async def write_slowly(self: Folding, path: Path) -> Written:
+    async def write_slowly(self: Folding, path: Path) -> HandedIn:
         written = await write(self, path)
         await another(self)
         return written

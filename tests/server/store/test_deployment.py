@@ -24,7 +24,7 @@ from umbel.server.http.auth import AdminKey
 from umbel.server.settings import Settings
 from umbel.server.store.audit_key import AuditKey
 from umbel.server.store.database import Database
-from umbel.server.store.deployment import Deployment, Named, UnfitDeployment
+from umbel.server.store.deployment import Deployment, DeploymentPlaces, UnfitDeployment
 
 Make = Callable[..., Settings]
 
@@ -61,7 +61,7 @@ async def settle(*settings: Settings, adopt: bool = False) -> list[str]:
             stack.push_async_callback(database.close)
             await asyncio.to_thread(blobs.prepare)
             await database.migrate()
-            named = Named(one.blobs or "", str(one.audit_key_path), str(one.admin_key_path))
+            named = DeploymentPlaces(one.blobs or "", str(one.audit_key_path), str(one.admin_key_path))
             audit_key, admin_key = AuditKey.load(one.audit_key_path), AdminKey.load(one.admin_key_path)
             deployments.append(Deployment(database, blobs, audit_key.public, admin_key, named))
         ends = await asyncio.gather(*(one.settle(adopt=adopt) for one in deployments), return_exceptions=True)

@@ -13,7 +13,7 @@ from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.local import LocalBlobs
-from umbel.server.sums.model_files import Base, Summed, first_master, inspect_model, keep_model, next_model
+from umbel.server.sums.model_files import ParentFiles, SummedRound, first_master, inspect_model, keep_model, next_model
 
 
 def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
     edge = next(spec.place for spec in layout.tensors if spec.name == "half.edge")
     change[edge] = 64.0  # beyond float16's range, by enough to round to an infinity
     total.fold_vector(change, 3)
-    base = Base(first.sha256, first_master(blobs, first.sha256, layout))
-    files = next_model(blobs, layout, base, Summed(sum_sha256(total), total), 0.7, None)
+    base = ParentFiles(first.sha256, first_master(blobs, first.sha256, layout))
+    files = next_model(blobs, layout, base, SummedRound(sum_sha256(total), total), 0.7, None)
     master = layout.add_mean(layout.master_of(state), total, 0.7)
     expected = layout.full_state(layout.published(master))
     with blobs.local(model_key(files.published.sha256)) as path:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.sim.engines.cohorts import N_CLASSES, N_FEATURES, STRUCTURED, all_changes, recipe, start_of, work_of
-from umbel.aggregation.codec.vectors.codec import Context
+from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.registry import vector_codec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.sample_order import sample_order
@@ -130,7 +130,7 @@ def test_clients_train_what_their_codec_can_carry_and_nothing_of_it_is_lost(engi
     expected, _ = all_changes(SequentialEngine(LOGISTIC), start, work)
     assert torch.equal(values, expected) if engine.name in SAME_BITS else torch.allclose(values, expected, atol=1e-6)
     layout = Layout.of_state(LOGISTIC.make().state_dict())
-    carrying, context = vector_codec(work.codec.codec, work.codec.parameters), Context(layout, work.codec.key)
+    carrying, context = vector_codec(work.codec.codec, work.codec.parameters), CodecContext(layout, work.codec.key)
     for change in values:
         arrived = torch.cat(list(carrying.decode(carrying.encode(change, context), context)))
         assert torch.allclose(arrived, change, atol=1e-6)

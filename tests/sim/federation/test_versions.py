@@ -11,7 +11,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.server.blobs.local import LocalBlobs
-from umbel.server.sums.model_files import Base, Summed, first_master, keep_model, next_model
+from umbel.server.sums.model_files import ParentFiles, SummedRound, first_master, keep_model, next_model
 from umbel.sim.federation.versions import ModelState
 
 
@@ -28,10 +28,10 @@ def test_both_make_the_same_file_of_the_same_sum(tmp_path: Path, change_step: fl
     blobs.prepare()
     save_file({name: state[name] for name in sorted(state)}, tmp_path / "model", metadata_of(layout))
     kept = keep_model(blobs, tmp_path / "model")
-    base = Base(kept.sha256, first_master(blobs, kept.sha256, layout))
+    base = ParentFiles(kept.sha256, first_master(blobs, kept.sha256, layout))
     for _ in range(2):  # the second begins where the first has ended
         ours = ours.after(total, 0.7, change_step)
-        theirs = next_model(blobs, layout, base, Summed("", total), 0.7, change_step)
+        theirs = next_model(blobs, layout, base, SummedRound("", total), 0.7, change_step)
         assert ours.file.sha256 == theirs.published.sha256
         assert (ours.change and ours.change.sha256) == (theirs.change and theirs.change.sha256)
-        base = Base(theirs.published.sha256, theirs.master_sha256)
+        base = ParentFiles(theirs.published.sha256, theirs.master_sha256)

@@ -10,7 +10,7 @@ from umbel.aggregation.reports import WorkDone
 from umbel.aggregation.round.machine import advance
 from umbel.aggregation.round.states import Abandoned, Applied, Closing, Gathered, Recruiting, Reported, Tick, Training
 from umbel.aggregation.round.weighting import Candidate
-from umbel.aggregation.run.ledger import Book, Ending, Member, client_records, round_record
+from umbel.aggregation.run.ledger import Book, Ending, MemberFacts, client_records, round_record
 from umbel.aggregation.run.records import Absent, AbsentClient, RoundRecord
 from umbel.aggregation.types import ClientId, RunId
 from umbel.sim.data.population import client_name, client_number
@@ -100,11 +100,11 @@ def _book(ended: Closing | Abandoned, fates: Fates) -> Book:
     open_s = ended.closed_at - ended.opened_at
     spent = fates.spent(open_s)
     heard: dict[ClientId, float] = {}
-    members: dict[ClientId, Member] = {}
+    members: dict[ClientId, MemberFacts] = {}
     for at, device in enumerate(fates.devices):
         client = client_name(int(device))
         reported_at = ended.opened_at + float(fates.report_s[at]) if client in ended.accepted else None
-        members[client] = Member(SAMPLES, False, reported_at, int(spent.bytes_up[at]), int(spent.bytes_down[at]))
+        members[client] = MemberFacts(SAMPLES, False, reported_at, int(spent.bytes_up[at]), int(spent.bytes_down[at]))
         is_silent = fates.lost_s[at] < open_s <= fates.back_s[at]
         heard[client] = ended.opened_at + float(fates.lost_s[at] if is_silent else open_s)
     return Book(members, ended.opened_at, heard.__getitem__)

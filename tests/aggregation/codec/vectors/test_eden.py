@@ -17,7 +17,7 @@ from tests.aggregation.codec.cases import (
     relative_error,
     standard_errors,
 )
-from umbel.aggregation.codec.vectors.codec import Context
+from umbel.aggregation.codec.vectors.codec import CodecContext
 from umbel.aggregation.codec.vectors.eden import POINT_UNITS, Eden, lloyd_max, upper_points
 from umbel.aggregation.model.layout import Layout, TensorSpec
 
@@ -92,7 +92,7 @@ def test_of_two_unequal_spikes_among_zeros_one_is_lost_whatever_the_key() -> Non
     """The limit that the module owns up to: in a block of 16, at one bit."""
     values = torch.zeros(16)
     values[3], values[9] = 3.0, 1.0
-    context = Context(Layout((TensorSpec("x", (16,), "float32", 0),)), 7)
+    context = CodecContext(Layout((TensorSpec("x", (16,), "float32", 0),)), 7)
     expected = torch.zeros(16)
     expected[3] = 10 / 3
     torch.testing.assert_close(passed(Eden(1), values, context), expected, rtol=0, atol=1e-5)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.aggregation.codec.cases import gaussian, passed, payload_of, relative_error
-from umbel.aggregation.codec.vectors.codec import Context, Mode
+from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching
 from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.model.layout import Layout
 
@@ -20,11 +20,11 @@ LAYOUT = Layout.of_state(
         "vector": torch.zeros(300),
     }
 )
-CONTEXT = Context(LAYOUT, 11)
+CONTEXT = CodecContext(LAYOUT, 11)
 SPECS = {spec.name: spec for spec in LAYOUT.tensors}
 
 
-def factor_of(codec: LowRank, name: str, context: Context = CONTEXT) -> torch.Tensor:
+def factor_of(codec: LowRank, name: str, context: CodecContext = CONTEXT) -> torch.Tensor:
     factor = codec.factor(SPECS[name], context)
     assert factor is not None
     return factor
@@ -46,21 +46,21 @@ def test_the_factor_is_odd_multiples_of_a_unit_even_about_zero() -> None:
     assert (units % 2 == 1).all()
     assert float(units.abs().max()) < 2**24
     for key in range(100):
-        drawn = factor_of(LowRank(100), "linear", Context(LAYOUT, key))
+        drawn = factor_of(LowRank(100), "linear", CodecContext(LAYOUT, key))
         assert abs(float(drawn.mean())) < 5 * 3**-0.5 / 12_800**0.5
         assert float(drawn.square().mean()) == pytest.approx(1 / 3, abs=5 * 0.3 / 12_800**0.5)
 
 
 def test_a_cohort_shares_its_factors_and_tensors_and_rounds_have_their_own() -> None:
     codec, factor = LowRank(4), factor_of(LowRank(4), "linear")
-    assert torch.equal(factor, factor_of(codec, "linear", Context(LAYOUT, 11, 5)))
-    assert not torch.equal(factor, factor_of(codec, "linear", Context(LAYOUT, 12)))
+    assert torch.equal(factor, factor_of(codec, "linear", CodecContext(LAYOUT, 11, 5)))
+    assert not torch.equal(factor, factor_of(codec, "linear", CodecContext(LAYOUT, 12)))
     assert not torch.equal(factor[:32], factor_of(codec, "conv"))
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", Sketching)
 @pytest.mark.parametrize("rank", [1, 4, 31])
-def test_the_product_is_the_sum_of_its_columns_in_their_order(mode: Mode, rank: int) -> None:
+def test_the_product_is_the_sum_of_its_columns_in_their_order(mode: Sketching, rank: int) -> None:
     """By hand, from what was sent: each product rounded to float32, and then each sum."""
     codec, spec, values = LowRank(rank, mode), SPECS["conv"], gaussian(LAYOUT.n_values)
     sent = torch.frombuffer(bytearray(payload_of(codec, values, CONTEXT)), dtype=torch.float32)[: rank * 72]
@@ -93,10 +93,10 @@ def test_of_any_other_change_the_projection_comes_back() -> None:
 
 
 def test_the_error_of_a_sketch_is_that_of_theory() -> None:
-    spec, codec = SPECS["linear"], LowRank(8, Mode.SKETCHED)
+    spec, codec = SPECS["linear"], LowRank(8, Sketching.SKETCHED)
     values = torch.zeros(LAYOUT.n_values)
     values[spec.place] = gaussian(spec.n_values)
-    errors = [relative_error(passed(codec, values, Context(LAYOUT, key)), values) for key in range(50)]
+    errors = [relative_error(passed(codec, values, CodecContext(LAYOUT, key)), values) for key in range(50)]
     assert sum(errors) / 50 == pytest.approx(128 / 8 - 1, rel=0.05)
 
 
@@ -107,7 +107,7 @@ def test_the_error_of_a_projection_is_that_of_theory_for_each_change(rank: int) 
     values = torch.zeros(layout.n_values)
     values.view(32, 4)[5] = gaussian(4)
     codec = LowRank(rank)
-    errors = [relative_error(passed(codec, values, Context(layout, key)), values) for key in range(n_keys)]
+    errors = [relative_error(passed(codec, values, CodecContext(layout, key)), values) for key in range(n_keys)]
     deviation = torch.tensor(errors, dtype=torch.float64).std() / n_keys**0.5
     assert abs(sum(errors) / n_keys - (1 - rank / 32)) < 5 * float(deviation)
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import context_of, gaussian, heavy, passed, payload_of, relative_error
 from umbel.aggregation.codec.entropy.payload import Precision
-from umbel.aggregation.codec.vectors.codec import Mode
+from umbel.aggregation.codec.vectors.codec import Sketching
 from umbel.aggregation.codec.vectors.mask import RandomMask
 
 
 @given(st.integers(0, 3000), st.integers(1, 50), st.integers(0, 99))
 def test_what_was_trained_within_the_mask_comes_back_as_it_is(n_values: int, every: int, key: int) -> None:
-    codec, context = RandomMask(every, Mode.STRUCTURED), context_of(n_values, key)
+    codec, context = RandomMask(every, Sketching.STRUCTURED), context_of(n_values, key)
     trained = torch.cat([mask.view(-1) for mask in codec.trained(context).values()])
     values = torch.where(trained, heavy(n_values), 0.0)
     assert torch.equal(passed(codec, values, context), values)
@@ -50,7 +50,7 @@ def test_only_exact_values_are_linear_and_only_a_sketch_of_them_unbiased() -> No
     assert RandomMask().is_linear
     assert RandomMask().is_unbiased
     assert not RandomMask(precision=Precision.BFLOAT16).is_linear
-    assert not RandomMask(mode=Mode.STRUCTURED).is_unbiased
+    assert not RandomMask(mode=Sketching.STRUCTURED).is_unbiased
 
 
 @pytest.mark.parametrize("every", [0, (1 << 20) + 1])

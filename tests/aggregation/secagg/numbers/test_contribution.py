@@ -39,7 +39,7 @@ from umbel.aggregation.secagg.numbers.contribution import (
     contribution,
     nothing,
 )
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, Measured
+from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, RMS_UNIT, MetricSum
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.grid import fitting
 
@@ -48,7 +48,7 @@ def counts_of(made: Contribution) -> list[int]:
     return made.words[:N_COUNTS].tolist()
 
 
-def measured_of(made: Contribution) -> list[Measured]:
+def measured_of(made: Contribution) -> list[MetricSum]:
     return made.composition.words.split(made.words)[1]
 
 
@@ -96,9 +96,9 @@ def test_metrics_of_other_names_stay_at_the_client_and_missing_ones_count_nothin
     work = LocalWork(10, 1, 1, {"loss": 0.25, "secret": 3.0}, {"loss": 2.0}, 4)
     loss, auc, evaluation = measured_of(sent(composition, torch.zeros(N_VALUES), work, 0))
     unit = 1 << composition.words.fraction_bits
-    assert loss == Measured(1, 10, 10 * unit // 4)
-    assert auc == Measured()
-    assert evaluation == Measured(1, 4, 8 * unit)
+    assert loss == MetricSum(1, 10, 10 * unit // 4)
+    assert auc == MetricSum()
+    assert evaluation == MetricSum(1, 4, 8 * unit)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e30, -METRIC_LIMIT - 1])
@@ -115,7 +115,7 @@ def test_a_metric_that_is_not_a_number_is_cut_and_counted_too() -> None:
     made = sent(composition, torch.zeros(N_VALUES), LocalWork(10, 1, 1, {"loss": math.nan}), 0)
     loss, auc = measured_of(made)
     assert (loss.clients, loss.samples, composition.words.mean_of(loss)) == (1, 10, METRIC_LIMIT)
-    assert auc == Measured(), "nobody has said anything of it"
+    assert auc == MetricSum(), "nobody has said anything of it"
     assert counts_of(made)[7] == 1
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, Counts, Measured, Words
+from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT, N_COUNTS, Counts, MetricSum, Words
 
 COUNTS = Counts(1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -17,7 +17,7 @@ def words_of(clients_max: int = 100, sample_count_max: int = 1 << 20) -> Words:
 
 
 def test_what_is_joined_is_split_again() -> None:
-    words, measured = words_of(), [Measured(1, 2, 3), Measured(), Measured(4, 5, -6)]
+    words, measured = words_of(), [MetricSum(1, 2, 3), MetricSum(), MetricSum(4, 5, -6)]
     exact = torch.tensor([-1, 2, 1 << 62, -(1 << 62)])
     joined = words.join(COUNTS, measured, exact)
     assert joined.shape == (words.n_words,) == (N_COUNTS + 3 * 3 + 4,)
@@ -53,8 +53,8 @@ def test_no_sum_of_a_metric_wraps_or_is_far_off(clients_max: int, samples: int, 
 def test_what_is_not_a_number_counts_as_the_greatest_value_and_what_nobody_measured_as_nothing() -> None:
     words = words_of()
     assert words.measured(math.nan, 10) == (words.measured(METRIC_LIMIT, 10)[0], True)
-    assert words.measured(None, 10) == (Measured(), False)
-    assert words.measured(1.0, 0) == (Measured(), False)
+    assert words.measured(None, 10) == (MetricSum(), False)
+    assert words.measured(1.0, 0) == (MetricSum(), False)
 
 
 def test_held_out_samples_count_as_many_as_a_client_may_have_at_most() -> None:
@@ -72,5 +72,5 @@ def test_how_fine_a_metric_is_follows_from_how_many_samples_there_can_be(
 
 
 def test_one_clients_words_are_in_no_repr() -> None:
-    assert "samples" not in repr(Measured(1, 2, 3))
+    assert "samples" not in repr(MetricSum(1, 2, 3))
     assert "sample_count" not in repr(COUNTS)
