@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from umbel.sim.bench.codec.federation import Scored
-from umbel.sim.bench.codec.training import Contest
+from umbel.sim.bench.codec.training import CodecContest, Scored
 
 _INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
 # By the codec's name, one for each contender of it.
@@ -29,7 +28,7 @@ _SMOOTHED = 4  # scores, 20 rounds
 _SHOWN_PERCENT = (70, 96)
 
 
-def draw(contests: Sequence[Contest], path: Path) -> None:
+def draw(contests: Sequence[CodecContest], path: Path) -> None:
     """Write the picture. Raises `OSError` if that cannot be done."""
     figure = Figure(figsize=(14, 7.2), dpi=130, facecolor="white")
     FigureCanvasAgg(figure)
@@ -42,14 +41,14 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
     figure.savefig(path)
 
 
-def _colors(contests: Sequence[Contest]) -> Mapping[str, str]:
+def _colors(contests: Sequence[CodecContest]) -> Mapping[str, str]:
     """By title: a contender looks the same in every panel."""
     shades = {name: cycle(colors) for name, colors in _COLORS.items()}
     names = {contender.title: contender.codec.name for contest in contests for contender, _ in contest.runs}
     return {title: next(shades[name]) for title, name in names.items()}
 
 
-def _panel(axes: Axes, contest: Contest, colors: Mapping[str, str]) -> None:
+def _panel(axes: Axes, contest: CodecContest, colors: Mapping[str, str]) -> None:
     for contender, trained in contest.runs:
         curve = [scored for scored in trained.curve if scored.number % contest.setting.score_every == 0]
         color = colors[contender.title]

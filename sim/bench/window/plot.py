@@ -9,15 +9,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from umbel.sim.bench.window.bench import Contest, goodput
-from umbel.sim.bench.window.rounds import EVERY_S, Course
+from umbel.sim.bench.window.bench import WindowContest, goodput
+from umbel.sim.bench.window.fleets import EVERY_S, WindowRun
 
 _INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
 _TUNED, _STATIC, _BEST, _NIGHT = "#0f7b6c", "#c8871e", "#44546a", "#eef2f7"
 _SMOOTHED = 12  # rounds, six hours
 
 
-def draw(contests: Sequence[Contest], path: Path) -> None:
+def draw(contests: Sequence[WindowContest], path: Path) -> None:
     """Write the picture. Raises `OSError` if that cannot be done."""
     figure = Figure(figsize=(13, 6.6), dpi=130, facecolor="white")
     FigureCanvasAgg(figure)
@@ -33,11 +33,11 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
     figure.savefig(path)
 
 
-def _use(axes: Axes, contest: Contest) -> None:
+def _use(axes: Axes, contest: WindowContest) -> None:
     lines = ((contest.static, _STATIC, "static 130 %"), (contest.tuned, _TUNED, "self-tuned"))
-    for courses, color, name in lines:
-        hours, shares = _smoothed(courses[0])
-        axes.plot(hours, shares, color=color, lw=2.2, label=f"{name}: {goodput(courses):.1%}")
+    for runs, color, name in lines:
+        hours, shares = _smoothed(runs[0])
+        axes.plot(hours, shares, color=color, lw=2.2, label=f"{name}: {goodput(runs):.1%}")
     best = goodput(contest.best)
     axes.axhline(best, color=_BEST, lw=1.2, ls=(0, (5, 3)), label=f"best static, in hindsight: {best:.1%}")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -46,9 +46,9 @@ def _use(axes: Axes, contest: Contest) -> None:
     _dress(axes, contest, contest.fleet.name)
 
 
-def _windows(axes: Axes, contest: Contest) -> None:
+def _windows(axes: Axes, contest: WindowContest) -> None:
     attempts = contest.tuned[0].attempts
-    hours = [attempt.number * EVERY_S / 3600 for attempt in attempts]
+    hours = [attempt.round * EVERY_S / 3600 for attempt in attempts]
     axes.step(hours, [attempt.window_s for attempt in attempts], where="post", color=_TUNED, lw=1.4)
     axes.axhline(contest.window_s, color=_STATIC, lw=1.8)
     axes.axhline(contest.hindsight.window_s, color=_BEST, lw=1.2, ls=(0, (5, 3)))
@@ -61,18 +61,18 @@ def _windows(axes: Axes, contest: Contest) -> None:
     _dress(axes, contest, "")
 
 
-def _smoothed(course: Course) -> tuple[list[float], list[float]]:
+def _smoothed(run: WindowRun) -> tuple[list[float], list[float]]:
     """Hours, and the share of use over the last few attempts at each."""
-    attempts = course.attempts
-    hours = [attempt.number * EVERY_S / 3600 for attempt in attempts]
-    useful, total = (np.cumsum([0.0, *(getattr(a, name) for a in attempts)]) for name in ("useful_s", "total_s"))
+    attempts = run.attempts
+    hours = [attempt.round * EVERY_S / 3600 for attempt in attempts]
+    wasted, total = (np.cumsum([0.0, *(getattr(a, name) for a in attempts)]) for name in ("wasted_s", "busy_s"))
     first = np.maximum(np.arange(1, len(attempts) + 1) - _SMOOTHED, 0)
-    return hours, list((useful[1:] - useful[first]) / (total[1:] - total[first]))
+    return hours, list(1 - (wasted[1:] - wasted[first]) / (total[1:] - total[first]))
 
 
-def _dress(axes: Axes, contest: Contest, title: str) -> None:
+def _dress(axes: Axes, contest: WindowContest, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=_INK)
-    last = contest.tuned[0].attempts[-1].number * EVERY_S / 3600
+    last = contest.tuned[0].attempts[-1].round * EVERY_S / 3600
     for midnight in range(0, int(last) + 24, 24):
         axes.axvspan(midnight - 3, midnight + 9, color=_NIGHT, lw=0, zorder=0)  # the night's middle is at 3
     axes.set_xlim(0, last)
