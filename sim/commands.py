@@ -108,8 +108,8 @@ def _bench(measure: "Callable[[], Report]", as_json: bool, *expected: type[Excep
     from umbel.client import ClientError
     from umbel.sim.bench.coordinator.flower import FlowerFailed
     from umbel.sim.bench.coordinator.http_load import LoadFailed
-    from umbel.sim.bench.peers.run import PeerFailed
-    from umbel.sim.data.sets.idx_files import NotIdx
+    from umbel.sim.bench.simulate.peer_run import PeerFailed
+    from umbel.sim.data.sets.mnist import NotIdx
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(

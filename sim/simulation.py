@@ -25,10 +25,9 @@ from umbel.client.files import write_atomically
 from umbel.sim.experiment.checkpoint import ROWS_FILE
 from umbel.sim.experiment.file import Experiment, Trial, experiment_of, read_experiment
 from umbel.sim.experiment.rehearsal import rehearse
-from umbel.sim.experiment.trials import TrialResult, run_trial
-from umbel.sim.experiment.watcher import Watcher
-from umbel.sim.federation.possible import SimulationError
+from umbel.sim.experiment.trials import TrialResult, Watcher, run_trial
 from umbel.sim.federation.rows import Row
+from umbel.sim.federation.standing import SimulationError
 from umbel.sim.recorded.against_trace import against, calibrate
 from umbel.sim.results.results import Results, by_point
 from umbel.sim.results.splits import Splits, remove_pictures
@@ -87,7 +86,7 @@ def _memory_in_words() -> Generator[None]:
 def _heard(one: Experiment, watcher: Watcher | None, progress: bool) -> contextlib.AbstractContextManager[Watcher]:
     if watcher is not None or not progress:
         return contextlib.nullcontext(watcher or Watcher())
-    from umbel.sim.results.bars import Bars
+    from umbel.sim.results.shown import Bars
 
     return Bars(len(one.trials))
 

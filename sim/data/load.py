@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.sim.data.data_set import DataError, DataSet
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import DataError, DataSet, Samples, TrainAndTest
 from umbel.sim.data.section import DataSection
-from umbel.sim.data.sets.sources import SOURCES, Source
+from umbel.sim.data.sets.fetch import SOURCES, Source
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 
 _TEST_SHARE = 0.2

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from umbel.aggregation.types import ClientId
+from umbel.sim.data.data_set import Samples, TrainAndTest
 from umbel.sim.data.partition.partition import Indices, Partition
-from umbel.sim.data.samples import Samples, TrainAndTest
 
 _DIGITS = 7
 

@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from umbel.aggregation.seeds import derive_seed
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.partition.labels import DirichletSplit, dirichlet_partition
 from umbel.sim.data.partition.partition import Indices, class_counts
-from umbel.sim.data.samples import Samples
 
 TEST_SHARE = 0.25
 

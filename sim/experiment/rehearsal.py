@@ -15,11 +15,10 @@ from torch import nn
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.client.training.probe import memory_free_bytes
-from umbel.sim.data.data_set import DataSet
+from umbel.sim.data.data_set import DataSet, Samples
 from umbel.sim.data.load import load
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.population import Population
-from umbel.sim.data.samples import Samples
 from umbel.sim.data.section import DataSection
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
@@ -31,7 +30,7 @@ from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
 from umbel.sim.experiment.file import EngineSection, Trial
 from umbel.sim.experiment.world import deal, recipe_of
-from umbel.sim.federation.possible import SimulationError, require_possible
+from umbel.sim.federation.standing import SimulationError, require_possible
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelError, ModelSection, build

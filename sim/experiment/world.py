@@ -16,8 +16,7 @@ from umbel.sim.data.partition.section import PartitionSection, features, split
 from umbel.sim.data.population import Population, ShardedPopulation
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.device import found_device
-from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.recipe import LOSSES, ModelRecipe
 from umbel.sim.experiment.file import Trial
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter

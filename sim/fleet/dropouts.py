@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.secagg.turns import Phase
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.fleet.draws import normals, uniforms, words
+from umbel.sim.fleet.draws import normals, of_each, uniforms, words
 from umbel.sim.fleet.presence import HOUR_S, Zones
-from umbel.sim.fleet.traits import of_each
 
 Stages: TypeAlias = NDArray[np.int8]
 NEVER = np.inf

@@ -14,15 +14,14 @@ from typing import Any
 
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.trace import Trace
+from umbel.sim.experiment.estimate import Estimate
 from umbel.sim.experiment.file import Trial
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fleet import Fleet
-from umbel.sim.fleet.trace_file import recorded_trace
-from umbel.sim.recorded.asked_again import NobodyComes, askable, asked_again, with_rounds
-from umbel.sim.recorded.compare import compare
+from umbel.sim.fleet.reading import recorded_trace
+from umbel.sim.recorded.asked_again import NobodyComes, askable, asked_again, compare, with_rounds
 from umbel.sim.recorded.courses import Course, went_in
-from umbel.sim.results.estimate import Estimate
 
 SEEDS_MAX = 3  # of the experiment's, for which the fleet is asked again
 POINTS_MAX = 12  # of the experiment's, whose rounds the fleet is asked for the recorded work in

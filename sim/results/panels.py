@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from umbel.sim.experiment.estimate import unit_of
 from umbel.sim.experiment.sweep import point_label
 from umbel.sim.experiment.trials import TrialResult
-from umbel.sim.federation.spans import unit_of
 from umbel.sim.results.plot import ACCURACY, LOSS, as_drawn, draw_lines, draw_target, on_log_scale
 from umbel.sim.results.plot_style import INK
 from umbel.sim.results.results import Results

@@ -11,10 +11,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from umbel.sim.experiment.estimate import Estimate, unit_of
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.spans import unit_of
-from umbel.sim.results.estimate import Estimate
 from umbel.sim.results.plot_style import FAINT, INK, as_percent
 from umbel.sim.results.results import Results
 

@@ -34,19 +34,18 @@ from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResu
 from umbel.client.loop import RunEnd
 from umbel.client.policy.site import SecureRandom
 from umbel.client.state.own_keys import make_own_key, own_keys
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
-from umbel.sim.data.samples import Samples
 from umbel.sim.engines.clients import ClientsEngine, stop_after
-from umbel.sim.engines.local.sequential import SequentialEngine
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.device import one_thread
+from umbel.sim.engines.recipe import LOSSES, ModelRecipe
+from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import Engine
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.masked_uplink import contribution_secret
 from umbel.sim.federation.standing import beginning
+from umbel.sim.federation.uplink import contribution_secret
 from umbel.sim.federation.versions import ModelState
 from umbel.sim.fleet.dropouts import Stage
 from umbel.sim.fleet.fates import CohortAsk, Fates, Lines

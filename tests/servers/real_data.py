@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.sim.data.sets.sources import Source
+from umbel.sim.data.sets.fetch import Source
 
 
 def real_files(source: Source) -> Path:

@@ -17,7 +17,7 @@ from umbel.sim.processes import ChildDied, start, start_coordinator, stopping, w
 
 SLEEPER = """
 import sys, time
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.processes import when_the_starter_is_gone
 import os
 when_the_starter_is_gone(lambda: os._exit(0))
 print("ready", flush=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from umbel.aggregation.codec.section import CodecSection
 from umbel.sim.bench.report import Hold, Row
-from umbel.sim.data.sets.sources import MNIST
+from umbel.sim.data.sets.fetch import MNIST
 from umbel.sim.experiment.trials import TrialResult
-from umbel.sim.simulate import simulate
+from umbel.sim.simulation import simulate
 
 LOST_POINTS_MAX, BYTES_SHARE_MAX = 0.5, 1 / 32
 N_VALUES = 199_210  # weights of the 2NN

@@ -25,7 +25,7 @@ from umbel.sim.bench.coordinator import load
 from umbel.sim.bench.coordinator.clients import IdleModel
 from umbel.sim.bench.coordinator.flower import PUBLISHED_ROUND_S, flower_round_s
 from umbel.sim.bench.report import Hold, Report, Row
-from umbel.sim.demo.client import Site
+from umbel.sim.demo.client import DemoSite
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import Child, start, start_coordinator, stopping
 
@@ -72,9 +72,9 @@ def coordinator_round_s(n_rounds: int) -> float:
 
 
 def _start_clients(folder: Path, url: str, tokens: list[str]) -> Child:
-    sites = [Site(f"idle-{i}", str(folder / f"idle-{i}"), url, RUN, token, 0.0) for i, token in enumerate(tokens)]
+    sites = [DemoSite(f"idle-{i}", str(folder / f"idle-{i}"), url, RUN, token, 0.0) for i, token in enumerate(tokens)]
     child = start("the clients' process", ["-m", "umbel.sim.bench.coordinator.clients"], folder / "clients.log")
-    child.stdin.write(TypeAdapter(list[Site]).dump_json(sites).decode() + "\n")
+    child.stdin.write(TypeAdapter(list[DemoSite]).dump_json(sites).decode() + "\n")
     child.stdin.flush()
     return child
 

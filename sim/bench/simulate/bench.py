@@ -33,11 +33,10 @@ from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import AutoEngine, named_engine
-from umbel.sim.engines.device import require_device_name
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.device import one_thread, require_device_name
+from umbel.sim.engines.recipe import LOSSES
 from umbel.sim.engines.stacked.stacked import StackedEngine
-from umbel.sim.experiment.garbage import seldom_collected
+from umbel.sim.experiment.trials import seldom_collected
 
 _BY_HAND, _ANY = "linear chains", "any module"
 _WHOLE = "whole round"

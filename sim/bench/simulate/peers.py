@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.sim.bench.peers.flower import flower_setups
-from umbel.sim.bench.peers.job import Job
-from umbel.sim.bench.peers.pfl import pfl_setups
-from umbel.sim.bench.peers.run import PeerFailed, PeerTimes, Setup, run_peer, versions_of
 from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.simulate.peer_flower import flower_setups
+from umbel.sim.bench.simulate.peer_job import Job
+from umbel.sim.bench.simulate.peer_pfl import pfl_setups
+from umbel.sim.bench.simulate.peer_run import PeerFailed, PeerTimes, Setup, run_peer, versions_of
 from umbel.sim.bench.simulate.tight_loop import TightLoop
 from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.engines.device import one_thread
 
 _FLOWER, _PFL = "Flower", "pfl"
 _PROMISES = {

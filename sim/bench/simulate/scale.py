@@ -20,12 +20,11 @@ from umbel.aggregation.run.sections import RoundsSection
 from umbel.sim.bench.child_process import Measured, in_child
 from umbel.sim.bench.report import Hold, Row
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.device import one_thread
+from umbel.sim.engines.recipe import LOSSES, ModelRecipe
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork
-from umbel.sim.experiment.garbage import seldom_collected
+from umbel.sim.experiment.trials import seldom_collected
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import beginning

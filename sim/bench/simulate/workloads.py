@@ -14,9 +14,9 @@ import torch
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.partition.labels import DirichletSplit, dirichlet_partition
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.samples import Samples
 from umbel.sim.data.sets.carried import digits
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
 from umbel.sim.engines.recipe import ModelRecipe

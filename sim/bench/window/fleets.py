@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.tuning import Evidence, next_plan
 from umbel.aggregation.types import LINE_RATE_MAX
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.recipe import LOSSES
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
@@ -123,7 +123,7 @@ def run_rounds(devices: DailyDevices, file: RunFile) -> WindowRun:
     run = Federation(world, beginning(file, state), state)
     rows, rounds_s, began = list[Row](), 0.0, _begin_round(run)
     for attempt in run.attempts():
-        rows.append(Row.of(attempt.record, None, 0.0, attempt.standing.now, attempt.toil))
+        rows.append(Row.of(attempt.record, None, 0.0, attempt.standing.now, attempt.device_time))
         if attempt.record.committed:
             rounds_s += attempt.standing.now - began
             began = _begin_round(run)

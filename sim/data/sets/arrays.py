@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.data_set import DataError, DataSet, held_out, natural_of
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import DataError, DataSet, Samples, TrainAndTest, held_out, natural_of
 
 TEST_SHARE = 0.2
 CLASSES_MAX = 1_000_000  # a model has an output for each

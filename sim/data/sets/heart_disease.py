@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from umbel.sim.data.data_set import DataError, DataSet, Natural
+from umbel.sim.data.data_set import DataError, DataSet, Natural, Samples
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
 
 BYTES_MAX = 1 << 20
 _N_COLUMNS = 14

@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from umbel.sim.data.data_set import DataError, DataSet, Natural, Task
-from umbel.sim.data.samples import Samples
+from umbel.sim.data.data_set import DataError, DataSet, Natural, Samples, Task
 
 FILE = "shakespeare_lines.tsv.gz"
 BYTES_MAX = 64 << 20

@@ -32,10 +32,9 @@ from torch import Tensor
 
 from umbel.aggregation.sample_order import Words, sample_keys
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.data_set import Task
+from umbel.sim.data.data_set import Samples, Task
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
-from umbel.sim.data.samples import Samples
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 

@@ -25,14 +25,13 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.training import Arithmetic, changes_of, require_trainable
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, devices_of, part_of, rows_of_block
+from umbel.sim.engines.training import Arithmetic, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
-from umbel.sim.engines.workers.channel import Channel, Message
-from umbel.sim.engines.workers.shared import SharedTensor
+from umbel.sim.engines.workers.channel import Channel, Message, SharedTensor
 from umbel.sim.engines.workers.worker_process import send_chunk, send_model, send_shared
 
 _TRIES = 3  # of one chunk, and of one start

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from umbel.client.training.randomness import generators, set_generators
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.device import whole_float32
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.local.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
+from umbel.sim.engines.device import one_thread, whole_float32
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, devices_of, rows_of_block
+from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _DRAWS = (

@@ -17,15 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.population import CohortData
-from umbel.sim.data.samples import Samples
 from umbel.sim.engines.device import whole_float32
-from umbel.sim.engines.local.training import LocalTrainer, Losses
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.training import LocalTrainer, Losses
 from umbel.sim.engines.work import CohortWork
-from umbel.sim.engines.workers.channel import Channel, Message
-from umbel.sim.engines.workers.shared import SharedTensor, mapped
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.engines.workers.channel import Channel, Message, SharedTensor, mapped
+from umbel.sim.processes import when_the_starter_is_gone
 
 
 def send_model(channel: Channel, recipe: ModelRecipe, device: str, arithmetic: str) -> None:

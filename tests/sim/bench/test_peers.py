@@ -13,19 +13,19 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from umbel.sim.bench.peers import pfl as peer_pfl
-from umbel.sim.bench.peers.flower import flower_setups
-from umbel.sim.bench.peers.job import Job, layers_of
-from umbel.sim.bench.peers.pfl import pfl_setups
-from umbel.sim.bench.peers.run import PeerFailed, run_peer, versions_of
-from umbel.sim.bench.peers.work import Work, write_report
+from umbel.sim.bench.simulate import peer_pfl
+from umbel.sim.bench.simulate.peer_flower import flower_setups
+from umbel.sim.bench.simulate.peer_job import Job, layers_of
+from umbel.sim.bench.simulate.peer_pfl import pfl_setups
+from umbel.sim.bench.simulate.peer_run import PeerFailed, run_peer, versions_of
+from umbel.sim.bench.simulate.peer_work import Work, write_report
 from umbel.sim.bench.simulate.peers import Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.tight_loop import TightLoop
 from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.commands import bench_app
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.data.data_set import Samples
+from umbel.sim.engines.device import one_thread
 
 VERSIONS = {"flwr": "1.41.0", "ray": "2.55.1", "torch": "2.13.0"}
 COHORTS = (np.array([5, 0, 7]), np.array([1, 5, 2]))

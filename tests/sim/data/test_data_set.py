@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.data.data_set import DataError, DataSet, Natural, held_out, natural_of
+from umbel.sim.data.data_set import DataError, DataSet, Natural, Samples, held_out, natural_of
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
 
 NOTHING = np.empty(0, dtype=np.int64)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from umbel.sim.data.data_set import Samples, TrainAndTest
 from umbel.sim.data.partition.partition import Partition
 from umbel.sim.data.population import population
-from umbel.sim.data.samples import Samples, TrainAndTest
 
 TRAIN = Samples(torch.arange(12.0)[:, None], torch.arange(12))
 TEST = Samples(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))

@@ -9,11 +9,11 @@ from torch import Tensor
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.round import TrainingPlan
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.population import CohortData, ShardedPopulation
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.resident import start_vector
-from umbel.sim.engines.local.training import Losses
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.training import Losses
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 
 MODELS = "tests.sim.engines.models"

@@ -10,7 +10,7 @@ from tests.repository import ROOT
 from tests.servers.real_data import real_files
 from umbel.aggregation.messages import RunStatus
 from umbel.sim import simulate
-from umbel.sim.data.sets.sources import SOURCES
+from umbel.sim.data.sets.fetch import SOURCES
 from umbel.sim.experiment.file import Experiment, Trial, read_experiment
 
 EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))

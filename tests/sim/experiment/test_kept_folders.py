@@ -175,7 +175,7 @@ def made():
 OWN_DATA = """
 import torch
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.data.samples import Samples
+from umbel.sim.data.data_set import Samples
 import numpy as np
 
 def made():

@@ -11,8 +11,8 @@ from tests.sim.federation.worlds import table
 from umbel.sim import simulate
 from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.file import Trial, experiment_of
-from umbel.sim.experiment.watcher import Watcher
-from umbel.sim.federation.possible import SimulationError
+from umbel.sim.experiment.trials import Watcher
+from umbel.sim.federation.standing import SimulationError
 from umbel.sim.models import ModelError
 
 HERE = __name__

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from tests.sim.federation.worlds import table
 from umbel.__main__ import app, mount
 from umbel.sim import simulate
-from umbel.sim.data.data_set import DataSet, Natural
-from umbel.sim.data.samples import Samples
-from umbel.sim.results.estimate import Estimate
+from umbel.sim.data.data_set import DataSet, Natural, Samples
+from umbel.sim.experiment.estimate import Estimate
 from umbel.sim.results.panels import panels
 from umbel.sim.results.shown import as_table
 

@@ -36,7 +36,7 @@ from umbel.sim.bench.codec.training import (
 from umbel.sim.bench.codec.training_plot import draw
 from umbel.sim.bench.report import Row
 from umbel.sim.commands import bench_app
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import Samples, TrainAndTest
 from umbel.sim.data.sets.mnist import N_CLASSES, N_PIXELS
 
 LAYOUT = Layout((TensorSpec("w", (N_VALUES,), "float32", 0),))
@@ -121,7 +121,7 @@ def test_error_feedback_works_where_clients_come_back_every_round() -> None:
     silos = replace(TINY, n_asked=8, n_rounds=20)
     share = CodecSection(name="topk", share=0.002)
     plain, fed = (trained(section, silos) for section in (share, replace(share, error_feedback=True)))
-    assert plain.n_bytes == pytest.approx(fed.n_bytes, rel=0.02)
+    assert plain.n_bytes == pytest.approx(fed.n_bytes, rel=0.05)
     assert fed.accuracy(3) > plain.accuracy(3) + 0.1
 
 

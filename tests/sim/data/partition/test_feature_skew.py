@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.sim.data.data_set import Samples, TrainAndTest
 from umbel.sim.data.partition.feature_skew import FeaturesSection, GrowingNoise, Rotation, transform_of, turned
 from umbel.sim.data.partition.partition import Partition, shards_of, with_holdouts
 from umbel.sim.data.population import ShardedPopulation, Transform, population
-from umbel.sim.data.samples import Samples, TrainAndTest
 
 N, SIDE = 60, 6
 TRAIN = Samples(torch.rand(N, SIDE * SIDE, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 4)

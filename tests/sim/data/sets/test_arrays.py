@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from umbel.sim.data.data_set import DataError
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import DataError, Samples, TrainAndTest
 from umbel.sim.data.sets.arrays import dataset, from_samples, from_torch
 
 INPUTS = np.arange(60.0).reshape(20, 3)

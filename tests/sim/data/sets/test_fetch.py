@@ -16,8 +16,7 @@ import pytest
 
 from tests.servers.real_data import real_files
 from umbel.sim.data.data_set import DataError
-from umbel.sim.data.sets.fetch import have
-from umbel.sim.data.sets.sources import SOURCES, Archive, RemoteFile, Source
+from umbel.sim.data.sets.fetch import SOURCES, Archive, RemoteFile, Source, have
 
 IMAGES, LABELS = b"\x1f\x8bimages" * 9000, b"labels"
 

@@ -9,9 +9,8 @@ import torch
 
 from tests.servers.real_data import real_files
 from tests.sim.data.sets.test_idx_files import idx_bytes
-from umbel.sim.data.sets.idx_files import Array, NotIdx
-from umbel.sim.data.sets.mnist import load_images, load_mnist
-from umbel.sim.data.sets.sources import SOURCES
+from umbel.sim.data.sets.fetch import SOURCES
+from umbel.sim.data.sets.mnist import Array, NotIdx, load_images, load_mnist
 
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint64).astype(np.uint8).reshape(3, 28, 28)
 LABELS = np.array([7, 0, 9], dtype=np.uint8)

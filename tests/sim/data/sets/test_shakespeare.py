@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.servers.real_data import real_files
 from umbel.sim.data.data_set import DataError, DataSet, Task
+from umbel.sim.data.sets.fetch import SHAKESPEARE
 from umbel.sim.data.sets.shakespeare import CHARACTERS, FILE, WINDOW, lines_of_roles, load_shakespeare, roles_data
-from umbel.sim.data.sets.sources import SHAKESPEARE
 
 HEADER = "line_id\tplay\tline_number\tspeaker\ttext\n"
 LINES = """1	Hamlet		Stage Directions	Enter HAMLET

@@ -14,11 +14,10 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
+from umbel.sim.data.data_set import Samples
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.resident import start_vector
-from umbel.sim.engines.orders import sample_orders
-from umbel.sim.engines.stacked.lockstep import batches_in_pass
+from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.stacked.lockstep import batches_in_pass, sample_orders
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
 
