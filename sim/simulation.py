@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
 from umbel.sim.experiment.checkpoint import ROWS_FILE
-from umbel.sim.experiment.file import Experiment, Trial, experiment_of, read_experiment
+from umbel.sim.experiment.file import Experiment, TrialSpec, experiment_of, read_experiment
 from umbel.sim.experiment.rehearsal import rehearse
 from umbel.sim.experiment.trials import TrialResult, Watcher, run_trial
 from umbel.sim.federation.rows import Row
@@ -156,7 +156,7 @@ def _claim(folder: Path, experiment: Experiment) -> None:
     write_atomically(path, experiment.text.encode())
 
 
-def _teller(watcher: Watcher, trial: Trial) -> Callable[[Row], None]:
+def _teller(watcher: Watcher, trial: TrialSpec) -> Callable[[Row], None]:
     return lambda row: watcher.row(trial, row)
 
 
@@ -164,8 +164,7 @@ def _write(folder: Path, results: Results) -> None:
     lines = (json.dumps(row).encode() + b"\n" for row in results.rows)
     write_atomically(folder / ROUNDS_FILE, *lines)
     write_atomically(folder / SUMMARY_FILE, json.dumps(results.summary(), indent=2).encode() + b"\n")
-    from umbel.sim.results.group_plot import groups_plot
-    from umbel.sim.results.panels import panels
+    from umbel.sim.results.panels import groups_plot, panels
 
     figures = {CURVES_FILE: results.plot(), PANELS_FILE: panels(results), GROUPS_FILE: groups_plot(results)}
     if results.against:

@@ -14,7 +14,7 @@ from umbel.sim.data.partition.partition import Indices
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SampleSet:
     """`inputs`: (n, ...), of whatever type the model takes. `targets`: int64 (n,) or (n, ...), classes from 0 on."""
 
     inputs: Tensor
@@ -23,17 +23,17 @@ class Samples:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def take(self, indices: Indices) -> "Samples":
+    def take(self, indices: Indices) -> "SampleSet":
         chosen = torch.from_numpy(indices)
-        return Samples(self.inputs[chosen], self.targets[chosen])
+        return SampleSet(self.inputs[chosen], self.targets[chosen])
 
 
 @dataclass(frozen=True, slots=True)
 class TrainAndTest:
     """Samples to train on, and samples that nobody trains on."""
 
-    train: Samples
-    test: Samples
+    train: SampleSet
+    test: SampleSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Score:
     loss: float
 
 
-def score(model: nn.Module, samples: Samples) -> Score:
+def score(model: nn.Module, samples: SampleSet) -> Score:
     """How `model` does on held-out samples."""
     model.eval()
     with torch.no_grad():
@@ -57,7 +57,7 @@ class DataError(ValueError):
     """Data cannot be had, or are not what they should be: one sentence that says what to do."""
 
 
-class Task(StrEnum):
+class LearningTask(StrEnum):
     """What a model should say: of an input, its class; of a text, the character that follows."""
 
     CLASSIFICATION = "classification"
@@ -70,7 +70,7 @@ class Described(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def task(self) -> Task: ...
+    def task(self) -> LearningTask: ...
     @property
     def n_classes(self) -> int: ...
     @property
@@ -106,12 +106,12 @@ class DataSet:
     """
 
     name: str
-    samples: Samples
+    samples: SampleSet
     rows: Indices
-    test: Samples
+    test: SampleSet
     n_classes: int
     natural: Natural | None = None
-    task: Task = Task.CLASSIFICATION
+    task: LearningTask = LearningTask.CLASSIFICATION
 
     def __post_init__(self) -> None:
         if not len(self.rows):

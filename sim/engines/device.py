@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from umbel.aggregation.phrases import counted
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.work import CohortWork, EngineError
 
@@ -46,7 +46,7 @@ def moved(work: CohortWork, device: torch.device) -> CohortWork:
     """The same work with the samples of its clients, and no others, on a GPU."""
     data = work.data
     own = data.samples.take(data.rows)
-    samples = Samples(own.inputs.to(device), own.targets.to(device))
+    samples = SampleSet(own.inputs.to(device), own.targets.to(device))
     return replace(work, data=CohortData(samples, np.arange(len(data.rows)), data.starts))
 
 

@@ -29,7 +29,7 @@ from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
 from umbel.client.training.proximal import ProximalTerm
 from umbel.client.training.randomness import generators, seeded, set_generators
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import found_device, one_thread, whole_float32
 from umbel.sim.engines.recipe import ModelRecipe
@@ -88,7 +88,7 @@ class Draws(Enum):
     OTHERS = "others"
 
 
-class Stopped(Exception):
+class TrainingStopped(Exception):
     """Training was told to stop in mid-client."""
 
 
@@ -147,7 +147,7 @@ class LocalTrainer:
         (k, n_values), on the CPU.
 
         Returns the mean loss, the first and the last of each, (k, 3). `work` may be another part of the cohort that
-        was begun. Raises `Stopped` after `stop`.
+        was begun. Raises `TrainingStopped` after `stop`.
         """
         losses = np.empty((len(positions), 3), dtype=np.float64)
         with self._generators_kept():
@@ -185,20 +185,20 @@ class LocalTrainer:
             total = total + last.to(torch.float32) * len(chosen)
             n_seen += len(chosen)
             if self._is_stopped:
-                raise Stopped
+                raise TrainingStopped
         return total.item() / n_seen, first.item(), last.item()
 
-    def _loss_of(self, samples: Samples, chosen: Tensor) -> Tensor:
+    def _loss_of(self, samples: SampleSet, chosen: Tensor) -> Tensor:
         output = self._resident.module(samples.inputs.index_select(0, chosen))
         return self._loss(output, samples.targets.index_select(0, chosen))
 
-    def _samples_of(self, work: CohortWork, position: int) -> tuple[Samples, Indices]:
+    def _samples_of(self, work: CohortWork, position: int) -> tuple[SampleSet, Indices]:
         """Samples on the device, and which of them are the client's."""
         data = work.data
         if self._device.type == "cpu":
             return data.samples, data.rows[data.starts[position] : data.starts[position + 1]]
         own = data.of(position)
-        here = Samples(own.inputs.to(self._device), own.targets.to(self._device))
+        here = SampleSet(own.inputs.to(self._device), own.targets.to(self._device))
         return here, np.arange(len(own), dtype=np.int64)
 
     def _batches(self, rows: Indices, work: CohortWork, position: int) -> Iterator[Tensor]:

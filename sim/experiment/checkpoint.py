@@ -40,14 +40,14 @@ from umbel.sim.experiment.inputs import Digests, changed
 from umbel.sim.federation.federation import Federation
 from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.standing import Standing
-from umbel.sim.federation.versions import Bytes, Memory, ModelState
+from umbel.sim.federation.versions import FileDigest, Memory, ModelState
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
 _VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RowsWritten:
     """What stands in `rounds.jsonl`: so many bytes, with this SHA-256."""
 
     n_bytes: int
@@ -55,11 +55,11 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Stored:
     """What of `Standing` is not the file's, with what goes with it. `inputs`: what the run is made of (`inputs.py`)."""
 
     version: int
-    rows: Written
+    rows: RowsWritten
     wall_s: float
     engine: str
     model: ModelRef
@@ -70,13 +70,13 @@ class _Kept:
     observations: tuple[Observation, ...]
     history: tuple[KeptVersion, ...]
     update_bytes: int | None
-    change: Bytes | None
+    change: FileDigest | None
     has: dict[ClientId, int]
     changes: tuple[int, ...]
     inputs: dict[str, str]
 
 
-_KEPT = TypeAdapter(_Kept)
+_KEPT = TypeAdapter(_Stored)
 
 
 class CheckpointError(Exception):
@@ -84,13 +84,13 @@ class CheckpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumedRun:
     """`wall_s`: seconds that the run has taken so far, over all processes; `engine`: the last that did its work."""
 
     standing: Standing
     model: ModelState
     memory: Memory
-    rows: Written
+    rows: RowsWritten
     wall_s: float
     engine: str
 
@@ -100,13 +100,13 @@ def write_checkpoint(
     standing: Standing,
     model: ModelState,
     memory: Memory,
-    rows: Written,
+    rows: RowsWritten,
     wall_s: float,
     engine: str,
     inputs: Digests,
 ) -> None:
     """Replace the checkpoint, durably. Raises `OSError`."""
-    kept = _Kept(
+    kept = _Stored(
         _VERSION,
         rows,
         wall_s,
@@ -133,7 +133,7 @@ def write_checkpoint(
     write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": text, "sha256": _digest(text, contiguous)}))
 
 
-def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Digests) -> Resumed | None:
+def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Digests) -> ResumedRun | None:
     """Where the run stands, None before its first checkpoint. `first`: its first model; `inputs`: what it is made of
     now.
 
@@ -164,12 +164,12 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}); remove its folder to begin anew") from error
 
 
-def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> Resumed:
+def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> ResumedRun:
     master = _under("master/", tensors)
     published = _under("published/", tensors)
     layout = first.layout
     layout.require(published, "the checkpoint")
-    named = Bytes(kept.model.sha256, kept.model.size_bytes)
+    named = FileDigest(kept.model.sha256, kept.model.size_bytes)
     left = dict[ClientId, dict[str, Any]]()
     for name, value in _under("left/", tensors).items():
         client, _, what = name.partition("/")
@@ -188,7 +188,7 @@ def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: M
         kept.update_bytes,
     )
     model = ModelState(layout, master, published, named, kept.change)
-    return Resumed(standing, model, memory, kept.rows, kept.wall_s, kept.engine)
+    return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -240,7 +240,7 @@ class Kept:
             return
         self.file.flush()
         os.fsync(self.file.fileno())
-        rows = Written(self.file.tell(), self.written.hexdigest())
+        rows = RowsWritten(self.file.tell(), self.written.hexdigest())
         standing, model, memory = federation.standing, federation.model, federation.memory
         write_checkpoint(self.folder, standing, model, memory, rows, wall_s, self.engine_of(federation), self.inputs)
         self.saved_at = time.perf_counter()
@@ -259,7 +259,7 @@ class Kept:
 
 
 @contextlib.contextmanager
-def keeping(folder: Path | None, inputs: Digests, resumed: Resumed | None) -> Generator[Kept]:
+def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) -> Generator[Kept]:
     """What a run writes, or goes on to write. Raises `CheckpointError` where its rows are not those of `resumed`."""
     if folder is None:
         yield Kept(None, inputs)
@@ -275,7 +275,7 @@ def keeping(folder: Path | None, inputs: Digests, resumed: Resumed | None) -> Ge
         yield Kept(folder, inputs, rows, resumed.engine, file, hashlib.sha256(text))
 
 
-def _text_before(path: Path, written: Written) -> bytes:
+def _text_before(path: Path, written: RowsWritten) -> bytes:
     """What stands there before the checkpoint; what comes after is cut off. Raises `CheckpointError`."""
     damaged = f"{path} is damaged, or gone; remove its folder to begin this run anew"
     try:

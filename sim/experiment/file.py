@@ -128,7 +128,7 @@ class EngineSection:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialSpec:
     """One run to simulate: the file with one value of each that is swept, and one seed.
 
     `point`: the swept keys and their values here, of what goes together its label; `run`: as a coordinator would be
@@ -178,7 +178,7 @@ class Experiment:
     """
 
     name: str
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialSpec, ...]
     target_accuracy: float | None
     text: str = field(repr=False)
     folder: Path = field(default_factory=Path)
@@ -283,7 +283,7 @@ _WORLD_KEYS = ("data", "model", "partition", "fleet", "local", "engine")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
-def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Trial:
+def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> TrialSpec:
     point = {name: value[LABEL] if goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
     if "seed" in whole:
@@ -301,7 +301,7 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
         raise ValueError(f"{findings(error)}{at}") from error
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
-    return Trial(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
+    return TrialSpec(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
 
 
 def _plain(value: Any, key: str = "") -> Any:

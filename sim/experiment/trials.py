@@ -10,9 +10,9 @@ from pathlib import Path
 from umbel.aggregation.messages import RunStatus
 from umbel.sim.data.data_set import DataSet
 from umbel.sim.experiment.checkpoint import keeping, read_checkpoint
-from umbel.sim.experiment.file import Trial
+from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.inputs import digests_of
-from umbel.sim.experiment.world import Made, make_world
+from umbel.sim.experiment.world import TrialWorld, make_world
 from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.rows import Row
@@ -57,7 +57,7 @@ class TrialResult:
     (`scores_by_group`).
     """
 
-    trial: Trial
+    trial: TrialSpec
     rows: tuple[Row, ...]
     status: RunStatus
     reason: str
@@ -79,12 +79,12 @@ class TrialResult:
 
 
 def run_trial(
-    trial: Trial,
+    trial: TrialSpec,
     folder: Path | None,
     base: Path,
     data: Path | None,
     tell: Callable[[Row], None] = lambda row: None,
-    made: Callable[[Made], None] = lambda made: None,
+    made: Callable[[TrialWorld], None] = lambda made: None,
 ) -> TrialResult:
     """Simulate one run to its end. `folder`: where it is kept, made if missing; what is kept there is gone on from.
 
@@ -130,7 +130,7 @@ def run_trial(
         world.world.engine.close()
 
 
-def _rows(federation: Federation, trial: Trial, began: float) -> Iterator[Row]:
+def _rows(federation: Federation, trial: TrialSpec, began: float) -> Iterator[Row]:
     last = began
     for attempt in federation.attempts():
         scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
@@ -139,7 +139,7 @@ def _rows(federation: Federation, trial: Trial, began: float) -> Iterator[Row]:
         last = now
 
 
-def _is_scored(attempt: SimulatedAttempt, trial: Trial) -> bool:
+def _is_scored(attempt: SimulatedAttempt, trial: TrialSpec) -> bool:
     record = attempt.record
     if not (record.committed and record.task.makes_model):
         return False
@@ -155,10 +155,10 @@ def _scores(federation: Federation, attempt: SimulatedAttempt) -> dict[str, floa
 class Watcher:
     """Hears how an experiment goes; this one says nothing."""
 
-    def begins(self, trial: Trial) -> None:
+    def begins(self, trial: TrialSpec) -> None:
         """A run begins, or is gone on with."""
 
-    def row(self, trial: Trial, row: Row) -> None:
+    def row(self, trial: TrialSpec, row: Row) -> None:
         """An attempt has ended."""
 
     def ends(self, result: TrialResult) -> None:

@@ -43,7 +43,7 @@ from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_se
 from umbel.sim.federation.secure_window import SecurePlayed, SecureWindow, seed_of, without_enough_work
 from umbel.sim.federation.standing import SimulationError, Standing, require_possible
 from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, Uplink, probe_of
-from umbel.sim.federation.versions import Memory, ModelState, Summed
+from umbel.sim.federation.versions import Memory, ModelState, SummedModel
 from umbel.sim.federation.window import Cohort, DeviceTime, Played, Window
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault
@@ -201,7 +201,7 @@ class Federation:
             return window.play(declines, uplink.made)
         return played
 
-    def _upshot(self, closing: Closing, uplink: Uplink, reports: Reports, played: Played) -> Summed | Trial:
+    def _upshot(self, closing: Closing, uplink: Uplink, reports: Reports, played: Played) -> SummedModel | Trial:
         """What is made of a round that has closed. Raises `TotalsRefused`."""
         match uplink:
             case CanaryUplink():
@@ -313,17 +313,17 @@ class Federation:
         kinds = zip(cohort.names, cohort.fates.fault.tolist(), strict=True)
         return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
 
-    def _next_model(self, closing: Closing, uplink: PlainUplink) -> Summed:
+    def _next_model(self, closing: Closing, uplink: PlainUplink) -> SummedModel:
         if uplink.total.total_weight != closing.aggregate.total_weight:
             raise AssertionError("the sum is not that of the accepted reports")
         state = self._after(closing, uplink.codec.mean(uplink.total, uplink.parts))
-        return Summed(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
+        return SummedModel(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
 
-    def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> Summed:
+    def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> SummedModel:
         """The next model, from an unmasked sum. Raises `TotalsRefused`."""
         n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
         found = uplink.totals(sorted(closing.accepted), n_draws, sums)
-        return Summed(self._after(closing, found.mean), found.sum_sha256, None, found)
+        return SummedModel(self._after(closing, found.mean), found.sum_sha256, None, found)
 
     def _after(self, closing: Closing, mean: HasMean) -> ModelState:
         file = self.standing.file

@@ -16,7 +16,7 @@ from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
 from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.types import ClientId
 from umbel.client.app import SHARE_STEPS_MIN
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.device import CPU
@@ -69,7 +69,7 @@ class Meter:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
 
-    def of(self, samples: Samples) -> dict[str, float]:
+    def of(self, samples: SampleSet) -> dict[str, float]:
         """The means over samples that nobody has trained on."""
         found = self._each(samples)
         return {name: values.mean().item() for name, values in found.items()}
@@ -82,13 +82,13 @@ class Meter:
             for first, last in zip(data.starts[:-1].tolist(), data.starts[1:].tolist(), strict=True)
         ]
 
-    def _each(self, samples: Samples) -> dict[str, Tensor]:
+    def _each(self, samples: SampleSet) -> dict[str, Tensor]:
         self.model.eval()
         found = [self._some(samples, slice(first, first + _AT_ONCE)) for first in range(0, len(samples), _AT_ONCE)]
         return {name: torch.cat([part[name] for part in found]) for name in found[0]} if found else {}
 
     @torch.no_grad()
-    def _some(self, samples: Samples, where: slice) -> dict[str, Tensor]:
+    def _some(self, samples: SampleSet, where: slice) -> dict[str, Tensor]:
         targets = samples.targets[where].to(self.device)
         outputs = self.model(samples.inputs[where].to(self.device))
         found = {"loss": self.loss(outputs, targets).reshape(len(targets), -1).mean(1).double().cpu()}

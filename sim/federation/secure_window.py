@@ -23,16 +23,16 @@ from umbel.aggregation.secagg.numbers.contribution import Contribution, TooLittl
 from umbel.aggregation.secagg.turns import MODEL_SHARE
 from umbel.aggregation.types import ClientId
 from umbel.sim.federation.window import Cohort, Played
-from umbel.sim.fleet.dropouts import Stage as Lost
+from umbel.sim.fleet.dropouts import DeviceStage
 from umbel.sim.fleet.fates import Fates
 from umbel.sim.secure.coordinator import MaskedSum
-from umbel.sim.secure.devices import Device, Luck, Voice
-from umbel.sim.secure.exchange import Cast, exchange
-from umbel.sim.secure.stage import Stage
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, Voice
+from umbel.sim.secure.exchange import ExchangeParties, exchange
+from umbel.sim.secure.stage import VirtualTime
 from umbel.sim.secure.voices import BlankVoice, MaskingVoice, UnheardVoice
 
-_IN_WORK = (Lost.DOWNLOAD, Lost.TRAINING, Lost.UPLOAD)
-_AFTER_REPORT = (Lost.CONSISTENCY_CHECK, Lost.UNMASKING)
+_IN_WORK = (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)
+_AFTER_REPORT = (DeviceStage.CONSISTENCY_CHECK, DeviceStage.UNMASKING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class SecureWindow:
         """From the opening to the end. `declines`: as in `Window.play`. `masked`: the inputs of all accepted
         clients, which they then mask with their own keys; None: nobody masks.
         """
-        stage, total = Stage(self.opened.opened_at), None if masked is None else MaskedSum(self.composition)
+        stage, total = VirtualTime(self.opened.opened_at), None if masked is None else MaskedSum(self.composition)
         update = bytes(MaskedReader(self.composition).update_bytes.start)
 
         def voice(name: ClientId, client: SecureClient) -> Voice:
@@ -113,7 +113,7 @@ class SecureWindow:
             return MaskingVoice(client, masked[name]) if name in masked else UnheardVoice(client, update)
 
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
-        cast = Cast(luck, voice, seed_of(self.opened.plan), total, declines)
+        cast = ExchangeParties(luck, voice, seed_of(self.opened.plan), total, declines)
         done = exchange(stage, self.opened, self.composition.layout, cast)
         return SecurePlayed(
             done.state,
@@ -124,10 +124,10 @@ class SecureWindow:
             total.unmasked(done.party) if total is not None and isinstance(done.state, Closing) else None,
         )
 
-    def _luck(self, rank: int) -> Luck:
+    def _luck(self, rank: int) -> DeviceFate:
         fates = self.cohort.fates
-        lost, lines, latency_s = Lost(int(fates.stage[rank])), fates.lines, float(fates.lines.latency_s[rank])
-        return Luck(
+        lost, lines, latency_s = DeviceStage(int(fates.stage[rank])), fates.lines, float(fates.lines.latency_s[rank])
+        return DeviceFate(
             float(fates.trained_s[rank]) - latency_s,
             latency_s,
             float(lines.up[rank]),
@@ -136,7 +136,7 @@ class SecureWindow:
             self.opened.opened_at + float(fates.lost_s[rank]) if lost in _IN_WORK else math.inf,
         )
 
-    def _as_it_went(self, devices: Mapping[ClientId, Device]) -> Fates:
+    def _as_it_went(self, devices: Mapping[ClientId, SecureDevice]) -> Fates:
         """Clients that waited for their inbox send later; clients that left the round send nothing."""
         fates, opened_at = self.cohort.fates, self.opened.opened_at
         sends_s = np.array([devices[name].sends_at for name in self.cohort.names]) - opened_at

@@ -21,14 +21,14 @@ from umbel.sim.data.partition.partition import Indices
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class FileDigest:
     """What was made: its SHA-256 in hex, and its length. In a simulation nobody downloads it."""
 
     sha256: str
     size_bytes: int
 
     @classmethod
-    def of(cls, data: bytes) -> "Bytes":
+    def of(cls, data: bytes) -> "FileDigest":
         return cls(hashlib.sha256(data).hexdigest(), len(data))
 
 
@@ -42,15 +42,15 @@ class ModelState:
     layout: Layout
     master: Mapping[str, Tensor] = field(repr=False)
     published: Mapping[str, Tensor] = field(repr=False)
-    file: Bytes
-    change: Bytes | None = None
+    file: FileDigest
+    change: FileDigest | None = None
 
     @classmethod
     def first(cls, state: Mapping[str, Tensor]) -> "ModelState":
         """Version 0."""
         layout = Layout.of_state(state)
         owned = {spec.name: state[spec.name].detach().clone() for spec in layout.owners()}
-        return cls(layout, layout.master_of(owned), owned, Bytes.of(encode_model(layout.full_state(owned))))
+        return cls(layout, layout.master_of(owned), owned, FileDigest.of(encode_model(layout.full_state(owned))))
 
     def after(self, mean: HasMean, learning_rate: float, change_step: float | None) -> "ModelState":
         """The next version, as a coordinator makes it (`server/sums/model_files.py`): the same bits.
@@ -67,17 +67,17 @@ class ModelState:
             spread.add(piece.spec, piece.of(InMemory(master), piece.spec.master_dtype), before)
         writer = ChangeWriter(self.layout, spread.step(change_step), InMemory(master), InMemory(public))
         body = b"".join(writer.body())
-        return ModelState(self.layout, master, public, self._file_of(public), Bytes.of(writer.head() + body))
+        return ModelState(self.layout, master, public, self._file_of(public), FileDigest.of(writer.head() + body))
 
-    def _file_of(self, published: Mapping[str, Tensor]) -> Bytes:
-        return Bytes.of(encode_model(self.layout.full_state(published)))
+    def _file_of(self, published: Mapping[str, Tensor]) -> FileDigest:
+        return FileDigest.of(encode_model(self.layout.full_state(published)))
 
     def ref(self, version: int) -> ModelRef:
         return ModelRef(version, self.file.sha256, self.file.size_bytes, self.layout.digest)
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class SummedModel:
     """The next model and what the sum that it was made of has shown (`aggregation.run_end.ModelMade`)."""
 
     state: ModelState
@@ -86,7 +86,7 @@ class Summed:
     totals: Totals | None = None
 
     @property
-    def published(self) -> Bytes:
+    def published(self) -> FileDigest:
         return self.state.file
 
     @property
@@ -99,7 +99,7 @@ class Summed:
         return self.state.layout.n_values
 
     @property
-    def change(self) -> Bytes | None:
+    def change(self) -> FileDigest | None:
         return self.state.change
 
     @property

@@ -16,7 +16,15 @@ from umbel.aggregation.run.binomial import Floats
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.fleet.draws import Trait, shuffled, uniforms, words
 from umbel.sim.fleet.dropouts import Dropouts, Losses
-from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, training_room_s, undisturbed, without_partial_work
+from umbel.sim.fleet.fates import (
+    CohortAsk,
+    Fates,
+    LineRates,
+    disturbed,
+    training_room_s,
+    undisturbed,
+    without_partial_work,
+)
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.presence import Presence
 
@@ -35,7 +43,7 @@ class Stragglers:
     most: float
 
     def step_s(
-        self, devices: Indices, number: int, attempt: int, ask: CohortAsk, lines: Lines, usual: Floats
+        self, devices: Indices, number: int, attempt: int, ask: CohortAsk, lines: LineRates, usual: Floats
     ) -> Floats:
         """Seconds that each device's steps take in this attempt. `usual`: were there no stragglers."""
         n_stragglers = round(self.share * len(devices))
@@ -80,8 +88,8 @@ class Network:
     up: Trait
     latency_s: float
 
-    def lines(self, devices: Indices, number: int, attempt: int) -> Lines:
-        return Lines(
+    def lines(self, devices: Indices, number: int, attempt: int) -> LineRates:
+        return LineRates(
             self.down.today(devices, number, attempt),
             self.up.today(devices, number, attempt),
             self.up.usual(devices),

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from umbel.aggregation.plans.round import Task
 from umbel.sim.experiment.estimate import Estimate, Unit, in_unit, unit_of
-from umbel.sim.experiment.file import Trial
+from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.trials import TrialResult, Watcher
 from umbel.sim.federation.rows import Row
 from umbel.sim.results.results import Point, Results
@@ -42,12 +42,12 @@ class Bars(Watcher):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def begins(self, trial: Trial) -> None:
+    def begins(self, trial: TrialSpec) -> None:
         if self._one is not None:
             self._progress.remove_task(self._one)
         self._one = self._progress.add_task(trial.name, total=trial.run.rounds.count, told="")
 
-    def row(self, trial: Trial, row: Row) -> None:
+    def row(self, trial: TrialSpec, row: Row) -> None:
         if self._one is None or not Task(row.task).makes_model:
             return
         if not row.committed:
@@ -66,14 +66,14 @@ _WASTED_MIN = 0.005  # of less, the table says nothing
 _HOUR_S = 3600.0
 
 
-class Shown(NamedTuple):
+class ShownTable(NamedTuple):
     """A table: `header`, and of each point its cells. The first column names the points where there are several."""
 
     header: list[str]
     rows: list[list[str]]
 
 
-def as_table(results: Results) -> Shown:
+def as_table(results: Results) -> ShownTable:
     """A point's last accuracy and loss, and what it took."""
     points = results.points
     unit = unit_of(point.virtual_hours.mean * _HOUR_S for point in points if point.virtual_hours is not None)
@@ -93,10 +93,10 @@ def as_table(results: Results) -> Shown:
         )
     if len(points) > 1:
         columns.insert(0, ("", lambda point: point.label))
-    return Shown([name for name, _ in columns], [[cell(point) for _, cell in columns] for point in points])
+    return ShownTable([name for name, _ in columns], [[cell(point) for _, cell in columns] for point in points])
 
 
-def as_text(shown: Shown) -> str:
+def as_text(shown: ShownTable) -> str:
     """In columns, for a fixed-width font."""
     lines = [shown.header, *shown.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

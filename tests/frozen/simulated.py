@@ -20,7 +20,7 @@ from tests.vectors.test_bits import exact
 from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.work import Changes, CohortWork
@@ -220,7 +220,7 @@ def clients() -> ShardedPopulation:
     n_trained = sum(sizes)
     n_samples = n_trained + N_HELD * N_CLIENTS
     targets = torch.arange(n_samples * N_MEASURED).reshape(-1, N_MEASURED) % 7 / 8
-    all_samples = Samples(torch.zeros(n_samples, N_MEASURED), targets)
+    all_samples = SampleSet(torch.zeros(n_samples, N_MEASURED), targets)
     shards = np.split(np.arange(n_trained), np.cumsum(sizes)[:-1])
     held = np.split(np.arange(n_trained, n_samples), N_CLIENTS)
     return ShardedPopulation(all_samples, shards, all_samples.take(np.arange(0)), held)

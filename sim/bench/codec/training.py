@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.aggregation.codec.section import CodecSection
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.data.sets.fetch import MNIST
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.simulation import simulate
@@ -188,7 +188,7 @@ class CodecContest:
         return 100 * trained.accuracy(self.setting.n_last)
 
 
-def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> tuple[list[Row], str]:
+def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> tuple[list[BenchRow], str]:
     """Rows, and a note on them. `data`: a folder with MNIST in it; None: nothing is measured, and the note says so.
 
     `curves`: where a picture of it is drawn. Raises `OSError` for what cannot be read or written, `NotIdx` for data
@@ -218,20 +218,22 @@ def hold_codec_contest(setting: Setting, data: Path | None, contenders: Sequence
     return CodecContest(setting, list(zip(contenders, map(CodecRun.of, results.trials), strict=True)))
 
 
-def training_rows(contests: Sequence[CodecContest], *, quick: bool) -> list[Row]:
+def training_rows(contests: Sequence[CodecContest], *, quick: bool) -> list[BenchRow]:
     """The accuracy of each run beside float32's; where there is a promise, what is lost, and the bytes."""
-    rows = list[Row]()
+    rows = list[BenchRow]()
     for contest in contests:
         float32 = contest.runs[0][1]
         theirs = contest.percent(float32)
         for contender, trained in contest.runs[1:]:
             what, ours = f"{contest.setting.name}, {contender.title}", contest.percent(trained)
-            rows.append(Row(f"{what}, {trained.bits:.2f} bits: accuracy", ours, "float32", theirs, "%"))
+            rows.append(BenchRow(f"{what}, {trained.bits:.2f} bits: accuracy", ours, "float32", theirs, "%"))
             if contender is PROMISED:
                 lost = None if quick else Hold(LOST_POINTS_MAX, "ours")  # three rounds in, accuracies are anywhere
-                rows.append(Row(f"{what}: accuracy lost", theirs - ours, "allowed", LOST_POINTS_MAX, "points", lost))
+                rows.append(
+                    BenchRow(f"{what}: accuracy lost", theirs - ours, "allowed", LOST_POINTS_MAX, "points", lost)
+                )
                 sent, whole = trained.client_bytes / 1e6, float32.client_bytes / 1e6
-                rows.append(Row(f"{what}: uploaded", sent, "float32", whole, "MB", Hold(BYTES_SHARE_MAX)))
+                rows.append(BenchRow(f"{what}: uploaded", sent, "float32", whole, "MB", Hold(BYTES_SHARE_MAX)))
     return rows
 
 

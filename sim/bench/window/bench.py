@@ -23,7 +23,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.report_times import Curve
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.run.tuning import CONFIDENCE, Forecast, foresee
-from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.bench.window.fleets import FLEETS, HOUR_S, N_DEVICES, WindowFleet, WindowRun, run_rounds
 
 TARGET, MINIMUM = 100, 80
@@ -130,19 +130,21 @@ def true_curve(fleet: WindowFleet, hour: int, until_s: float) -> Curve:
     return Curve(times_s, reported, 1 - left, np.full(_TIMES, 1e12), until_s)
 
 
-def _rows(contest: WindowContest) -> tuple[Row, ...]:
+def _rows(contest: WindowContest) -> tuple[BenchRow, ...]:
     name, tuned, static = contest.fleet.name, contest.tuned, contest.static
     rule = f"static 130 %, {contest.window_s:.0f} s"
     hindsight = f"hindsight: {contest.hindsight.over_selection:.0%}, {contest.hindsight.window_s:.0f} s"
     ours = 100 * goodput(tuned)
     of_use, commits = f"{name}: client time of use", f"{name}: attempts with the minimum"
     return (
-        Row(of_use, ours, rule, 100 * goodput(static), "%", Hold(GAIN_MIN, sense=">=")),
-        Row(of_use, ours, hindsight, 100 * goodput(contest.best), "%"),
-        Row(of_use, ours, "limit: the best for each hour", 100 * contest.limit, "%"),
-        Row(commits, 100 * committed(tuned), rule, 100 * committed(static), "%", Hold(100 * CONFIDENCE, "ours", ">=")),
-        Row(f"{name}: a round takes", minutes(tuned), rule, minutes(static), "min"),
-        Row(f"{name}: reports in a round", reports(tuned), rule, reports(static), "reports"),
+        BenchRow(of_use, ours, rule, 100 * goodput(static), "%", Hold(GAIN_MIN, sense=">=")),
+        BenchRow(of_use, ours, hindsight, 100 * goodput(contest.best), "%"),
+        BenchRow(of_use, ours, "limit: the best for each hour", 100 * contest.limit, "%"),
+        BenchRow(
+            commits, 100 * committed(tuned), rule, 100 * committed(static), "%", Hold(100 * CONFIDENCE, "ours", ">=")
+        ),
+        BenchRow(f"{name}: a round takes", minutes(tuned), rule, minutes(static), "min"),
+        BenchRow(f"{name}: reports in a round", reports(tuned), rule, reports(static), "reports"),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.tuning import Evidence, next_plan
 from umbel.aggregation.types import LINE_RATE_MAX
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.recipe import LOSSES
@@ -144,7 +144,7 @@ def _begin_round(run: Federation) -> float:
 
 def _population() -> ShardedPopulation:
     """A sample for each device, so that each takes one step."""
-    samples = Samples(torch.zeros(N_DEVICES, 1), torch.zeros(N_DEVICES, dtype=torch.int64))
+    samples = SampleSet(torch.zeros(N_DEVICES, 1), torch.zeros(N_DEVICES, dtype=torch.int64))
     return ShardedPopulation(samples, np.split(np.arange(N_DEVICES), N_DEVICES), samples)
 
 

@@ -6,15 +6,29 @@ says.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from umbel.aggregation.phrases import some
 
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
+
+
+class Transform(Protocol):
+    """What makes clients' inputs differ: a sensor's noise, how a camera is held."""
+
+    def __call__(self, inputs: Tensor, clients: Indices, starts: Indices, *, are_held_back: bool) -> Tensor:
+        """The inputs of these clients, changed, for which `inputs` may be written over.
+
+        The i-th of `clients` (numbers) holds `inputs[starts[i]:starts[i + 1]]`, in training data or in what it holds
+        back; it sees the same whenever it is asked, whoever is asked with it. Raises `ValueError` for inputs that it
+        cannot change.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

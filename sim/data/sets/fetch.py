@@ -41,7 +41,7 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """The files of one data set. `folder`: where they lie in the data folder; `address`: of where they are fetched,
     ending in a slash, or None where nobody offers them for good; `archive`: what they are packed in there.
     """
@@ -53,7 +53,7 @@ class Source:
     archive: Archive | None = None
 
 
-MNIST = Source(
+MNIST = DataSource(
     "MNIST",
     "mnist",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -75,7 +75,7 @@ MNIST = Source(
     ),
 )
 
-FASHION_MNIST = Source(
+FASHION_MNIST = DataSource(
     "Fashion-MNIST",
     "fashion_mnist",
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # the only one its authors name; digests guard it
@@ -97,7 +97,7 @@ FASHION_MNIST = Source(
     ),
 )
 
-HEART_DISEASE = Source(
+HEART_DISEASE = DataSource(
     "UCI Heart Disease",
     "heart_disease",
     "https://archive.ics.uci.edu/static/public/45/",
@@ -116,7 +116,7 @@ HEART_DISEASE = Source(
     Archive("heart+disease.zip"),
 )
 
-SHAKESPEARE = Source(
+SHAKESPEARE = DataSource(
     "Shakespeare's plays",
     "shakespeare",
     None,
@@ -127,7 +127,7 @@ SHAKESPEARE = Source(
     ),
 )
 
-SOURCES: Mapping[str, Source] = MappingProxyType(
+SOURCES: Mapping[str, DataSource] = MappingProxyType(
     {"mnist": MNIST, "fashion-mnist": FASHION_MNIST, "heart-disease": HEART_DISEASE, "shakespeare": SHAKESPEARE}
 )
 
@@ -142,7 +142,7 @@ class _NotFetched(Exception):
     """Why a file did not come, in words that follow its address."""
 
 
-def have(source: Source, folder: Path | None) -> Path:
+def have(source: DataSource, folder: Path | None) -> Path:
     """The folder in which all files of `source` are; what is not there yet is fetched into it.
 
     `folder`: that of all data sets, which may not exist yet. Raises `DataError` that says which files to put where if
@@ -171,7 +171,7 @@ def _by_hand(missing: list[RemoteFile], place: Path) -> str:
     return f"put into {place}: {named}"
 
 
-def _fetch(source: Source, address: str, missing: list[RemoteFile], place: Path) -> None:
+def _fetch(source: DataSource, address: str, missing: list[RemoteFile], place: Path) -> None:
     with httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True, headers=_AS_IT_IS) as http:
         if source.archive is not None:
             packed = _bytes_of(http, address + source.archive.name, source.archive.bytes_max)

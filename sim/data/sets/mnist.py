@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from umbel.sim.data.data_set import Samples, TrainAndTest
+from umbel.sim.data.data_set import SampleSet, TrainAndTest
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -86,20 +86,15 @@ N_CLASSES, SIDE = 10, 28
 N_PIXELS = SIDE * SIDE
 
 
-def load_mnist(folder: Path) -> TrainAndTest:
-    """MNIST from `folder`/mnist, the four files gzipped under their usual names, each image flat.
+def load_images(folder: Path) -> TrainAndTest:
+    """The data set whose four gzipped files are in `folder`, each image flat.
 
     Raises `OSError` if one cannot be read, `NotIdx` if it is not what its name says.
     """
-    return load_images(folder / "mnist")
-
-
-def load_images(folder: Path) -> TrainAndTest:
-    """The same of either data set, with its files in `folder` itself."""
     return TrainAndTest(_samples(folder, "train"), _samples(folder, "t10k"))
 
 
-def _samples(folder: Path, part: str) -> Samples:
+def _samples(folder: Path, part: str) -> SampleSet:
     images_path, labels_path = folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz"
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
@@ -107,4 +102,4 @@ def _samples(folder: Path, part: str) -> Samples:
     if labels.dtype != np.uint8 or labels.shape != images.shape[:1] or labels.max(initial=0) >= N_CLASSES:
         raise NotIdx(f"{labels_path} does not hold a digit for each image of {images_path.name}")
     pixels = torch.from_numpy(images).view(-1, N_PIXELS).to(torch.float32).div_(255)
-    return Samples(pixels, torch.from_numpy(labels).to(torch.int64))
+    return SampleSet(pixels, torch.from_numpy(labels).to(torch.int64))

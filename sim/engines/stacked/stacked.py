@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.layout import Layout
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import CPU, found_device, moved, one_thread, whole_float32
 from umbel.sim.engines.recipe import Loss, cross_entropy
@@ -68,7 +68,7 @@ class StackedEngine:
             for group in self._groups(positions, work.steps, width):
                 yield self._train_group(start, work, lockstep(work, group, width))
 
-    def try_out(self, samples: Samples) -> None:
+    def try_out(self, samples: SampleSet) -> None:
         """Raises `EngineError` where a batch of these samples shows that the model cannot be stacked."""
         if self._dense is None:
             with whole_float32(self._device):

@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WorkerMessage:
     kind: str
     fields: Mapping[str, Any]
     arrays: Sequence[NDArray[Any]]
@@ -60,7 +60,7 @@ class Channel:
         for array in arrays:
             self._socket.sendall(array.tobytes())
 
-    def receive(self) -> Message:
+    def receive(self) -> WorkerMessage:
         """The next message, when it is there. Raises `EOFError` if the other end is gone."""
         try:
             start, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _FDS_MAX)
@@ -71,7 +71,7 @@ class Channel:
             arrays = [self._array(np.dtype(name), shape) for name, shape in fields.pop("arrays")]
         except ConnectionError as error:
             raise EOFError from error
-        return Message(fields.pop("kind"), fields, arrays, fds)
+        return WorkerMessage(fields.pop("kind"), fields, arrays, fds)
 
     def close(self) -> None:
         self._socket.close()

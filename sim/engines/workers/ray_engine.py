@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
 from umbel.sim.engines.device import one_thread, whole_float32
@@ -62,7 +62,7 @@ class RayWorker:
     ) -> tuple[NDArray[np.float32], Losses]:
         """Train some clients of a cohort: what they have changed (k, n_values), and their losses (k, 3)."""
         rows, starts, seeds, steps = part
-        samples = Samples(*map(unpacked, (inputs, targets), terms["dtypes"]))
+        samples = SampleSet(*map(unpacked, (inputs, targets), terms["dtypes"]))
         work = CohortWork.on(CohortData(samples, rows, starts), seeds, steps, terms)
         values = torch.empty(len(seeds), self._trainer.layout.n_values)
         with one_thread(), whole_float32(self._trainer.device):
@@ -107,7 +107,7 @@ class RayEngine:
         self._arguments = recipe.to_json(), "cuda:0" if device == "cuda" else device, arithmetic, _paths()
         self._layout = Layout.of_state(recipe.make().state_dict())
         self._rows = rows_of_block(self._layout.n_values)
-        self._samples: tuple[Samples, Any, Any] | None = None
+        self._samples: tuple[SampleSet, Any, Any] | None = None
         self._cohort = 0
         self._ray, self._is_ours = _connected(address)
         self._actors = self._started("GPU" if device == "cuda" else "CPU", n_workers)
@@ -152,7 +152,7 @@ class RayEngine:
         )
         return [kind.remote(*self._arguments) for _ in range(n_actors)]
 
-    def _shared(self, samples: Samples) -> tuple[Any, Any]:
+    def _shared(self, samples: SampleSet) -> tuple[Any, Any]:
         """Inputs and targets in the object store, put there once."""
         known = self._samples
         if known is None or samples.inputs is not known[0].inputs or samples.targets is not known[0].targets:

@@ -24,7 +24,7 @@ from umbel.sim.bench.simulate.tight_loop import TightLoop
 from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.commands import bench_app
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.engines.device import one_thread
 
 VERSIONS = {"flwr": "1.41.0", "ray": "2.55.1", "torch": "2.13.0"}
@@ -120,7 +120,7 @@ def test_each_turn_has_every_epoch_of_its_client_s_samples(tmp_path: Path, job: 
     job.write(tmp_path)
     work, cohort = Work(tmp_path), job.population.data_of(COHORTS[1])
     for position in range(3):
-        own: Samples = cohort.of(position)
+        own: SampleSet = cohort.of(position)
         seen = torch.cat([targets for _, targets in work.batches(3 + position)])
         assert sorted(seen.tolist()) == sorted(own.targets.tolist() * 5)
         assert max(len(targets) for _, targets in work.batches(3 + position)) <= 11

@@ -23,7 +23,7 @@ from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import totals
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.types import ClientId, RunId
-from umbel.sim.experiment.file import Trial, experiment_of
+from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.experiment.trials import Watcher
 from umbel.sim.federation.federation import SimulatedAttempt
 from umbel.sim.federation.rows import Row
@@ -354,7 +354,7 @@ class _Interrupting(Watcher):
     def __init__(self, n_rows: int) -> None:
         self.n_left = n_rows
 
-    def row(self, trial: Trial, row: Row) -> None:
+    def row(self, trial: TrialSpec, row: Row) -> None:
         self.n_left -= 1
         if not self.n_left:
             raise KeyboardInterrupt

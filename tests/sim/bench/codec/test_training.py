@@ -34,22 +34,22 @@ from umbel.sim.bench.codec.training import (
     training_rows,
 )
 from umbel.sim.bench.codec.training_plot import draw
-from umbel.sim.bench.report import Row
+from umbel.sim.bench.report import BenchRow
 from umbel.sim.commands import bench_app
-from umbel.sim.data.data_set import Samples, TrainAndTest
+from umbel.sim.data.data_set import SampleSet, TrainAndTest
 from umbel.sim.data.sets.mnist import N_CLASSES, N_PIXELS
 
 LAYOUT = Layout((TensorSpec("w", (N_VALUES,), "float32", 0),))
 TINY = Setting("tiny", 8, 5, n_asked=4, learning_rate=0.05, n_steps=8, n_last=1, data=f"{__name__}:made_data")
 
 
-def made_samples(n_samples: int, seed: int) -> Samples:
+def made_samples(n_samples: int, seed: int) -> SampleSet:
     """A pattern of its own for each class, and noise."""
     rng = np.random.default_rng(seed)
     labels = torch.from_numpy(rng.integers(0, N_CLASSES, n_samples))
     patterns = torch.from_numpy(np.random.default_rng(0).random((N_CLASSES, N_PIXELS), dtype=np.float32))
     noise = torch.from_numpy(rng.random((n_samples, N_PIXELS), dtype=np.float32))
-    return Samples(0.7 * patterns[labels] + 0.3 * noise, labels)
+    return SampleSet(0.7 * patterns[labels] + 0.3 * noise, labels)
 
 
 def made_data() -> TrainAndTest:
@@ -142,7 +142,7 @@ def made_run(accuracy: float, update_bytes: int) -> CodecRun:
     return CodecRun(curve, N_UPDATES, n_bytes, "0" * 64)
 
 
-def rows_of(accuracy: float, update_bytes: int, *, quick: bool = False) -> list[Row]:
+def rows_of(accuracy: float, update_bytes: int, *, quick: bool = False) -> list[BenchRow]:
     runs = ((FLOAT32, made_run(0.94, 800_000)), (PROMISED, made_run(accuracy, update_bytes)))
     return training_rows([CodecContest(DEVICES, runs)], quick=quick)
 
