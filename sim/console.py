@@ -1,4 +1,4 @@
-"""`umbel simulate` as a person sees it: how far it is, and what it showed."""
+"""`umbel simulate` for people: its progress, and what it showed."""
 
 import tomllib
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ EXPECTED: tuple[type[Exception], ...] = (
     AccountantMissing,
 )
 
-_HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are quicker and there."
+_HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are faster and present."
 _TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
 _PIPED_WIDTH = 120  # in a file, no window makes it narrow
 

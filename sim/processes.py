@@ -134,7 +134,7 @@ def wait_until(is_so: Callable[[], bool], children: Sequence[Child], timeout_s: 
         for child in children:
             child.require_alive()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
+            raise TimeoutError(f"gave up after waiting {timeout_s:.0f} s for {what}")
         time.sleep(0.02)
 
 

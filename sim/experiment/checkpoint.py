@@ -80,7 +80,7 @@ _KEPT = TypeAdapter(_Stored)
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be gone on from: one sentence that says what to do."""
+    """A run cannot be resumed from its checkpoint: one sentence that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +143,27 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
     if not path.exists():
         return None
     if not path.is_file():
-        raise CheckpointError(f"{path} is no file; remove its folder to begin anew")
+        raise CheckpointError(f"{path} is no file; remove its folder to start again")
     try:
         with safe_open(path, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             metadata: Mapping[str, str] = opened.metadata() or {}
         if json.loads(metadata["umbel"])["version"] != _VERSION:
-            raise CheckpointError(f"{path} is of another version of umbel; remove its folder to begin anew")
+            raise CheckpointError(f"{path} is of another version of umbel; remove its folder to start again")
         kept = _KEPT.validate_json(metadata["umbel"])
         if metadata["sha256"] != _digest(metadata["umbel"], tensors):
-            raise ValueError("it is not as it was written")
+            raise ValueError("it was changed")
         if unlike := changed(kept.inputs, inputs):
             are = agreeing(len(unlike), "is", "are")
             raise CheckpointError(
-                f"{' and '.join(unlike)} {are} not as when {folder} was begun (SHA-256), so what came of both would "
-                "be of neither; put it back as it was, or choose another folder (--out)"
+                f"{' and '.join(unlike)} {are} not as when {folder} was begun (SHA-256), so the run cannot be resumed "
+                "with the same result; restore it, or choose another folder (--out)"
             )
         return _resumed(kept, tensors, file, first)
     except (SafetensorError, ValidationError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}); remove its folder to begin anew") from error
+        raise CheckpointError(
+            f"{path} is damaged ({type(error).__name__}); remove its folder to start again"
+        ) from error
 
 
 def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> ResumedRun:
@@ -206,7 +208,7 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 MODEL_FILE = "model.safetensors"
-_CHECKPOINT_SHARE = 20  # of the time, at most one part in so many goes into checkpoints
+_CHECKPOINT_SHARE = 20  # checkpoints take at most one part in N of the time
 
 
 @dataclass(slots=True)
@@ -232,7 +234,7 @@ class Kept:
             self.written.update(line)
 
     def save(self, federation: Federation, wall_s: float, *, is_last: bool = False) -> None:
-        """A checkpoint, if it is time for one."""
+        """Write a checkpoint if one is due."""
         now = time.perf_counter()
         if self.folder is None or self.file is None:
             return
@@ -277,7 +279,7 @@ def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) ->
 
 def _text_before(path: Path, written: RowsWritten) -> bytes:
     """What stands there before the checkpoint; what comes after is cut off. Raises `CheckpointError`."""
-    damaged = f"{path} is damaged, or gone; remove its folder to begin this run anew"
+    damaged = f"{path} is damaged or missing; remove its folder to start this run again"
     try:
         with path.open("r+b") as file:
             text = file.read(written.n_bytes)

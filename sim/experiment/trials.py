@@ -156,7 +156,7 @@ class Watcher:
     """Hears how an experiment goes; this one says nothing."""
 
     def begins(self, trial: TrialSpec) -> None:
-        """A run begins, or is gone on with."""
+        """A run begins or resumes."""
 
     def row(self, trial: TrialSpec, row: Row) -> None:
         """An attempt has ended."""

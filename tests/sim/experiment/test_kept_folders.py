@@ -63,7 +63,7 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_refused(
 ) -> None:
     size = (kept / RUN / ROWS_FILE).stat().st_size
     rewritten(kept / RUN / CHECKPOINT_FILE, change)
-    with pytest.raises(CheckpointError, match=r"is damaged .*; remove its folder to begin anew"):
+    with pytest.raises(CheckpointError, match=r"is damaged .*; remove its folder to start again"):
         simulate(table(rounds={"count": 2}), kept)
     assert (kept / RUN / ROWS_FILE).stat().st_size == size
 

@@ -78,7 +78,7 @@ def test_memory_that_does_not_suffice_is_told_in_words(monkeypatch: pytest.Monke
         def begins(self, trial: TrialSpec) -> None:
             torch.empty(1 << 60)
 
-    with pytest.raises(SimulationError, match="memory does not suffice"):
+    with pytest.raises(SimulationError, match="there is too little memory"):
         simulate(table(), watcher=Greedy())
 
 
