@@ -22,23 +22,25 @@ QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: a
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where rounds.jsonl and curves.png go.")] = Path("demo-out"),
-    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="For the split, the model, every draw.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of the split, the model and all random draws.")
+    ] = 0,
     rounds: Annotated[int, typer.Option(min=1, max=500, help="Rounds to train.")] = 24,
     calm: Annotated[
-        bool, typer.Option(help="Kill and slow down nobody. With --plain, the same seed gives the same model.")
+        bool, typer.Option(help="No kills and no slow clients. With --plain, the same seed gives the same model.")
     ] = False,
     plain: Annotated[bool, typer.Option(help="Updates that the coordinator can read, not masked ones.")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the files of coordinator and clients, in a folder in OUT.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """A coordinator and twelve clients in five processes train one model on real data, on this machine.
+    """Train one model on real data with a coordinator and twelve clients, in five processes on this machine.
 
-    Two clients are slow. From --rounds 4 on, one of the others is killed in the middle of a round, and the slow ones'
-    partial work fills its place; some five rounds later it comes back (12 rounds are enough to see it). Meanwhile, from
-    --rounds 6 on, the coordinator is killed in the middle of a round as well, and goes on over the same files. Updates
-    are masked: the coordinator learns their sum alone, of clients that are on a list of keys which two officers have
-    signed and every client has pinned. At the end the audit chain is verified. With --plain there are no masks and no
-    list, and the last round is made again from what is stored.
+    Two clients are slow. With --rounds 4 or more, another client is killed in the middle of a round, and the slow
+    clients' partial work takes its place. It returns about five rounds later (12 rounds show it). With --rounds 6 or
+    more, the coordinator is killed in the middle of a round as well, and resumes over the same files. Updates are
+    masked, so the coordinator learns only their sum. Two officers have signed the list of the clients' keys, and every
+    client has pinned it. At the end the audit chain is verified. With --plain there are no masks and no list, and the
+    last round is replayed from the stored updates.
     """
     from dataclasses import asdict
 
@@ -67,28 +69,28 @@ def simulate(
         typer.Argument(help="The experiment: a TOML file (docs/reference/experiment-file.md).", show_default=False),
     ],
     out: Annotated[
-        Path, typer.Option(help="Where rounds.jsonl, summary.json and curves.png go; what is there is gone on with.")
+        Path, typer.Option(help="Where rounds.jsonl, summary.json and curves.png go; an existing run there is resumed.")
     ] = Path("simulate-out"),
     data: Annotated[
         Path | None, typer.Option(envvar="UMBEL_DATA", help="The folder of data sets that are read from files.")
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Put a value in the place of the file's: rounds.count=5."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file: rounds.count=5."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Simulate a federation of many clients in virtual time, through the coordinator's own rounds.
 
-    Broken off with Ctrl-C, or killed, the same command goes on where it was, and ends in the same models. It exits with
-    1 where no run of the experiment has come to its end.
+    After Ctrl-C or a kill, the same command resumes and ends in the same models. The exit status is 1 if all runs of
+    the experiment failed.
     """
     from umbel.aggregation.messages import RunStatus
 
-    with _ends_with_a_sentence(when_interrupted="interrupted before anything was begun"):
+    with _ends_with_a_sentence(when_interrupted="interrupted before the simulation began"):
         from umbel.sim.console import EXPECTED, run  # which brings torch: a second or two
 
-    goes_on = "interrupted; the same command goes on where it was"
+    goes_on = "interrupted; run the same command again to resume"
     with (
         _ends_with_a_sentence(*EXPECTED, when_interrupted=goes_on),
         _standard_output_for_us() if json else nullcontext(),
@@ -101,15 +103,15 @@ def simulate(
 
 
 def _bench(measure: "Callable[[], Report]", as_json: bool, *expected: type[Exception]) -> None:
-    """Measure and print; a broken promise, or an error `expected` too, ends with a sentence and a non-zero exit."""
+    """Measure and print. A broken promise or an expected error ends with a sentence and a non-zero exit."""
     from rich.console import Console
 
     from umbel.aggregation.errors import UpdateRefused
     from umbel.client import ClientError
     from umbel.sim.bench.coordinator.flower import FlowerFailed
     from umbel.sim.bench.coordinator.http_load import LoadFailed
-    from umbel.sim.bench.peers.run import PeerFailed
-    from umbel.sim.data.sets.idx_files import NotIdx
+    from umbel.sim.bench.simulate.peer_run import PeerFailed
+    from umbel.sim.data.sets.mnist import NotIdx
     from umbel.sim.processes import ChildDied
 
     with _ends_with_a_sentence(
@@ -144,7 +146,7 @@ def _ends_with_a_sentence(
     except expected as error:
         typer.echo(f"umbel: {error}", err=True)
         sys.exit(1)
-    except SystemExit as error:  # nothing of ours does that in here
+    except SystemExit as error:  # our own code never exits in here
         typer.echo(f"umbel: the experiment's own code ended the program (status {error.code})", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -156,7 +158,7 @@ def _ends_with_a_sentence(
 
 @contextmanager
 def _standard_output_for_us() -> Generator[None]:
-    """Send what others print meanwhile, an experiment's own code and processes begun, to standard error."""
+    """Send what the experiment's own code and child processes print to standard error."""
     sys.stdout.flush()
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
@@ -182,7 +184,7 @@ def bench_coordinator(
     soak: Annotated[float, typer.Option(min=0.0, help="Seconds of steady load at the end; 0: none.")] = 0.0,
     json: JsonOption = False,
 ) -> None:
-    """Rounds of no work, ten clients over HTTP; check-ins of ten thousand devices; a round of 300 of these."""
+    """Rounds without work of ten clients over HTTP, check-ins of ten thousand devices, and a round of 300 of them."""
     from umbel.sim.bench.coordinator.bench import measure
 
     _bench(lambda: measure(quick=quick, peer_python=peer_python, n_devices=devices, soak_s=soak), json)
@@ -219,7 +221,7 @@ def bench_codec(
     curves: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of that training here.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """What the integer codec loses, costs and takes: theory, EDEN, and a copy of memory beside it; and in training."""
+    """Error, bytes and time of the integer codec, against theory, EDEN and a memory copy; and accuracy in training."""
     from umbel.sim.bench.codec.bench import measure
 
     if curves is not None and data is None:
@@ -243,10 +245,10 @@ def bench_simulate(
     plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of these cohorts here.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Simulated rounds against a plain loop: small models, many clients, long tails, one large model, a million.
+    """Simulated rounds against a plain loop: small and large models, long tails, a million clients.
 
-    With --peer-python also against Flower on Ray and pfl, whichever that interpreter has. On a GPU, or where --device
-    says, cohorts of one client to a thousand are trained stacked, and one client after another.
+    With --peer-python also against Flower on Ray and pfl, whichever that interpreter has. On a GPU, or on --device,
+    cohorts of 1 to 1000 clients are trained both stacked and one client after another.
     """
     from umbel.sim.bench.simulate.bench import NoSuchWorkload, measure
     from umbel.sim.engines.device import NoSuchDevice
@@ -265,7 +267,7 @@ def bench_secagg(
     plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) of it here.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Secure aggregation: masks against their keystream, a client's round and the coordinator's, bytes; Flower's."""
+    """Secure aggregation: masks against their keystream, the rounds of client and coordinator, bytes, and Flower."""
     from umbel.sim.bench.secagg.bench import measure
 
     _bench(lambda: measure(quick=quick, plot=plot), json)

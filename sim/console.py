@@ -1,4 +1,4 @@
-"""`umbel simulate` as a person sees it: how far it is, and what it showed."""
+"""`umbel simulate` for people: its progress, and what it showed."""
 
 import tomllib
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from umbel.sim.engines.work import EngineError
 from umbel.sim.experiment.checkpoint import CheckpointError
 from umbel.sim.experiment.file import ATTEMPTS_MAX, read_experiment
 from umbel.sim.experiment.trials import TrialResult
-from umbel.sim.federation.possible import SimulationError
-from umbel.sim.recorded.against_tables import tables
+from umbel.sim.federation.standing import SimulationError
+from umbel.sim.results.against_tables import tables
 from umbel.sim.results.results import Results
 from umbel.sim.results.shown import as_table, with_band
 from umbel.sim.simulation import CURVES_FILE, RECORDED_FILE, simulate
@@ -31,7 +31,7 @@ EXPECTED: tuple[type[Exception], ...] = (
     AccountantMissing,
 )
 
-_HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are quicker and there."
+_HOPE = "A longer window_s or a lower minimum in [rounds] may help, or devices in [fleet] that are faster and present."
 _TRIED = f"(Without rounds.attempts_max, a simulation tries a round {ATTEMPTS_MAX} times.)"
 _PIPED_WIDTH = 120  # in a file, no window makes it narrow
 

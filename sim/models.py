@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import require_within
-from umbel.sim.data.data_set import Described, Task
+from umbel.sim.data.data_set import Described, LearningTask
 
 NAMES = ("mlp", "logistic", "2nn", "cnn", "lstm", "heart")
 LAYERS_MAX, WIDTH_MAX = 100, 1 << 20
@@ -61,16 +61,6 @@ def build(section: ModelSection, data: Described, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model") % (1 << 63))
         return _own(section.name) if ":" in section.name else _known(section, data)
-
-
-def two_layer_net(seed: int) -> nn.Sequential:
-    """The "2NN" of McMahan et al. 2017 on flat images of MNIST: two hidden layers of 200 ReLUs, 199,210 weights.
-
-    Leaves torch's global generator as it was.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "model") % (1 << 63))
-        return perceptron((28 * 28,), (200, 200), 10)
 
 
 def perceptron(input_shape: Sequence[int], hidden: Sequence[int], n_classes: int) -> nn.Sequential:
@@ -137,7 +127,7 @@ class TwoClassRegression(nn.Module):
 
 def _known(section: ModelSection, data: Described) -> nn.Module:
     name, shape = section.name, data.input_shape
-    if (name == "lstm") != (data.task is Task.NEXT_CHARACTER):
+    if (name == "lstm") != (data.task is LearningTask.NEXT_CHARACTER):
         instead: Literal["lstm", "mlp"] = "mlp" if name == "lstm" else "lstm"
         raise ModelError(f'{name} is not for {data.name}, whose task is {data.task}: use name = "{instead}", say')
     match name:

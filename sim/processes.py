@@ -1,14 +1,20 @@
-"""Real processes that the demo and the benchmarks start: tethered, logged, and always cleaned up.
+"""Child processes of the demo and the benchmarks, each with its own log. They always end when their starter does.
 
-Each child leads its own process group (a Ctrl-C at the terminal reaches only the starter, which then stops the children
-in order), writes its standard error to a log file, and ends by itself if the starter dies.
+Each child leads its own process group: a Ctrl-C at the terminal reaches only the starter, which then stops the children
+in order. A child writes its standard error to a log file.
+
+`python -m umbel.sim.processes MODULE ARG...` runs a module that ends with its starter. The starter keeps the other end
+of standard input and never writes to it; however it dies, SIGKILL included, the pipe closes. Then the process sends
+itself SIGTERM, and exits after a few seconds if that had no effect.
 """
 
 import contextlib
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -111,7 +117,7 @@ def start_coordinator(data: Path, timeout_s: float = 60.0, *, port: int = 0) -> 
     data.mkdir(parents=True, exist_ok=True)
     endpoint, admin_key = data / "endpoint", data / "admin.key"
     endpoint.unlink(missing_ok=True)  # of a coordinator that was killed here
-    argv = ["-m", "umbel.sim.tether", "umbel", "serve", "--data", str(data), "--port", str(port)]
+    argv = ["-m", "umbel.sim.processes", "umbel", "serve", "--data", str(data), "--port", str(port)]
     child = start("the coordinator", argv, data / "coordinator.log")
     try:
         wait_until(lambda: _has_text(endpoint) and _has_text(admin_key), [child], timeout_s, "the coordinator to start")
@@ -128,7 +134,7 @@ def wait_until(is_so: Callable[[], bool], children: Sequence[Child], timeout_s: 
         for child in children:
             child.require_alive()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
+            raise TimeoutError(f"gave up after waiting {timeout_s:.0f} s for {what}")
         time.sleep(0.02)
 
 
@@ -155,3 +161,30 @@ def _how(code: int) -> str:
 def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+GRACE_S = 5.0
+
+
+def when_the_starter_is_gone(act: Callable[[], None]) -> None:
+    """Call `act` on a daemon thread once standard input is at its end; end this process if that did not."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        act()
+        time.sleep(GRACE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="tether", daemon=True).start()
+
+
+def main() -> None:
+    """Run the module named by the first argument as `__main__`, tethered."""
+    when_the_starter_is_gone(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,14 @@
-"""Simulate an experiment: every run of it, kept so that it can be broken off and gone on with, and what they showed.
+"""Simulate every run of an experiment, so that it can be interrupted and resumed, and say what the runs showed.
 
 ```
-OUT/experiment.json               which experiment is kept here
+OUT/experiment.json               the experiment of this folder
 OUT/runs/RUN/                     each run's rows and checkpoint (checkpoint.py), and its last model
 OUT/rounds.jsonl                  every row of every run, when all are done
 OUT/summary.json, OUT/curves.png
-OUT/split.png                     who holds what; where points differ in it, split-POINT.png of each (splits.py)
-OUT/recorded.png                  beside the record, where the fleet is made of one
-OUT/panels.png                    where several things are swept
-OUT/groups.png                    where holders by nature hold some back: how the last models do for each
+OUT/split.png                     the partition; if points differ in it, split-POINT.png for each (splits.py)
+OUT/recorded.png                  simulation and record, if the fleet is made of a record
+OUT/panels.png                    if several things are swept
+OUT/groups.png                    the last models' scores for each natural holder of data
 ```
 """
 
@@ -23,12 +23,11 @@ from typing import Any, TypeAlias
 
 from umbel.client.files import write_atomically
 from umbel.sim.experiment.checkpoint import ROWS_FILE
-from umbel.sim.experiment.file import Experiment, Trial, experiment_of, read_experiment
+from umbel.sim.experiment.file import Experiment, TrialSpec, experiment_of, read_experiment
 from umbel.sim.experiment.rehearsal import rehearse
-from umbel.sim.experiment.trials import TrialResult, run_trial
-from umbel.sim.experiment.watcher import Watcher
-from umbel.sim.federation.possible import SimulationError
+from umbel.sim.experiment.trials import TrialResult, Watcher, run_trial
 from umbel.sim.federation.rows import Row
+from umbel.sim.federation.standing import SimulationError
 from umbel.sim.recorded.against_trace import against, calibrate
 from umbel.sim.results.results import Results, by_point
 from umbel.sim.results.splits import Splits, remove_pictures
@@ -51,15 +50,15 @@ def simulate(
     watcher: Watcher | None = None,
     progress: bool = False,
 ) -> Results:
-    """Simulate every run of an experiment, and say what they showed.
+    """Simulate every run of an experiment, and return what they showed.
 
-    `experiment`: a file's path, a table as of such a file, or one that was read. `out`: where to keep it; what is kept
-    there of the same experiment is gone on with. None: nothing is written. `data`: the folder of data sets that are
-    read from files. `changes`: values in the place of the file's, by dotted key. `progress`: whether bars on
-    standard error, or in the notebook, show how far it is; `watcher` hears it instead.
+    `experiment`: the path of a file, a table like such a file, or an experiment that was read. `out`: the folder for
+    the results; the same experiment there is resumed. None: nothing is written. `data`: the folder of data sets that
+    are read from files. `changes`: values that replace the file's, by dotted key. `progress`: show progress bars on
+    standard error, or in the notebook; a `watcher` replaces them.
 
-    Raises `ValueError` with a sentence for what makes no sense, or for a folder that holds another experiment;
-    `OSError`, `EngineError`, `SimulationError`, `CheckpointError`.
+    Raises `ValueError` with a sentence for an invalid experiment, or a folder that holds another one; `OSError`,
+    `EngineError`, `SimulationError`, `CheckpointError`.
     """
     one = _read(experiment, changes)
     folder, data = None if out is None else Path(out), None if data is None else Path(data)
@@ -72,14 +71,14 @@ def simulate(
 
 @contextlib.contextmanager
 def _memory_in_words() -> Generator[None]:
-    """Raise `SimulationError` where memory does not suffice."""
+    """Turn a lack of memory into a `SimulationError`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
             raise
         raise SimulationError(
-            "memory does not suffice for this model, its data and its cohort: take a smaller model, train_limit in "
+            "there is too little memory for this model, its data and its cohort: take a smaller model, train_limit in "
             '[data], a lower rounds.target, or name = "sequential" in [engine], which holds one client at a time'
         ) from error
 
@@ -87,7 +86,7 @@ def _memory_in_words() -> Generator[None]:
 def _heard(one: Experiment, watcher: Watcher | None, progress: bool) -> contextlib.AbstractContextManager[Watcher]:
     if watcher is not None or not progress:
         return contextlib.nullcontext(watcher or Watcher())
-    from umbel.sim.results.bars import Bars
+    from umbel.sim.results.shown import Bars
 
     return Bars(len(one.trials))
 
@@ -111,7 +110,7 @@ def _read(experiment: Described, changes: Mapping[str, object] | None) -> Experi
     match experiment:
         case Experiment():
             if changes:
-                raise ValueError("changes are made to a file or a table, not to an experiment that was read")
+                raise ValueError("changes apply to a file or a table, not to an experiment that was read")
             return experiment
         case str() | Path():
             return read_experiment(Path(experiment), changes)
@@ -121,7 +120,7 @@ def _read(experiment: Described, changes: Mapping[str, object] | None) -> Experi
 
 @contextlib.contextmanager
 def _claimed(folder: Path, experiment: Experiment) -> Generator[None]:
-    """Hold the folder for this process alone, as this experiment's. Raises `ValueError` where it cannot be."""
+    """Lock the folder for this process and this experiment. Raises `ValueError` if that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -141,23 +140,23 @@ def _claimed(folder: Path, experiment: Experiment) -> Generator[None]:
 
 
 def _claim(folder: Path, experiment: Experiment) -> None:
-    """Make the folder this experiment's. Raises `ValueError` if it is another's, of which a run was begun."""
+    """Make the folder this experiment's. Raises `ValueError` if a run of another experiment was begun in it."""
     path = folder / EXPERIMENT_FILE
     if path.exists():
         if path.read_bytes() == experiment.text.encode():
             return
         if any(folder.glob(f"{RUNS_FOLDER}/*/{ROWS_FILE}")):
             raise ValueError(
-                f"{folder} holds another experiment, or this one as it was before it was changed; choose another "
+                f"{folder} holds another experiment, or an older version of this one; choose another "
                 "folder (--out), or remove that one"
             )
-        remove_pictures(folder)  # of the file before it was mended
+        remove_pictures(folder)  # of the older version of the file
     elif any(folder.iterdir()):
         raise ValueError(f"{folder} holds other files; choose a folder that is empty, or does not exist")
     write_atomically(path, experiment.text.encode())
 
 
-def _teller(watcher: Watcher, trial: Trial) -> Callable[[Row], None]:
+def _teller(watcher: Watcher, trial: TrialSpec) -> Callable[[Row], None]:
     return lambda row: watcher.row(trial, row)
 
 
@@ -165,8 +164,7 @@ def _write(folder: Path, results: Results) -> None:
     lines = (json.dumps(row).encode() + b"\n" for row in results.rows)
     write_atomically(folder / ROUNDS_FILE, *lines)
     write_atomically(folder / SUMMARY_FILE, json.dumps(results.summary(), indent=2).encode() + b"\n")
-    from umbel.sim.results.group_plot import groups_plot
-    from umbel.sim.results.panels import panels
+    from umbel.sim.results.panels import groups_plot, panels
 
     figures = {CURVES_FILE: results.plot(), PANELS_FILE: panels(results), GROUPS_FILE: groups_plot(results)}
     if results.against:

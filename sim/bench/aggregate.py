@@ -39,7 +39,7 @@ from umbel.client.wire.bandwidth import Link
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.transport import Patience, Transport, connect
 from umbel.client.wire.upload import Upload
-from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping
 
@@ -61,10 +61,10 @@ def measure(*, quick: bool) -> Report:
     fold, add, copy = fold_speeds(repetitions=5 if quick else 25)
     uploads = f"memory growth, {N_CLIENTS} uploads of {model_mb:.0f} MB"
     rows = (
-        Row(uploads, grown.peak_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB", Hold(GROWTH_MAX)),
-        Row(uploads, grown.peak_mb, "keep all, then the mean of the stack", naive, "MB"),
-        Row("fold of one update", fold, "plain float add_(x, alpha=w)", add, "GB/s"),
-        Row("fold of one update", fold, "memory copy", copy, "GB/s"),
+        BenchRow(uploads, grown.peak_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB", Hold(GROWTH_MAX)),
+        BenchRow(uploads, grown.peak_mb, "keep all, then the mean of the stack", naive, "MB"),
+        BenchRow("fold of one update", fold, "plain float add_(x, alpha=w)", add, "GB/s"),
+        BenchRow("fold of one update", fold, "memory copy", copy, "GB/s"),
     )
     took = f"{N_CLIENTS} uploads over HTTP, each checked, durable and folded, took {grown.wall_s:.1f} s."
     return Report("aggregate", rows, (took, "GB/s count the update's float32 bytes, one thread."))

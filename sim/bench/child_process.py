@@ -12,18 +12,18 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Generic[Found]):
+class MeasuredCall(Generic[Found]):
     """`peak_bytes`: of resident memory, the interpreter's and torch's included."""
 
     found: Found
     peak_bytes: int
 
 
-def in_child(function: Callable[..., Found], *arguments: object) -> Measured[Found]:
+def in_child(function: Callable[..., Found], *arguments: object) -> MeasuredCall[Found]:
     """Call it in a fresh process. What it takes and returns must be picklable; what it raises is raised here."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_measured, function, arguments).result()
 
 
-def _measured(function: Callable[..., Found], arguments: tuple[object, ...]) -> Measured[Found]:
-    return Measured(function(*arguments), memory_peak_bytes())
+def _measured(function: Callable[..., Found], arguments: tuple[object, ...]) -> MeasuredCall[Found]:
+    return MeasuredCall(function(*arguments), memory_peak_bytes())

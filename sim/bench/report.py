@@ -25,7 +25,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One comparison. `ours` and `theirs` in `unit`; `against`: what theirs is, in words."""
 
     what: str
@@ -70,11 +70,11 @@ class Report:
     """One benchmark's rows. `notes`: how it was measured, a sentence each."""
 
     bench: str
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def broken(self) -> Sequence[Row]:
+    def broken(self) -> Sequence[BenchRow]:
         """The rows whose promise this run did not keep."""
         return [row for row in self.rows if row.holds is False]
 
@@ -98,7 +98,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _verdict(row: Row) -> Text:
+def _verdict(row: BenchRow) -> Text:
     if row.holds is None:
         return Text("")
     return Text(f"{row.hold} ✔", style="green") if row.holds else Text(f"{row.hold} ✖", style="bold red")

@@ -1,4 +1,4 @@
-"""A data set before it is dealt out: samples to train on, samples to measure on, and who holds what by nature."""
+"""A data set before it is dealt out: samples to train on, samples to measure on, and who naturally holds what."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -6,17 +6,58 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples, TrainAndTest
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """`inputs`: (n, ...), of whatever type the model takes. `targets`: int64 (n,) or (n, ...), classes from 0 on."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, indices: Indices) -> "SampleSet":
+        chosen = torch.from_numpy(indices)
+        return SampleSet(self.inputs[chosen], self.targets[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainAndTest:
+    """Samples to train on, and samples that nobody trains on."""
+
+    train: SampleSet
+    test: SampleSet
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`accuracy`: share of right answers, 0 to 1; `loss`: mean cross-entropy in nats."""
+
+    accuracy: float
+    loss: float
+
+
+def score(model: nn.Module, samples: SampleSet) -> Score:
+    """How `model` does on held-out samples."""
+    model.eval()
+    with torch.no_grad():
+        logits = model(samples.inputs)
+    loss = nn.functional.cross_entropy(logits, samples.targets)
+    return Score((logits.argmax(1) == samples.targets).double().mean().item(), loss.item())
 
 
 class DataError(ValueError):
     """Data cannot be had, or are not what they should be: one sentence that says what to do."""
 
 
-class Task(StrEnum):
+class LearningTask(StrEnum):
     """What a model should say: of an input, its class; of a text, the character that follows."""
 
     CLASSIFICATION = "classification"
@@ -29,7 +70,7 @@ class Described(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def task(self) -> Task: ...
+    def task(self) -> LearningTask: ...
     @property
     def n_classes(self) -> int: ...
     @property
@@ -65,12 +106,12 @@ class DataSet:
     """
 
     name: str
-    samples: Samples
+    samples: SampleSet
     rows: Indices
-    test: Samples
+    test: SampleSet
     n_classes: int
     natural: Natural | None = None
-    task: Task = Task.CLASSIFICATION
+    task: LearningTask = LearningTask.CLASSIFICATION
 
     def __post_init__(self) -> None:
         if not len(self.rows):

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.sim.data.data_set import DataError, DataSet
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import DataError, DataSet, SampleSet, TrainAndTest
 from umbel.sim.data.section import DataSection
-from umbel.sim.data.sets.sources import SOURCES, Source
+from umbel.sim.data.sets.fetch import SOURCES, DataSource
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 
 _TEST_SHARE = 0.2
 
 
 def load(
-    section: DataSection, folder: Path | None, seed: int, sources: Mapping[str, Source] = SOURCES
+    section: DataSection, folder: Path | None, seed: int, sources: Mapping[str, DataSource] = SOURCES
 ) -> DataSet | SyntheticPopulation:
     """The data that `section` names; synthetic data are a population already, all others are still to be dealt out.
 
@@ -29,7 +28,7 @@ def load(
     return _whole(section, folder, seed, sources).limited(section.train_limit, section.test_limit, seed)
 
 
-def _whole(section: DataSection, folder: Path | None, seed: int, sources: Mapping[str, Source]) -> DataSet:
+def _whole(section: DataSection, folder: Path | None, seed: int, sources: Mapping[str, DataSource]) -> DataSet:
     if section.is_own:
         return _own(section.name)
     if section.name in sources:
@@ -40,7 +39,7 @@ def _whole(section: DataSection, folder: Path | None, seed: int, sources: Mappin
     return make(_TEST_SHARE if section.test_share is None else section.test_share, seed)
 
 
-def _from_files(name: str, folder: Path | None, source: Source) -> DataSet:
+def _from_files(name: str, folder: Path | None, source: DataSource) -> DataSet:
     from umbel.sim.data.sets.fetch import have
     from umbel.sim.data.sets.heart_disease import load_heart_disease
     from umbel.sim.data.sets.shakespeare import load_shakespeare
@@ -58,7 +57,7 @@ def _images(name: str, folder: Path) -> DataSet:
     from umbel.sim.data.sets.mnist import N_CLASSES, SIDE, load_images
 
     data = load_images(folder)
-    train, test = (Samples(part.inputs.view(-1, 1, SIDE, SIDE), part.targets) for part in (data.train, data.test))
+    train, test = (SampleSet(part.inputs.view(-1, 1, SIDE, SIDE), part.targets) for part in (data.train, data.test))
     return DataSet(name, train, np.arange(len(train)), test, N_CLASSES)
 
 

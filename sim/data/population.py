@@ -1,8 +1,7 @@
 """A population: the clients of a simulated federation by number, and the data that each of them holds.
 
-`population` makes one of a data set and a partition. Clients are numbered from 0. Data are handed out for a whole
-cohort at once, in one piece: ten thousand data set objects would take longer to make than ten thousand small models to
-train.
+Clients are numbered from 0. Data are handed out for a whole cohort at once, in one piece: making ten thousand data set
+objects would take longer than training ten thousand small models.
 """
 
 from collections.abc import Sequence
@@ -10,11 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from umbel.aggregation.types import ClientId
-from umbel.sim.data.partition.partition import Indices, Partition
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import SampleSet
+from umbel.sim.data.partition.partition import Indices, Transform
 
 _DIGITS = 7
 
@@ -26,7 +24,7 @@ class CohortData:
     `rows`: int64, indices into `samples`, of which some may be nobody's; `starts`: int64, one more than clients.
     """
 
-    samples: Samples
+    samples: SampleSet
     rows: Indices
     starts: Indices
 
@@ -49,7 +47,7 @@ class CohortData:
         """How many samples each of these clients holds."""
         return self.starts[positions + 1] - self.starts[positions]
 
-    def of(self, position: int) -> Samples:
+    def of(self, position: int) -> SampleSet:
         """What the client at this position holds, copied."""
         return self.samples.take(self.rows[self.starts[position] : self.starts[position + 1]])
 
@@ -60,7 +58,7 @@ class Population(Protocol):
     @property
     def n_clients(self) -> int: ...
     @property
-    def test(self) -> Samples: ...
+    def test(self) -> SampleSet: ...
 
     def sizes(self, clients: Indices) -> Indices:
         """How many samples each of these clients trains on: int64, at least 1."""
@@ -75,19 +73,6 @@ class Population(Protocol):
         ...
 
 
-class Transform(Protocol):
-    """What makes clients' inputs differ: a sensor's noise, how a camera is held."""
-
-    def __call__(self, inputs: Tensor, clients: Indices, starts: Indices, *, are_held_back: bool) -> Tensor:
-        """The inputs of these clients, changed, for which `inputs` may be written over.
-
-        The i-th of `clients` (numbers) holds `inputs[starts[i]:starts[i + 1]]`, in training data or in what it holds
-        back; it sees the same whenever it is asked, whoever is asked with it. Raises `ValueError` for inputs that it
-        cannot change.
-        """
-        ...
-
-
 class ShardedPopulation:
     """Clients between whom one set of samples is dealt out. `shards`: indices into `train`, one array per client.
 
@@ -96,9 +81,9 @@ class ShardedPopulation:
 
     def __init__(
         self,
-        train: Samples,
+        train: SampleSet,
         shards: Sequence[Indices],
-        test: Samples,
+        test: SampleSet,
         holdouts: Sequence[Indices] | None = None,
         transform: Transform | None = None,
     ) -> None:
@@ -113,7 +98,7 @@ class ShardedPopulation:
         return len(self._starts) - 1
 
     @property
-    def test(self) -> Samples:
+    def test(self) -> SampleSet:
         return self._test
 
     def sizes(self, clients: Indices) -> Indices:
@@ -134,17 +119,7 @@ class ShardedPopulation:
             return data
         copied = data.samples.take(data.rows)
         inputs = self._transform(copied.inputs, clients, data.starts, are_held_back=are_held_back)
-        return CohortData(Samples(inputs, copied.targets), np.arange(len(data.rows)), data.starts)
-
-
-def population(data: TrainAndTest, partition: Partition, transform: Transform | None = None) -> ShardedPopulation:
-    """The clients that hold the training samples as `partition` deals them out; what is for testing is nobody's.
-
-    Raises `ValueError` if a client has nothing to train on, or if `transform` cannot change such inputs.
-    """
-    made = ShardedPopulation(data.train, partition.shards, data.test, partition.holdouts, transform)
-    made.data_of(np.zeros(1, dtype=np.int64))  # what cannot be transformed is refused now, not in the first round
-    return made
+        return CohortData(SampleSet(inputs, copied.targets), np.arange(len(data.rows)), data.starts)
 
 
 def client_name(number: int) -> ClientId:

@@ -21,11 +21,11 @@ from torch.utils.data import TensorDataset
 
 from umbel.aggregation.seeds import derive_seed
 from umbel.client import LocalPlan, TorchClient
-from umbel.sim.data.samples import Samples, score
+from umbel.sim.data.data_set import SampleSet, score
 from umbel.sim.demo.data import DemoData, load_data
 from umbel.sim.demo.model import build_model
 from umbel.sim.demo.plan import BATCH_SIZE, LEARNING_RATE, SPLIT, DemoPlan, make_plan
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.processes import when_the_starter_is_gone
 
 _NICENESS = 15
 
@@ -64,7 +64,7 @@ def main() -> None:
     print(json.dumps(asdict(Baselines(pooled, alone_accuracies(plan, data)))), flush=True)
 
 
-def _train(plan: DemoPlan, samples: Samples, test: Samples, name: str) -> float:
+def _train(plan: DemoPlan, samples: SampleSet, test: SampleSet, name: str) -> float:
     model = build_model(plan.seed)
     client = TorchClient(
         model, nn.CrossEntropyLoss(), TensorDataset(samples.inputs, samples.targets), device="cpu", metrics={}

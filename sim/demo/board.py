@@ -1,7 +1,7 @@
-"""What the demo knows at this moment, gathered in one place for whoever shows it: live view, plain lines, plot.
+"""What the demo knows at this moment, for all that show it: live view, plain lines, plot.
 
-Facts come from the coordinator's own records; the demo adds the accuracy it measured on its held-out test set, and what
-it did itself (killed and restarted a process).
+The facts come from the coordinator's own records. The demo adds the accuracy on its held-out test set, and what it did
+itself (killed and restarted a process).
 """
 
 import time
@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umbel.aggregation.phrases import counted
-from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
-from umbel.sim.data.samples import Score
+from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView
+from umbel.sim.data.data_set import Score
 from umbel.sim.demo.baselines import Baselines
 from umbel.sim.demo.members import members_line
-from umbel.sim.demo.plan import NAME_PREFIX, ClientPlan, DemoPlan, Role
+from umbel.sim.demo.plan import NAME_PREFIX, DemoPlan
 from umbel.sim.demo.proof import Proof
 
 NAMED_MAX = 2
@@ -27,40 +27,23 @@ class DemoRound:
     score: Score | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLine:
-    """What is to be shown of one client: its state in one word, and the details."""
-
-    name: str
-    kind: str
-    sample_count: int
-    state: str
-    note: str
-
-
 @dataclass(slots=True)
 class Board:
-    """`stage`: what the demo does now, in words. `down`: clients whose process is not there, and why.
-    `members_sha256`: of the list that the clinics have pinned; empty while there is none, and in a plain run.
-    `baselines`: as far as they are known. `killed_after`: how many rounds had ended when the victim was killed.
-    `coordinator_killed_in`: the round. `proof`: once the run is over and audited. `tell` is called with each event
-    worth reading.
-    """
+    """The facts about the demo at this moment."""
 
     plan: DemoPlan
-    sample_counts: dict[str, int]
-    tell: Callable[[str], None]
-    stage: str = "starting"
+    tell: Callable[[str], None]  # called with each event worth reading
+    stage: str = "starting"  # what the demo does now
+    run: RunView | None = None
     live: LiveRound | None = None
     rounds: list[DemoRound] = field(default_factory=list[DemoRound])
-    down: dict[str, str] = field(default_factory=dict[str, str])
-    members_sha256: str = ""
-    baselines: Baselines | None = None
-    killed_after: int | None = None
+    down: dict[str, str] = field(default_factory=dict[str, str])  # clients without a process, and why
+    members_sha256: str = ""  # of the list that the clinics have pinned, if any
+    baselines: Baselines | None = None  # as far as they are measured
+    killed_after: int | None = None  # how many rounds had ended when the victim was killed
     is_restarting: bool = False
-    coordinator_killed_in: int | None = None
-    is_coordinator_down: bool = False
-    proof: Proof | None = None
+    coordinator_killed_in: int | None = None  # the round
+    proof: Proof | None = None  # once the run is over and audited
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -84,7 +67,7 @@ class Board:
         self.tell(stage)
 
     def add(self, ended: DemoRound) -> None:
-        """A round has ended: remember it and tell of it."""
+        """Take a round that has ended."""
         self.rounds.append(ended)
         self.tell(sentence(ended, self.n_rounds))
 
@@ -109,11 +92,10 @@ class Board:
         self.tell(f"with it, {target} fast ones fill the target; the slow are told to stop")
 
     def note_coordinator_kill(self, number: int, n_reports: int) -> None:
-        self.coordinator_killed_in, self.is_coordinator_down = number, True
+        self.coordinator_killed_in = number
         self.say_stage(f"the coordinator is killed (SIGKILL) in round {number}, {counted(n_reports, 'report')} in")
 
     def note_coordinator_return(self, seconds: float) -> None:
-        self.is_coordinator_down = False
         self.say_stage(f"the coordinator is back over the same files after {seconds:.1f} s")
 
     def note_proof(self, proof: Proof) -> None:
@@ -121,50 +103,19 @@ class Board:
         for line in proof_lines(proof.bundles, proof.round, proof.model_sha256):
             self.tell(line)
 
-    def lines(self) -> list[ClientLine]:
-        """One line per client, from the round under way or else from the last one."""
-        if self.live is not None and self.live.clients:
-            records = self.live.clients
-        else:
-            records = self.rounds[-1].record.clients if self.rounds else ()
-        by_name = {record.client: record for record in records}
-        return [self._line(client, by_name.get(client.name)) for client in self.plan.clients]
-
-    def _line(self, client: ClientPlan, record: ClientRecord | None) -> ClientLine:
-        state, note = self._state(client.name, record)
-        return ClientLine(client.name, _KINDS[client.role], self.sample_counts[client.name], state, note)
-
-    def _state(self, name: str, record: ClientRecord | None) -> tuple[str, str]:
-        down = self.down.get(name)
-        if down is not None and (record is None or record.fate in (Fate.TRAINING, Fate.LOST, Fate.RELEASED)):
-            return "lost", down
-        return ("waiting", "") if record is None else (STATES[record.fate], _note(record))
-
-
-STATES = {
-    Fate.TRAINING: "training",
-    Fate.ACCEPTED: "reported",
-    Fate.PARTIAL: "partial",
-    Fate.RELEASED: "told to stop",
-    Fate.DECLINED: "declined",
-    Fate.LOST: "lost",
-    Fate.UNFIT: "unfit",
-}
-_KINDS = {Role.ORDINARY: "", Role.VICTIM: "will be killed", Role.SLOW: "slow machine"}
-
 
 def proof_lines(n_bundles: int, number: int, replayed: str) -> tuple[str, str]:
-    """What was proven, in words. `replayed`: the hash that the last round came to again; empty for a secure one."""
+    """What was proven. `replayed`: the model hash of the replayed last round; empty for a secure one."""
     return (
         f"chain of {n_bundles} bundles verified, with the clients' own signatures",
         f"round {number} made again from what is stored: same hash"
         if replayed
-        else "not possible, and meant so: nobody has a clinic's update, only their sum",
+        else "not possible, by design: nobody has a clinic's update, only their sum",
     )
 
 
 def sentence(ended: DemoRound, n_rounds: int) -> str:
-    """A round in one short line: what came of it, who did not simply report (by number), and the accuracy."""
+    """A round in one short line: its outcome, the clients that did not simply report, and the accuracy."""
     record = ended.record
     if not record.committed:
         return f"round {record.round}: attempt {record.attempt} abandoned: {record.reason}"
@@ -180,21 +131,7 @@ _REMARKS = (("partial", Fate.PARTIAL), ("lost", Fate.LOST), ("declined", Fate.DE
 
 
 def _who(clients: Sequence[ClientRecord]) -> str:
-    """Some by the number in their names, many by how many they are."""
+    """A few clients by the numbers in their names, many by their count."""
     if len(clients) > NAMED_MAX:
         return f"{len(clients)} clients"
     return "+".join(client.client.removeprefix(NAME_PREFIX) for client in clients)
-
-
-def _note(record: ClientRecord) -> str:
-    match record.fate:
-        case Fate.PARTIAL:
-            return f"{record.steps_done} of {counted(record.steps_planned, 'step')}"
-        case Fate.ACCEPTED:
-            return "" if record.report_s is None else f"after {record.report_s:.1f} s"
-        case Fate.TRAINING:
-            return f"silent for {record.silent_s:.0f} s" if record.silent_s >= 1 else ""
-        case Fate.RELEASED:
-            return ""
-        case Fate.DECLINED | Fate.LOST | Fate.UNFIT:
-            return record.reason

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, TensorDataset
 from umbel.client import LocalPlan, TorchClient, TrainResult, read_policy, run_client
 from umbel.client.state.own_keys import make_own_key, own_keys
 from umbel.sim.demo.model import DigitNet
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.processes import when_the_starter_is_gone
 
 _OUTPUT = threading.Lock()
 SHARD_FILE = "shard.safetensors"
@@ -35,7 +35,7 @@ REHEARSAL_STEPS = 84  # three clients, four passes over some 110 samples, in bat
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class DemoSite:
     """What one client is told at the start. `directory` holds its shard and its state; `token`: enrols it, once.
 
     `has_policy`: its key is to be listed, and once it may go, a policy that pins the list is in `directory`.
@@ -85,7 +85,7 @@ class SlowDataset(Dataset[tuple[Tensor, Tensor]]):
 class Clinic(TorchClient):
     """The ready trainer, which also says when it begins."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: DemoSite) -> None:
         shard = load_file(Path(site.directory) / SHARD_FILE)
         self._data = SlowDataset(shard["images"], shard["labels"], site.wait_s)
         super().__init__(DigitNet(), nn.CrossEntropyLoss(), self._data, device="cpu")
@@ -105,7 +105,7 @@ def main() -> None:
     """Read the sites, wait for `go`, take part until the run is over."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(levelname)s %(message)s")
     torch.set_num_threads(1)
-    sites = TypeAdapter(list[Site]).validate_json(_read_line())
+    sites = TypeAdapter(list[DemoSite]).validate_json(_read_line())
     for site in sites:
         if site.has_policy:
             _say(SiteEvent("key", site.name, public_key=make_key(site)))
@@ -120,7 +120,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def make_key(site: Site) -> str:
+def make_key(site: DemoSite) -> str:
     """This client's public key, made now unless it is there: what `umbel fingerprint --server` prints."""
     make_own_key(site.state, site.server_url)
     (key,) = own_keys(site.state)
@@ -141,11 +141,11 @@ def train_on_nothing(n_steps: int) -> None:
     client.train(client.model, LocalPlan(steps=n_steps, batch_size=BATCH_SIZE))
 
 
-def _take_part(sites: Sequence[Site], clinics: Sequence[Clinic]) -> bool:
+def _take_part(sites: Sequence[DemoSite], clinics: Sequence[Clinic]) -> bool:
     """Run every client to its end; whether all ended well."""
     well: list[str] = []
 
-    def run(site: Site, clinic: Clinic) -> None:
+    def run(site: DemoSite, clinic: Clinic) -> None:
         policy = read_policy(Path(site.directory) / POLICY_FILE) if site.has_policy else None
         run_client(clinic, site.server_url, site.state, site.run, token=site.token, name=site.name, policy=policy)
         _say(SiteEvent("done", site.name))

@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from umbel.aggregation.seeds import derive_seed
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.labels import DirichletSplit, dirichlet_partition
 from umbel.sim.data.partition.partition import Indices, class_counts
-from umbel.sim.data.samples import Samples
 
 TEST_SHARE = 0.25
 
@@ -25,9 +25,9 @@ class DemoData:
     `class_counts`: samples by client and class, shape (clients, classes).
     """
 
-    train: Samples
-    shards: tuple[Samples, ...]
-    test: Samples
+    train: SampleSet
+    shards: tuple[SampleSet, ...]
+    test: SampleSet
     class_counts: Indices
 
 
@@ -42,7 +42,7 @@ def load_data(split: DirichletSplit, seed: int) -> DemoData:
         stratify=labels,
         random_state=derive_seed(seed, "test set") % (1 << 32),
     )
-    whole = Samples(torch.from_numpy(images), torch.from_numpy(labels))
+    whole = SampleSet(torch.from_numpy(images), torch.from_numpy(labels))
     train = whole.take(np.sort(train_index))
     shards = dirichlet_partition(train.targets.numpy(), split, derive_seed(seed, "partition"))
     return DemoData(

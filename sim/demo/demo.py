@@ -1,8 +1,7 @@
 """`umbel demo`: the whole system on one machine, with real processes, real HTTP and real data.
 
-This file is the order of events. What each part is: `demo_plan` (who is asked what), `demo_data`, `demo_sites` (the
-client processes), `demo_members` (the list of their keys), `demo_kills`, `demo_board` and `demo_view` (what is shown),
-`demo_baselines`, `demo_proof`, `demo_plot`, `demo_tally` and `demo_summary`.
+This file is the order of events. `plan.py` says what is asked of which client; `sites.py` runs the client processes,
+`members.py` makes the list of their keys, `kills.py` kills and restarts; `board.py` and `view.py` show the progress.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.trust.member_files import members_bytes
 from umbel.aggregation.trust.members import SignedMembers
 from umbel.client import Operator
-from umbel.sim.data.samples import Score, score
+from umbel.sim.data.data_set import Score, score
 from umbel.sim.demo.baselines import Baselines
 from umbel.sim.demo.board import Board, DemoRound
 from umbel.sim.demo.data import DemoData, load_data
@@ -51,7 +50,7 @@ class DemoFailed(Exception):
 
 
 @dataclass(slots=True)
-class Stage:
+class DemoRun:
     """Where the demo stands: its directories, its processes, what it shows."""
 
     plan: DemoPlan
@@ -80,71 +79,70 @@ def run_demo(plan: DemoPlan, out: Path, console: Console, *, keep: bool) -> Demo
     torch.set_num_threads(1)  # the clients need the cores
     out.mkdir(parents=True, exist_ok=True)
     data = load_data(SPLIT, plan.seed)
-    sizes = {client.name: len(data.shards[client.shard]) for client in plan.clients}
     with _workspace(out, keep) as work, _shown(console) as view:
-        view.board = board = Board(plan, sizes, view.tell)
+        view.board = board = Board(plan, view.tell)
         with stopping([]) as children:
             sites = SiteProcesses(plan, work / "sites", children)
             limit_s = START_LIMIT_S + plan.run_file.rounds.count * SECONDS_PER_ROUND_MAX
-            stage = Stage(plan, data, out, work, board, children, sites, board.started + limit_s)
-            _play(stage)
+            demo = DemoRun(plan, data, out, work, board, children, sites, board.started + limit_s)
+            _play(demo)
     draw_curves(out / "curves.png", board, data.class_counts)
     return summarize(board, board.elapsed_s)
 
 
-def _play(stage: Stage) -> None:
+def _play(demo: DemoRun) -> None:
     """Start everything, train, and wait for what is still to come."""
-    board, plan = stage.board, stage.plan
+    board, plan = demo.board, demo.plan
     n_processes = len(plan.processes)
     board.say_stage(f"starting a coordinator and {len(plan.clients)} clients in {n_processes} processes")
-    write_shards(plan, stage.data, stage.work / "sites")
-    stage.sites.start_all()
-    coordinator = VictimCoordinator(stage.work / "coordinator", plan, board, stage.children, START_LIMIT_S)
+    write_shards(plan, demo.data, demo.work / "sites")
+    demo.sites.start_all()
+    coordinator = VictimCoordinator(demo.work / "coordinator", plan, board, demo.children, START_LIMIT_S)
     with Operator(coordinator.now.url, coordinator.now.admin_key) as operator:
         names = [client.name for client in plan.clients]
         tokens = operator.create_tokens(len(names))
-        stage.sites.introduce(coordinator.now.url, dict(zip(names, tokens, strict=True)))
-        wait_until(lambda: stage.sites.all_ready, stage.children, START_LIMIT_S, "the client processes to be ready")
-        _begin(stage, operator)
-        _start_baselines(stage)
+        demo.sites.introduce(coordinator.now.url, dict(zip(names, tokens, strict=True)))
+        wait_until(lambda: demo.sites.all_ready, demo.children, START_LIMIT_S, "the client processes to be ready")
+        _begin(demo, operator)
+        _start_baselines(demo)
         key = operator.audit_key()  # told before the run, so that what comes later is held against it
-        _follow(stage, operator, coordinator)
+        _follow(demo, operator, coordinator)
         board.say_stage("checking the coordinator's signed account of every round")
         board.note_proof(prove(operator, RUN, key, coordinator.noted_heads))
     board.say_stage("training the same model on pooled data, and for each client alone")
     while not _is_measured(board):
-        stage.check()
+        demo.check()
         time.sleep(0.05)
 
 
-def _begin(stage: Stage, operator: Operator) -> None:
+def _begin(demo: DemoRun, operator: Operator) -> None:
     """Create the run, its window as this machine needs it, and let it begin once every client has enrolled."""
-    pace = pace_of(stage.sites.rehearsals_s)
-    plan = stage.plan.at_pace(pace)
-    members = None if plan.run_file.secure is None else _pin_members(stage)
+    pace = pace_of(demo.sites.rehearsals_s)
+    plan = demo.plan.at_pace(pace)
+    members = None if plan.run_file.secure is None else _pin_members(demo)
     if members is not None:
         plan = plan.bound_to(members.list.sha256)
-    stage.board.say_stage("every client enrols with a key of its own")
+    demo.board.say_stage("every client enrols with a key of its own")
     if pace > 1:
-        stage.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
+        demo.board.tell(f"this machine is slow or busy: windows are {pace:g} times as long")
     sha256 = operator.upload_model(encode_model(build_model(plan.seed).state_dict()))
     list_text = None if members is None else members_bytes(members).decode()
     operator.create_run(RUN, run_toml(plan.run_file), sha256, list_text)
     operator.pause_run(RUN, "the clients are enrolling")
-    stage.sites.go(pace)
+    demo.sites.go(pace)
     n_clients = len(plan.clients)
-    wait_until(lambda: len(operator.clients()) == n_clients, stage.children, START_LIMIT_S, "the clients to enrol")
+    wait_until(lambda: len(operator.clients()) == n_clients, demo.children, START_LIMIT_S, "the clients to enrol")
     operator.resume_run(RUN)
 
 
-def _pin_members(stage: Stage) -> SignedMembers:
+def _pin_members(demo: DemoRun) -> SignedMembers:
     """Officers list the keys that the clinics themselves have told, and every clinic pins the list."""
-    secure = stage.plan.run_file.secure
+    secure = demo.plan.run_file.secure
     assert secure is not None, "a plain run has no list"
-    signed = agree(stage.work / "officers", stage.sites.public_keys)
-    for client in stage.plan.clients:
-        pin(signed, stage.work / "sites" / client.name, secure.minimum_work)
-    stage.board.note_members(signed.list.sha256)
+    signed = agree(demo.work / "officers", demo.sites.public_keys)
+    for client in demo.plan.clients:
+        pin(signed, demo.work / "sites" / client.name, secure.minimum_work)
+    demo.board.note_members(signed.list.sha256)
     return signed
 
 
@@ -152,22 +150,22 @@ def _is_measured(board: Board) -> bool:
     return board.baselines is not None and bool(board.baselines.alone)
 
 
-def _follow(stage: Stage, operator: Operator, coordinator: VictimCoordinator) -> None:
+def _follow(demo: DemoRun, operator: Operator, coordinator: VictimCoordinator) -> None:
     """Watch the run until it is over: score each model, and see to the killing and coming back."""
-    judge = _Judge(operator, stage.work / "model.safetensors", stage.data)
-    victim = VictimClient(stage.plan, stage.sites, stage.board)
-    with (stage.out / "rounds.jsonl").open("w") as file:
+    judge = _Judge(operator, demo.work / "model.safetensors", demo.data)
+    victim = VictimClient(demo.plan, demo.sites, demo.board)
+    with (demo.out / "rounds.jsonl").open("w") as file:
         for progress in operator.follow(RUN, PROGRESS_WAIT_S, PATIENCE_S):
-            stage.board.live = progress.live
+            demo.board.run, demo.board.live = progress.run, progress.live
             for record in progress.ended:
                 ended = DemoRound(record, judge.score(record))
                 file.write(round_line(ended) + "\n")
-                stage.board.add(ended)
+                demo.board.add(ended)
                 coordinator.check(record)
             victim.tend()
             coordinator.tend(progress)
-            stage.check()
-    stage.board.live = None
+            demo.check()
+    demo.board.live = None
     end = operator.run(RUN)
     if end.status is not RunStatus.FINISHED:
         raise DemoFailed(f"the run ended as {end.status.value}: {end.reason}")
@@ -189,18 +187,18 @@ class _Judge:
         return score(self._model, self._data.test)
 
 
-def _start_baselines(stage: Stage) -> None:
+def _start_baselines(demo: DemoRun) -> None:
     """In a process of low priority, for the rounds leave the machine idle much of the time."""
-    seed, rounds = stage.plan.seed, stage.plan.run_file.rounds.count
+    seed, rounds = demo.plan.seed, demo.plan.run_file.rounds.count
     argv = ["-m", "umbel.sim.demo.baselines", str(seed), str(rounds)]
-    stage.judges = start("the process of the baselines", argv, stage.work / "baselines.log")
-    stage.children.append(stage.judges)
-    threading.Thread(target=_hear_baselines, args=(stage, stage.judges), name="baselines", daemon=True).start()
+    demo.judges = start("the process of the baselines", argv, demo.work / "baselines.log")
+    demo.children.append(demo.judges)
+    threading.Thread(target=_hear_baselines, args=(demo, demo.judges), name="baselines", daemon=True).start()
 
 
-def _hear_baselines(stage: Stage, child: Child) -> None:
+def _hear_baselines(demo: DemoRun, child: Child) -> None:
     for line in child.stdout:
-        stage.board.baselines = _BASELINES.validate_json(line)
+        demo.board.baselines = _BASELINES.validate_json(line)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class VictimClient:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class InterruptedRound:
     """A round as it stood when the coordinator was killed. `accepted`: whose reports were in."""
 
     round: int
@@ -76,7 +76,7 @@ class VictimCoordinator:
     def __init__(self, data: Path, plan: DemoPlan, board: Board, children: list[Child], start_limit_s: float) -> None:
         self._data, self._plan, self._board, self._children = data, plan, board, children
         self._start_limit_s = start_limit_s
-        self._interrupted: Interrupted | None = None
+        self._interrupted: InterruptedRound | None = None
         self.noted_heads: list[str] = []
         self.now = self._start(0)
 
@@ -87,7 +87,7 @@ class VictimCoordinator:
         if live is None or not is_the_moment(self._plan, self._board, live):
             return
         began = time.monotonic()
-        self._interrupted = Interrupted(live.round, live.attempt, _accepted(live.clients))
+        self._interrupted = InterruptedRound(live.round, live.attempt, _accepted(live.clients))
         self.noted_heads.append(progress.run.audit_head)
         self._children.remove(self.now.child)
         self.now.child.kill()

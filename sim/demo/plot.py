@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from umbel.aggregation.run.records import Fate, RoundRecord
@@ -18,7 +17,7 @@ from umbel.sim.data.partition.partition import Indices
 from umbel.sim.demo.baselines import Baselines
 from umbel.sim.demo.board import Board, DemoRound
 from umbel.sim.demo.plan import DemoPlan
-from umbel.sim.results.plot_style import INK, dress
+from umbel.sim.results.plot_style import INK, dress, new_figure
 
 Floats = npt.NDArray[np.float64]
 _TOGETHER, _POOLED, _ALONE = "#0b7a75", "#22313f", "#e0a458"
@@ -53,9 +52,7 @@ def curves(board: Board, classes: Indices) -> Figure:
     """The picture itself."""
     plan, rounds, baselines = board.plan, board.rounds, board.baselines
     assert baselines is not None, "it is drawn at the end"
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.04)
-    figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
-    figure.suptitle(_title(plan, rounds, baselines), x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
+    figure = new_figure(12.5, 8.2, _title(plan, rounds, baselines))
     grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1), height_ratios=(1.2, 1))
     _accuracy(figure.add_subplot(grid[0, 0]), rounds, baselines)
     _split(figure.add_subplot(grid[0, 1]), plan, classes)

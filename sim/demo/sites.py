@@ -10,12 +10,12 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from safetensors.torch import save_file
 
-from umbel.sim.demo.client import SHARD_FILE, Site, SiteEvent
+from umbel.sim.demo.client import SHARD_FILE, DemoSite, SiteEvent
 from umbel.sim.demo.data import DemoData
 from umbel.sim.demo.plan import RUN, ClientPlan, DemoPlan
 from umbel.sim.processes import Child, start
 
-_SITES = TypeAdapter(list[Site])
+_SITES = TypeAdapter(list[DemoSite])
 _EVENT = TypeAdapter(SiteEvent)
 
 
@@ -54,7 +54,7 @@ class SiteProcesses:
         has_policy = self._plan.run_file.secure is not None
         for clients, child in self._current.items():
             sites = [
-                Site(c.name, str(self._folder / c.name), server_url, RUN, tokens[c.name], c.wait_s, has_policy)
+                DemoSite(c.name, str(self._folder / c.name), server_url, RUN, tokens[c.name], c.wait_s, has_policy)
                 for c in clients
             ]
             self._specs[clients] = _SITES.dump_json(sites).decode() + "\n"

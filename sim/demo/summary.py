@@ -1,6 +1,7 @@
-"""What the demo ends with: one object for programs, one table for people, one line a round in a file."""
+"""What the demo ends with: one object for programs, one table for people, and one line a round in a file."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,50 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.aggregation.phrases import agreeing, counted
+from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.sim.demo.board import Board, DemoRound, proof_lines
 from umbel.sim.demo.members import members_line
-from umbel.sim.demo.tally import tally
-from umbel.sim.demo.view import si_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Requests to train, over all attempts: `asked` = `reported` + `in_vain` + `dropped`."""
+
+    rounds: int
+    abandoned: int
+    asked: int
+    reported: int  # reports that count
+    partial: int  # of these, with fewer steps than asked
+    in_vain: int  # reports to attempts that were abandoned
+    dropped: int  # no report in time
+    lost: int  # of these, clients that fell silent
+    bytes_down: int
+    bytes_up: int
+
+
+def tally(records: Iterable[RoundRecord]) -> RequestCounts:
+    """Count attempts, committed and abandoned."""
+    every = list(records)
+    committed = [record for record in every if record.committed]
+    reports = sum(record.reported for record in every)
+    counted = sum(record.reported for record in committed)
+    return RequestCounts(
+        rounds=len(committed),
+        abandoned=len(every) - len(committed),
+        asked=sum(record.selected for record in every),
+        reported=counted,
+        partial=sum(record.partial for record in committed),
+        in_vain=reports - counted,
+        dropped=sum(record.dropped for record in every),
+        lost=sum(client.fate is Fate.LOST for record in every for client in record.clients),
+        bytes_down=sum(record.bytes_down for record in every),
+        bytes_up=sum(record.bytes_up for record in every),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSummary:
-    """Accuracies are shares of the held-out test set, 0 to 1; counts and bytes are sums over all attempts (`Tally`).
-
-    `attempts`: rounds that ended, abandoned ones included; `selected` = `reported` + `in_vain` + `dropped`. `wall_s`:
-    the whole demo, its start-up included. `chain`: how many audit bundles were verified; `replayed`: the hash that the
-    last round came to when it was made again, empty where updates were masked. `members_sha256`: of the member list
-    that every clinic has pinned and the run is bound to, empty where updates were not masked.
-    """
+    """Accuracies are shares of the held-out test set, 0 to 1. Counts and bytes are sums over all attempts."""
 
     accuracy: float
     pooled_accuracy: float
@@ -33,10 +63,10 @@ class DemoSummary:
     local_accuracy_min: float
     local_accuracy_max: float
     rounds: int
-    attempts: int
+    attempts: int  # rounds that ended, abandoned ones included
     clients: int
     client_processes: int
-    selected: int
+    selected: int  # reported + in_vain + dropped, as in `RequestCounts`
     reported: int
     partial: int
     in_vain: int
@@ -44,13 +74,13 @@ class DemoSummary:
     lost: int
     bytes_up: int
     bytes_down: int
-    wall_s: float
+    wall_s: float  # of the whole demo, its start-up included
     seed: int
     model_sha256: str
     coordinator_kills: int
-    chain: int
-    replayed: str
-    members_sha256: str
+    chain: int  # audit bundles that were verified
+    replayed: str  # the model hash of the replayed last round; empty where updates were masked
+    members_sha256: str  # of the member list that every clinic has pinned; empty where updates were not masked
 
 
 def summarize(board: Board, wall_s: float) -> DemoSummary:
@@ -146,3 +176,13 @@ def _facts(summary: DemoSummary) -> Table:
     facts.add_row("  took", f"{summary.wall_s:.0f} s")
     facts.add_row("  model", summary.model_sha256)
     return facts
+
+
+def si_bytes(n_bytes: int) -> str:
+    """Bytes for people: powers of ten, three digits."""
+    size = float(n_bytes)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

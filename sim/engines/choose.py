@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from umbel.sim.engines.device import CPU, found_device
-from umbel.sim.engines.losses import LOSSES, Loss
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.recipe import LOSSES, Loss, ModelRecipe
 from umbel.sim.engines.schedule import devices_of
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork, Engine, EngineError
@@ -33,7 +32,7 @@ def named_engine(name: str, recipe: ModelRecipe, n_workers: int | None = None, d
         case "auto":
             return AutoEngine(recipe, n_workers, device)
         case "sequential":
-            from umbel.sim.engines.local.sequential import SequentialEngine
+            from umbel.sim.engines.training import SequentialEngine
 
             return SequentialEngine(recipe, device)
         case "batched":

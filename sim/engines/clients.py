@@ -20,7 +20,7 @@ from umbel.aggregation.model.layout import Layout, published
 from umbel.client.app import Client, TrainResult
 from umbel.client.errors import TrainingFailed
 from umbel.client.rounds.work import asked_of_site, train, weight_changes
-from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 

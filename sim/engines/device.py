@@ -1,4 +1,4 @@
-"""Where engines compute: on the processor, or on a GPU, which holds the model and what a cohort's clients hold."""
+"""Where engines compute: on the CPU with one thread, or on a GPU, which holds the model and the samples of a cohort."""
 
 import re
 from collections.abc import Generator
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from umbel.aggregation.phrases import counted
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData
-from umbel.sim.data.samples import Samples
 from umbel.sim.engines.work import CohortWork, EngineError
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def moved(work: CohortWork, device: torch.device) -> CohortWork:
     """The same work with the samples of its clients, and no others, on a GPU."""
     data = work.data
     own = data.samples.take(data.rows)
-    samples = Samples(own.inputs.to(device), own.targets.to(device))
+    samples = SampleSet(own.inputs.to(device), own.targets.to(device))
     return replace(work, data=CohortData(samples, np.arange(len(data.rows)), data.starts))
 
 
@@ -67,3 +67,14 @@ def whole_float32(device: torch.device) -> Generator[None]:
     finally:
         for one, precision in zip(switches, before, strict=True):
             one.fp32_precision = precision
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Inside, torch computes on the calling thread alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

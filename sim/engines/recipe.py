@@ -1,4 +1,4 @@
-"""How a model is made, in words: so that any process, on any machine, can make it for itself."""
+"""How a model is made and its loss computed, as text, so that any process on any machine can make it for itself."""
 
 import importlib
 import json
@@ -12,6 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from umbel.sim.engines.work import EngineError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """`outputs`: logits (n, classes); `targets`: int64 (n,), classes. In nats, (n,)."""
+    return -functional.log_softmax(outputs, 1).gather(1, targets.unsqueeze(1)).squeeze(1)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of real numbers: `outputs` and `targets` of one shape (n, ...)."""
+    return functional.mse_loss(outputs, targets, reduction="none")
+
+
+LOSSES: Mapping[str, Loss] = MappingProxyType({"cross-entropy": cross_entropy, "squared-error": squared_error})
+
 
 MeanLoss = Callable[[Any, Any], Tensor]
 

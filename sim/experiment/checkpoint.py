@@ -1,20 +1,23 @@
-"""A simulated run on disk, so that killed at any instant and started again it ends in the same model.
+"""A simulated run on disk. A run that is killed at any moment and started again ends in the same model.
 
 ```
 <folder>/rounds.jsonl             a line for each ended attempt
-<folder>/checkpoint.safetensors   the model, what error feedback has left over, and where the run stands
+<folder>/checkpoint.safetensors   the model, the residuals of error feedback, and where the run stands
 ```
 
-The checkpoint says how many bytes of `rounds.jsonl` were written when it was made, and their SHA-256. What stands there
-beyond them is of rounds that will be simulated again: it is cut off.
+The checkpoint says how many bytes of `rounds.jsonl` were written when it was made, and their SHA-256. Bytes beyond that
+are of rounds that will be simulated again, so they are cut off.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.phrases import agreeing
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.round.states import Recruiting
@@ -33,16 +37,17 @@ from umbel.aggregation.run.run_end import KeptVersion
 from umbel.aggregation.types import ClientId
 from umbel.client.files import write_atomically
 from umbel.sim.experiment.inputs import Digests, changed
-from umbel.sim.federation.memory import Memory
+from umbel.sim.federation.federation import Federation
+from umbel.sim.federation.rows import Row, row_of
 from umbel.sim.federation.standing import Standing
-from umbel.sim.federation.versions import Bytes, ModelState
+from umbel.sim.federation.versions import FileDigest, Memory, ModelState
 
 ROWS_FILE, CHECKPOINT_FILE = "rounds.jsonl", "checkpoint.safetensors"
 _VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RowsWritten:
     """What stands in `rounds.jsonl`: so many bytes, with this SHA-256."""
 
     n_bytes: int
@@ -50,11 +55,11 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Stored:
     """What of `Standing` is not the file's, with what goes with it. `inputs`: what the run is made of (`inputs.py`)."""
 
     version: int
-    rows: Written
+    rows: RowsWritten
     wall_s: float
     engine: str
     model: ModelRef
@@ -65,27 +70,27 @@ class _Kept:
     observations: tuple[Observation, ...]
     history: tuple[KeptVersion, ...]
     update_bytes: int | None
-    change: Bytes | None
+    change: FileDigest | None
     has: dict[ClientId, int]
     changes: tuple[int, ...]
     inputs: dict[str, str]
 
 
-_KEPT = TypeAdapter(_Kept)
+_KEPT = TypeAdapter(_Stored)
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be gone on from: one sentence that says what to do."""
+    """A run cannot be resumed from its checkpoint: one sentence that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumedRun:
     """`wall_s`: seconds that the run has taken so far, over all processes; `engine`: the last that did its work."""
 
     standing: Standing
     model: ModelState
     memory: Memory
-    rows: Written
+    rows: RowsWritten
     wall_s: float
     engine: str
 
@@ -95,13 +100,13 @@ def write_checkpoint(
     standing: Standing,
     model: ModelState,
     memory: Memory,
-    rows: Written,
+    rows: RowsWritten,
     wall_s: float,
     engine: str,
     inputs: Digests,
 ) -> None:
     """Replace the checkpoint, durably. Raises `OSError`."""
-    kept = _Kept(
+    kept = _Stored(
         _VERSION,
         rows,
         wall_s,
@@ -128,7 +133,7 @@ def write_checkpoint(
     write_atomically(folder / CHECKPOINT_FILE, save(contiguous, {"umbel": text, "sha256": _digest(text, contiguous)}))
 
 
-def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Digests) -> Resumed | None:
+def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Digests) -> ResumedRun | None:
     """Where the run stands, None before its first checkpoint. `first`: its first model; `inputs`: what it is made of
     now.
 
@@ -138,33 +143,35 @@ def read_checkpoint(folder: Path, file: RunFile, first: ModelState, inputs: Dige
     if not path.exists():
         return None
     if not path.is_file():
-        raise CheckpointError(f"{path} is no file; remove its folder to begin anew")
+        raise CheckpointError(f"{path} is no file; remove its folder to start again")
     try:
         with safe_open(path, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
             metadata: Mapping[str, str] = opened.metadata() or {}
         if json.loads(metadata["umbel"])["version"] != _VERSION:
-            raise CheckpointError(f"{path} is of another version of umbel; remove its folder to begin anew")
+            raise CheckpointError(f"{path} is of another version of umbel; remove its folder to start again")
         kept = _KEPT.validate_json(metadata["umbel"])
         if metadata["sha256"] != _digest(metadata["umbel"], tensors):
-            raise ValueError("it is not as it was written")
+            raise ValueError("it was changed")
         if unlike := changed(kept.inputs, inputs):
             are = agreeing(len(unlike), "is", "are")
             raise CheckpointError(
-                f"{' and '.join(unlike)} {are} not as when {folder} was begun (SHA-256), so what came of both would "
-                "be of neither; put it back as it was, or choose another folder (--out)"
+                f"{' and '.join(unlike)} {are} not as when {folder} was begun (SHA-256), so the run cannot be resumed "
+                "with the same result; restore it, or choose another folder (--out)"
             )
         return _resumed(kept, tensors, file, first)
     except (SafetensorError, ValidationError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}); remove its folder to begin anew") from error
+        raise CheckpointError(
+            f"{path} is damaged ({type(error).__name__}); remove its folder to start again"
+        ) from error
 
 
-def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> Resumed:
+def _resumed(kept: _Stored, tensors: Mapping[str, Tensor], file: RunFile, first: ModelState) -> ResumedRun:
     master = _under("master/", tensors)
     published = _under("published/", tensors)
     layout = first.layout
     layout.require(published, "the checkpoint")
-    named = Bytes(kept.model.sha256, kept.model.size_bytes)
+    named = FileDigest(kept.model.sha256, kept.model.size_bytes)
     left = dict[ClientId, dict[str, Any]]()
     for name, value in _under("left/", tensors).items():
         client, _, what = name.partition("/")
@@ -183,7 +190,7 @@ def _resumed(kept: _Kept, tensors: Mapping[str, Tensor], file: RunFile, first: M
         kept.update_bytes,
     )
     model = ModelState(layout, master, published, named, kept.change)
-    return Resumed(standing, model, memory, kept.rows, kept.wall_s, kept.engine)
+    return ResumedRun(standing, model, memory, kept.rows, kept.wall_s, kept.engine)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -198,3 +205,87 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+MODEL_FILE = "model.safetensors"
+_CHECKPOINT_SHARE = 20  # checkpoints take at most one part in N of the time
+
+
+@dataclass(slots=True)
+class Kept:
+    """`rows`: all so far. `engine`: which did the work before; `file`: rounds.jsonl, at its end, None where nothing is
+    kept; `written`: the SHA-256 of what stands in it.
+    """
+
+    folder: Path | None
+    inputs: Digests
+    rows: list[Row] = field(default_factory=list[Row])
+    engine: str = ""
+    file: BinaryIO | None = None
+    written: Any = field(default_factory=hashlib.sha256)
+    saved_at: float = field(default_factory=time.perf_counter)
+    saving_s: float = 0.0
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        if self.file is not None:
+            line = json.dumps(asdict(row)).encode() + b"\n"
+            self.file.write(line)
+            self.written.update(line)
+
+    def save(self, federation: Federation, wall_s: float, *, is_last: bool = False) -> None:
+        """Write a checkpoint if one is due."""
+        now = time.perf_counter()
+        if self.folder is None or self.file is None:
+            return
+        if not is_last and now - self.saved_at < _CHECKPOINT_SHARE * self.saving_s:
+            return
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        rows = RowsWritten(self.file.tell(), self.written.hexdigest())
+        standing, model, memory = federation.standing, federation.model, federation.memory
+        write_checkpoint(self.folder, standing, model, memory, rows, wall_s, self.engine_of(federation), self.inputs)
+        self.saved_at = time.perf_counter()
+        self.saving_s = self.saved_at - now
+
+    def save_model(self, model: ModelState) -> None:
+        """The last one, as a coordinator would publish it: a safetensors file with the SHA-256 of the last row."""
+        if self.folder is not None:
+            body = encode_model(model.layout.full_state(model.published))
+            write_atomically(self.folder / MODEL_FILE, body)
+
+    def engine_of(self, federation: Federation) -> str:
+        """The name of the last engine that did the run's work; "auto" has none of its own before there is any."""
+        name = federation.world.engine.name
+        return self.engine if name == "auto" and self.engine else name
+
+
+@contextlib.contextmanager
+def keeping(folder: Path | None, inputs: Digests, resumed: ResumedRun | None) -> Generator[Kept]:
+    """What a run writes, or goes on to write. Raises `CheckpointError` where its rows are not those of `resumed`."""
+    if folder is None:
+        yield Kept(None, inputs)
+        return
+    path = folder / ROWS_FILE
+    if resumed is None:
+        with path.open("wb") as file:
+            yield Kept(folder, inputs, file=file)
+        return
+    text = _text_before(path, resumed.rows)
+    rows = [row_of(json.loads(line)) for line in text.splitlines()]
+    with path.open("ab") as file:
+        yield Kept(folder, inputs, rows, resumed.engine, file, hashlib.sha256(text))
+
+
+def _text_before(path: Path, written: RowsWritten) -> bytes:
+    """What stands there before the checkpoint; what comes after is cut off. Raises `CheckpointError`."""
+    damaged = f"{path} is damaged or missing; remove its folder to start this run again"
+    try:
+        with path.open("r+b") as file:
+            text = file.read(written.n_bytes)
+            if hashlib.sha256(text).hexdigest() != written.sha256:
+                raise CheckpointError(damaged)
+            file.truncate(written.n_bytes)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise CheckpointError(damaged) from error
+    return text

@@ -2,38 +2,38 @@
 
 ```toml
 name = "digits"
-seeds = [0, 1, 2]              # each is a run of its own: data, split, devices and cohorts drawn anew; [0] if left out
-target_accuracy = 0.9          # how soon a run reaches it is told
+seeds = [0, 1, 2]              # one run for each: data, split, devices and cohorts are drawn anew; default [0]
+target_accuracy = 0.9          # the summary says how soon a run reaches it
 
 [data]                         # sim/data/section.py
 name = "digits"
 
-[partition]                    # sim/data/partition/section.py; "natural" where the data say whose they are
+[partition]                    # sim/data/partition/section.py; "natural": by the data's own holders
 scheme = "dirichlet"
 clients = 100
 alpha = 0.3
 
-[model]                        # sim/models.py; an MLP if left out
+[model]                        # sim/models.py; default: an MLP
 name = "mlp"
 hidden = [64]
 
-[fleet]                        # sim/fleet/section.py; quick and faithful devices if left out
+[fleet]                        # sim/fleet/section.py; default: fast devices that are never lost
 
 [local]                        # the clients' own SGD
 momentum = 0.0
 weight_decay = 0.0
-clip_norm = 1.0                # of each step's gradient; not clipped if left out
+clip_norm = 1.0                # of each step's gradient; default: not clipped
 
 [engine]
 name = "auto"                  # "sequential", "batched", "threads", "processes", "ray"
-workers = 2                    # of the last three; by default, the cores
-score_every = 1                # rounds between two measurements on the test set
-masks = false                  # whether clients of secure rounds make keys and masks; the sum is the same
+workers = 2                    # of the last three engines; default: one for each core
+score_every = 1                # measure the model on the test set after every N rounds
+masks = false                  # whether clients of secure rounds make keys and masks; the sum is the same either way
 
-[sweep]                        # every combination of these is simulated
+[sweep]                        # simulates every combination of these
 "training.proximal_mu" = [0, 0.1, 1.0]
 
-[[sweep.work]]                 # what goes together has a label, and the keys and values of its own
+[[sweep.work]]                 # settings that go together have a label
 label = "part of it counts"
 "rounds.window_s" = 60.0
 
@@ -75,11 +75,9 @@ from umbel.sim.models import ModelSection
 
 ENGINES = ("auto", "sequential", "batched", "threads", "processes", "ray")
 EngineName = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
-ATTEMPTS_MAX = (
-    200  # at one round, where the file has no bound: virtual time is never short, and some rounds have no hope
-)
+ATTEMPTS_MAX = 200  # for a round, if the file has no limit: virtual time is free, and some rounds can never succeed
 SEEDS_MAX, POINTS_MAX = 1000, 10_000
-_NAME_BYTES_MAX = 200  # of what most file systems let a name have, 255, the seed and more take some
+_NAME_BYTES_MAX = 200  # most file systems allow 255 bytes, and the seed takes some
 BYTES_MAX = 1 << 22
 
 
@@ -105,19 +103,13 @@ class LocalSection:
 
 @dataclass(frozen=True, slots=True)
 class EngineSection:
-    """How the clients' work is done here. Which engine does it changes weights by rounding alone.
-
-    `device`: where clients train and models are measured: "cpu", "cuda" (the first GPU; workers take all in turn), or
-    one GPU of several, "cuda:1". `masks`: with [secure_aggregation], whether every client makes its keys, shares and
-    masks, and the sum is unmasked with what is revealed, or all that is left out. Records and models are the same; it
-    takes time.
-    """
+    """How the clients' work is done. Engines differ in the weights by rounding alone."""
 
     name: EngineName = "auto"
     workers: int | None = None
-    device: str = "cpu"
+    device: str = "cpu"  # "cpu", "cuda" (the first GPU; workers share all GPUs), or one of several, "cuda:1"
     score_every: int = 1
-    masks: bool = False
+    masks: bool = False  # make real keys, shares and masks in secure rounds: slower, and the same records and models
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
@@ -128,7 +120,7 @@ class EngineSection:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialSpec:
     """One run to simulate: the file with one value of each that is swept, and one seed.
 
     `point`: the swept keys and their values here, of what goes together its label; `run`: as a coordinator would be
@@ -178,7 +170,7 @@ class Experiment:
     """
 
     name: str
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialSpec, ...]
     target_accuracy: float | None
     text: str = field(repr=False)
     folder: Path = field(default_factory=Path)
@@ -187,7 +179,7 @@ class Experiment:
 def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> Experiment:
     """The experiment of a file. Raises `OSError`, or `ValueError` with a sentence that names the file and the key.
 
-    `changes`: values in the place of the file's, by dotted key.
+    `changes`: values that replace the file's, by dotted key.
     """
     try:
         data = read_bytes(path, BYTES_MAX)
@@ -207,7 +199,7 @@ def read_experiment(path: Path, changes: Mapping[str, object] | None = None) -> 
 def experiment_of(
     table: Mapping[str, Any], changes: Mapping[str, object] | None = None, folder: Path | None = None
 ) -> Experiment:
-    """The experiment that a table, as of a TOML file, describes. Raises `ValueError`."""
+    """The experiment that a table, like that of a TOML file, describes. Raises `ValueError`."""
     whole = _plain(table)
     for key, value in (changes or {}).items():
         _put(whole, key, _plain(value, key))
@@ -250,13 +242,13 @@ class _Top:
         settings_of = [{key for one in values for key in settings(name, one)} for name, values in self.sweep.items()]
         for i, keys in enumerate(settings_of):
             if both := sorted(keys & set[str]().union(*settings_of[:i])):
-                raise ValueError(f"sweep: {both[0]} is set in two places, of which one would not count")
+                raise ValueError(f"sweep: {both[0]} is set in two places, and only one would count")
         n_points = math.prod(len(values) for values in self.sweep.values())
         require_within(n_points * len(self.seeds), "the number of runs of the sweep", 1, POINTS_MAX)
 
     @property
     def swept(self) -> set[str]:
-        """Every key that the sweep sets somewhere."""
+        """Every key that the sweep sets."""
         return {key for name, values in self.sweep.items() for one in values for key in settings(name, one)}
 
 
@@ -283,7 +275,7 @@ _WORLD_KEYS = ("data", "model", "partition", "fleet", "local", "engine")
 _TOP, _WORLD, _RUN = TypeAdapter(_Top), TypeAdapter(_Worlds), TypeAdapter(RunFile)
 
 
-def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Trial:
+def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> TrialSpec:
     point = {name: value[LABEL] if goes_together(value) else value for name, value in chosen.items()}
     whole = json.loads(json.dumps(table))
     if "seed" in whole:
@@ -301,7 +293,7 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
         raise ValueError(f"{findings(error)}{at}") from error
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
-    return Trial(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
+    return TrialSpec(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)
 
 
 def _plain(value: Any, key: str = "") -> Any:

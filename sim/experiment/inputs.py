@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.experiment.file import Trial
+from umbel.sim.experiment.file import TrialSpec
 
 Digests = Mapping[str, str]
 
 
-def digests_of(trial: Trial, data: DataSet | None, folder: Path, data_folder: Path | None) -> dict[str, str]:
+def digests_of(trial: TrialSpec, data: DataSet | None, folder: Path, data_folder: Path | None) -> dict[str, str]:
     """By what each is called in a sentence. `folder`, `data_folder`: as `make_world` has them, which has read them all.
 
     Of one's own modules the file that is named, not what it imports; of data, what was read, however they were written.

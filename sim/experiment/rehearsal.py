@@ -15,11 +15,10 @@ from torch import nn
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.client.training.probe import memory_free_bytes
-from umbel.sim.data.data_set import DataSet
+from umbel.sim.data.data_set import DataSet, SampleSet
 from umbel.sim.data.load import load
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.population import Population
-from umbel.sim.data.samples import Samples
 from umbel.sim.data.section import DataSection
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 from umbel.sim.engines.choose import stacked_engine
@@ -29,9 +28,9 @@ from umbel.sim.engines.schedule import n_cores
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.ray_engine import RAY_MISSING
 from umbel.sim.engines.workers.threads import require_no_draws
-from umbel.sim.experiment.file import EngineSection, Trial
+from umbel.sim.experiment.file import EngineSection, TrialSpec
 from umbel.sim.experiment.world import deal, recipe_of
-from umbel.sim.federation.possible import SimulationError, require_possible
+from umbel.sim.federation.standing import SimulationError, require_possible
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelError, ModelSection, build
@@ -41,7 +40,7 @@ _SHOWN = 2
 _WORKERS_A_CORE = 8
 
 
-def rehearse(trials: Sequence[Trial], folder: Path, data_folder: Path | None) -> None:
+def rehearse(trials: Sequence[TrialSpec], folder: Path, data_folder: Path | None) -> None:
     """Raise what the first run of each point would raise, with the point's name; `folder`, `data_folder`: as
     `make_world` has them.
     """
@@ -75,7 +74,7 @@ class _Checks:
         self._layout = lru_cache(None)(self._checked_model)
         self._fleet = lru_cache(None)(self._built)
 
-    def check(self, trial: Trial) -> None:
+    def check(self, trial: TrialSpec) -> None:
         if trial.engine.name == "ray" and find_spec("ray") is None:
             raise EngineError(RAY_MISSING)
         if trial.engine.name != "ray":  # which asks other machines for it
@@ -108,7 +107,7 @@ class _Checks:
         recipe = recipe_of(model, loaded, seed)
         made = recipe.make()
         _require_room(made)
-        shown = Samples(loaded.test.inputs[:_SHOWN], loaded.test.targets[:_SHOWN])
+        shown = SampleSet(loaded.test.inputs[:_SHOWN], loaded.test.targets[:_SHOWN])
         if not any(one.requires_grad for one in made.parameters()):
             raise ModelError(f"model {model.name} has no parameter to train: give it one, or set requires_grad")
         _require_answers(made, model.name, shown, loaded.n_classes, loaded.name)
@@ -119,7 +118,7 @@ class _Checks:
         return Layout.of_state(made.state_dict())
 
 
-def _require_stackable(recipe: ModelRecipe, shown: Samples) -> None:
+def _require_stackable(recipe: ModelRecipe, shown: SampleSet) -> None:
     try:
         stacked_engine(recipe).try_out(shown)
     except EngineError as error:
@@ -146,7 +145,7 @@ def _require_room(model: nn.Module) -> None:
         )
 
 
-def _require_answers(model: nn.Module, name: str, shown: Samples, n_classes: int, data: str) -> None:
+def _require_answers(model: nn.Module, name: str, shown: SampleSet, n_classes: int, data: str) -> None:
     """Raise `ModelError` unless it has an answer of the right shape for two samples."""
     shape = tuple(shown.inputs.shape[1:])
     model.eval()

@@ -1,21 +1,53 @@
-"""One simulated run from its beginning, or from where it was broken off, to its end: row after row."""
+"""One simulated run from its start, or from its checkpoint, to its end: row after row."""
 
+import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from umbel.aggregation.messages import RunStatus
-from umbel.sim.experiment.checkpoint import read_checkpoint
-from umbel.sim.experiment.file import Trial
-from umbel.sim.experiment.garbage import seldom_collected
+from umbel.sim.data.data_set import DataSet
+from umbel.sim.experiment.checkpoint import keeping, read_checkpoint
+from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.inputs import digests_of
-from umbel.sim.experiment.kept import keeping
-from umbel.sim.experiment.world import Made, make_world
-from umbel.sim.federation.federation import Attempt, Federation
+from umbel.sim.experiment.world import TrialWorld, make_world
+from umbel.sim.federation.federation import Federation, SimulatedAttempt
+from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.standing import beginning
-from umbel.sim.results.groups import scores_by_group
+from umbel.sim.federation.versions import ModelState
+
+_NEW_OBJECTS = 200_000  # until it looks: some tens of megabytes, if all of them were garbage
+
+
+@contextmanager
+def seldom_collected() -> Generator[None]:
+    """Inside, what lives already is left out, and what is new is looked through seldom."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+GROUPS_MAX = 32  # of more, nobody reads a table
+
+
+def scores_by_group(meter: Meter, model: ModelState, data: DataSet | None) -> dict[str, Mapping[str, float]]:
+    """By name, the means over what each holder holds back, whether it takes part in the run or not.
+
+    Nothing for data that are nobody's by nature, of which nothing is held back, or that more than `GROUPS_MAX` hold.
+    """
+    if data is None or data.natural is None or len(data.natural.names) > GROUPS_MAX:
+        return {}
+    meter.load(model.layout.full_state(model.published))
+    held = zip(data.natural.names, data.natural.holdouts, strict=True)
+    return {name: meter.of(data.samples.take(rows)) for name, rows in held if len(rows)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +57,7 @@ class TrialResult:
     (`scores_by_group`).
     """
 
-    trial: Trial
+    trial: TrialSpec
     rows: tuple[Row, ...]
     status: RunStatus
     reason: str
@@ -47,12 +79,12 @@ class TrialResult:
 
 
 def run_trial(
-    trial: Trial,
+    trial: TrialSpec,
     folder: Path | None,
     base: Path,
     data: Path | None,
     tell: Callable[[Row], None] = lambda row: None,
-    made: Callable[[Made], None] = lambda made: None,
+    made: Callable[[TrialWorld], None] = lambda made: None,
 ) -> TrialResult:
     """Simulate one run to its end. `folder`: where it is kept, made if missing; what is kept there is gone on from.
 
@@ -98,23 +130,36 @@ def run_trial(
         world.world.engine.close()
 
 
-def _rows(federation: Federation, trial: Trial, began: float) -> Iterator[Row]:
+def _rows(federation: Federation, trial: TrialSpec, began: float) -> Iterator[Row]:
     last = began
     for attempt in federation.attempts():
         scores = _scores(federation, attempt) if _is_scored(attempt, trial) else None
         now = time.perf_counter()
-        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.toil)
+        yield Row.of(attempt.record, scores, now - last, attempt.standing.now, attempt.device_time)
         last = now
 
 
-def _is_scored(attempt: Attempt, trial: Trial) -> bool:
+def _is_scored(attempt: SimulatedAttempt, trial: TrialSpec) -> bool:
     record = attempt.record
     if not (record.committed and record.task.makes_model):
         return False
     return record.round % trial.engine.score_every == 0 or attempt.standing.status.is_over
 
 
-def _scores(federation: Federation, attempt: Attempt) -> dict[str, float]:
+def _scores(federation: Federation, attempt: SimulatedAttempt) -> dict[str, float]:
     meter = federation.world.meter
     meter.load(attempt.model.layout.full_state(attempt.model.published))
     return meter.of(federation.world.population.test)
+
+
+class Watcher:
+    """Hears how an experiment goes; this one says nothing."""
+
+    def begins(self, trial: TrialSpec) -> None:
+        """A run begins or resumes."""
+
+    def row(self, trial: TrialSpec, row: Row) -> None:
+        """An attempt has ended."""
+
+    def ends(self, result: TrialResult) -> None:
+        """A run is over."""

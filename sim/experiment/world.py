@@ -9,16 +9,15 @@ import numpy as np
 from torch import nn
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.data_set import DataSet, Described, Task
+from umbel.sim.data.data_set import DataSet, Described, LearningTask
 from umbel.sim.data.load import load
 from umbel.sim.data.partition.partition import Partition
 from umbel.sim.data.partition.section import PartitionSection, features, split
 from umbel.sim.data.population import Population, ShardedPopulation
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.device import found_device
-from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.experiment.file import Trial
+from umbel.sim.engines.recipe import LOSSES, ModelRecipe
+from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.federation.federation import World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.versions import ModelState
@@ -29,7 +28,7 @@ _LOSS = "cross-entropy"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TrialWorld:
     """A trial's world, and the model that its run begins with. `partition`: how its data were dealt out, if they were;
     `data`: before that.
     """
@@ -40,7 +39,7 @@ class Made:
     partition: Partition | None = None
 
 
-def make_world(trial: Trial, folder: Path, data_folder: Path | None) -> Made:
+def make_world(trial: TrialSpec, folder: Path, data_folder: Path | None) -> TrialWorld:
     """Make it all. `folder`: to which paths in the file are relative; `data_folder`: `--data`.
 
     Raises `ValueError`, `OSError` or `EngineError`, with a sentence that says what to do.
@@ -61,7 +60,7 @@ def make_world(trial: Trial, folder: Path, data_folder: Path | None) -> Made:
     device = found_device("cpu" if trial.engine.name == "ray" else trial.engine.device)  # of "ray" others have it
     meter = Meter(recipe.make().to(device), LOSSES[_LOSS], accuracy=True, device=device)
     world = World(population, fleet, engine, meter, trial.local.optimizer, trial.engine.masks)
-    return Made(world, ModelState.first(model.state_dict()), data, partition)
+    return TrialWorld(world, ModelState.first(model.state_dict()), data, partition)
 
 
 def deal(data: DataSet, section: PartitionSection, seed: int) -> tuple[ShardedPopulation, Partition]:
@@ -101,7 +100,7 @@ class _Told:
     """What a model must know of data, as it was told to another process."""
 
     name: str
-    task: Task
+    task: LearningTask
     n_classes: int
     input_shape: tuple[int, ...]
 
@@ -109,5 +108,5 @@ class _Told:
 def made_model(section: Mapping[str, Any], data: Mapping[str, Any], seed: int) -> nn.Module:
     """What `recipe_of` asks for."""
     hidden = None if section["hidden"] is None else tuple(section["hidden"])
-    told = _Told(data["name"], Task(data["task"]), data["n_classes"], tuple(data["input_shape"]))
+    told = _Told(data["name"], LearningTask(data["task"]), data["n_classes"], tuple(data["input_shape"]))
     return build(ModelSection(section["name"], hidden), told, seed)

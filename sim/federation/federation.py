@@ -1,13 +1,13 @@
-"""A simulated run, round after round: the coordinator's own machine and endings, in virtual time.
+"""A simulated run, round after round: the coordinator's own state machine and endings, in virtual time.
 
 ```
-   +--> who waits (fleet) -> recruit -> what becomes of each (fleet) -> the window -> who counts trains (engine)
-   |                                                                                          |
-   +------- the next attempt, round or evaluation (aggregation/run/endings.py) <--- write, read, sum, step (codec)
+   +--> clients that wait (fleet) -> recruit -> what becomes of each (fleet) -> window -> accepted ones train (engine)
+   |                                                                                                      |
+   +------- the next attempt, round or evaluation (aggregation/run/endings.py) <--- write, read, sum, step (uplink)
 ```
 
-What is of the coordinator here is `umbel.aggregation`: `advance`, `choose`, the codecs and their sum, `finished` and
-`abandoned`. What is of the simulation: when what happens, and how the clients' work is done.
+The coordinator's decisions are made by `umbel.aggregation`: `advance`, `choose`, the codecs and their sum, `finished`
+and `abandoned`. The simulation adds when events happen, and how the clients' work is done.
 """
 
 import math
@@ -27,79 +27,70 @@ from umbel.aggregation.round.machine import advance, next_deadline
 from umbel.aggregation.round.states import Abandoned, Closing, Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.endings import EvaluationClosed, Known, abandoned, finished
-from umbel.aggregation.run.ledger import client_records
-from umbel.aggregation.run.records import ClientRecord, RoundRecord
+from umbel.aggregation.run.ledger import Book, client_records
+from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.run_end import RoundEnd
 from umbel.aggregation.run.tuning import TuningFacts
+from umbel.aggregation.run.verdicts import CanaryClosed
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
 from umbel.aggregation.types import ClientId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
-from umbel.sim.engines.local.resident import start_vector
+from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
-from umbel.sim.federation.canary_uplink import CanaryUplink, probe_of
-from umbel.sim.federation.local_work import Meter, as_taught, client_seeds, steps_asked
-from umbel.sim.federation.masked_uplink import MaskedUplink
-from umbel.sim.federation.memory import Memory
-from umbel.sim.federation.possible import SimulationError, require_possible
-from umbel.sim.federation.reports import Reports
-from umbel.sim.federation.secure_window import SecureWindow, seed_of, without_enough_work
-from umbel.sim.federation.standing import Standing
-from umbel.sim.federation.uplink import Uplink
-from umbel.sim.federation.versions import ModelState, Summed
-from umbel.sim.federation.window import Cohort, Toil, book_of, play, toil_of
+from umbel.sim.federation.local_work import Meter, Reports, as_taught, client_seeds, steps_asked
+from umbel.sim.federation.secure_window import SecurePlayed, SecureWindow, seed_of, without_enough_work
+from umbel.sim.federation.standing import SimulationError, Standing, require_possible
+from umbel.sim.federation.uplink import CanaryUplink, MaskedUplink, PlainUplink, Uplink, probe_of
+from umbel.sim.federation.versions import Memory, ModelState, SummedModel
+from umbel.sim.federation.window import Cohort, DeviceTime, Played, Window
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Fault
 from umbel.sim.fleet.fleet import Devices
 from umbel.sim.secure.exchange import seeded_bytes
 
-_LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # in virtual time, where too few devices wait: ever more seldom
+_LOOK_AGAIN_S, _LOOK_AGAIN_S_MAX = 10.0, 3600.0  # virtual pauses between two looks when too few devices wait
 _NOBODY_COMES_S = 30 * 86_400.0
 _EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a run meets: the clients with their data, their devices, and the machine that does their work here.
-
-    `masks`: whether the clients of a secure round make keys and masks, which their sum does not hang on.
-    """
+    """What a run meets: clients with their data, their devices, and the engine that does their work."""
 
     population: Population
     fleet: Devices
     engine: Engine
     meter: Meter
     optimizer: LocalOptimizer = field(default_factory=LocalOptimizer)
-    masks: bool = False
+    masks: bool = False  # whether clients of a secure round make keys and masks; their sum does not depend on it
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """An ended attempt. `record`: as a coordinator would tell it, times in virtual seconds; `toil`: what it cost the
-    devices, which a coordinator does not know.
-    """
+class SimulatedAttempt:
+    """An attempt that has ended, and the run after it."""
 
-    record: RoundRecord
+    record: RoundRecord  # as a coordinator would have it, times in virtual seconds
     standing: Standing
     model: ModelState
-    toil: Toil
+    device_time: DeviceTime  # which a coordinator does not know
 
 
 class _NobodyComes(Exception):
-    """A round does not begin, however long one waits."""
+    """A round cannot begin, because too few devices ever wait."""
 
 
 class Federation:
-    """One run in one world. The same file, world and beginning give the same records and the same models."""
+    """One run in one world. Equal files, worlds and starts give equal records and models."""
 
     def __init__(self, world: World, standing: Standing, model: ModelState, memory: Memory | None = None) -> None:
         self.world, self.standing, self.model = world, standing, model
         self.memory = Memory() if memory is None else memory
         require_possible(standing.file, model.layout, world.population)
 
-    def attempts(self) -> Iterator[Attempt]:
-        """Every attempt until the run is over. It fails where nobody ever comes."""
+    def attempts(self) -> Iterator[SimulatedAttempt]:
+        """Every attempt until the run is over. The run fails if a round cannot begin."""
         while not (self.standing.status.is_over or self.standing.status is RunStatus.PAUSED):
             try:
                 attempt = self._attempt()
@@ -110,16 +101,17 @@ class Federation:
 
     # --- one attempt --------------------------------------------------------------------------------------------------
 
-    def _attempt(self) -> Attempt:
+    def _attempt(self) -> SimulatedAttempt:
         opened = self._recruit(self.standing.state)
         if isinstance(opened, Abandoned):
-            return self._end(abandoned(self.standing, opened, self._known(opened, (), opened.opened_at)))
+            known = Known((), opened.opened_at, opened.closed_at, self.standing.history, self._evidence())
+            return self._end(abandoned(self.standing, opened, known))
         if opened.plan.task.sends_updates:
             return self._train(opened)
         return self._evaluate(opened)
 
     def _recruit(self, state: Recruiting) -> Training | Abandoned:
-        """Until a cohort is drawn: time goes on to the next moment at which that may be."""
+        """Advance time until a cohort is drawn."""
         now, began = max(self.standing.now, state.since, state.not_before), state.since
         pause_s = _LOOK_AGAIN_S
         is_secure = state.plan.secure is not None
@@ -136,7 +128,7 @@ class Federation:
             if now > began + _NOBODY_COMES_S:
                 raise _NobodyComes(
                     f"round {state.plan.number} does not begin: for {_NOBODY_COMES_S / 86_400:.0f} days {state.why}; "
-                    "simulate more clients, let more of them be there ([fleet]), or ask for fewer"
+                    "simulate more clients, let more of them be present ([fleet]), or ask for fewer"
                 )
 
     def _candidates(self, plan: RoundPlan, now: float) -> tuple[Candidate, ...]:
@@ -147,80 +139,83 @@ class Federation:
             Candidate(client_name(number), size) for number, size in zip(waiting.tolist(), sizes.tolist(), strict=True)
         )
 
-    def _train(self, opened: Training) -> Attempt:
-        """A round of training, or a canary. Whose report counts is played first; those train; and where that shows that
-        one of them will not send its work, it is played again without it.
-        """
-        plan, ranks = opened.plan, ranks_of(opened.cohort)
-        if plan.secure is not None:
-            return self._train_masked(opened, MaskedUplink(plan, self.model.layout, ranks, keeps=self.world.masks))
-        uplink = (
-            CanaryUplink(plan, self.model.layout, ranks)
-            if plan.task.tries_clients
-            else Uplink(plan, self.model.layout, ranks, self.standing.model.version, self.memory)
-        )
-        (cohort, reports), trained = self._cohort(opened, uplink.update_bytes), set[ClientId]()
+    def _train(self, opened: Training) -> SimulatedAttempt:
+        """A round of training, plain or secure, or a canary."""
+        plan, uplink = opened.plan, self._uplink(opened)
+        cohort, reports = self._cohort(opened, uplink.update_bytes)
         declines = self._unreadable(cohort)
-        while True:
-            ended = play(opened, cohort, declines)
-            new = [i for i, name in enumerate(cohort.names) if name in ended.accepted and name not in trained]
-            if not new or isinstance(ended, Abandoned):
-                break
-            self._do(uplink, cohort, reports, ended, np.array(new))
-            trained.update(cohort.names[i] for i in new)
-            if not uplink.refused.keys() - declines.keys():
-                break
-            declines |= uplink.refused
-        book = book_of(ended, cohort, uplink.sizes, declines)
-        known = self._known(ended, client_records(ended, book), book.opened_at)
-        toil = toil_of(ended, cohort)
-        if isinstance(ended, Abandoned):
-            return self._end(abandoned(self.standing, ended, known), toil=toil)
-        if isinstance(uplink, CanaryUplink):
-            trial = uplink.trial({name: reports.works[ranks[name]] for name in ended.accepted})
-            return self._end(finished(self.standing, ended, trial, known), toil=toil)
+        if isinstance(uplink, MaskedUplink):
+            window: Window | SecureWindow = SecureWindow(opened, cohort, uplink.composition)
+            declines |= without_enough_work(plan, cohort)
+        else:
+            window = Window(opened, cohort)
+        played = self._played(window, uplink, reports, declines)
+        upshot = None
+        if isinstance(played.ended, Closing):
+            try:
+                upshot = self._upshot(played.ended, uplink, reports, played)
+            except TotalsRefused as error:
+                assert isinstance(played, SecurePlayed), "only a masked sum is refused"
+                played = played.spoiled(str(error))
+        known = self._known(played, played.book(uplink.sizes, declines))
+        if isinstance(played.ended, Abandoned):
+            return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
+        assert upshot is not None, "a closed round has a sum, or has tried its clients"
+        end = finished(self.standing, played.ended, upshot, known)
+        if isinstance(upshot, CanaryClosed):
+            return self._end(end, device_time=played.device_time)
+        if isinstance(uplink, PlainUplink):
+            self.memory.left = uplink.left
+        self.memory.note(upshot.state)
         mean_bytes = sum(uplink.sizes.values()) // max(1, len(uplink.sizes))
-        model = self._next_model(ended, uplink)
-        self.memory.left = uplink.left
-        self.memory.note(model.state)
-        return self._end(finished(self.standing, ended, model, known), model.state, mean_bytes, toil)
+        return self._end(end, upshot.state, mean_bytes, played.device_time)
 
-    def _train_masked(self, opened: Training, uplink: MaskedUplink) -> Attempt:
-        """The same under masks, until the sum is open. Who is in a sum that is not opened trains, too: it might have
-        nothing to send.
+    def _uplink(self, opened: Training) -> PlainUplink | MaskedUplink | CanaryUplink:
+        plan, layout, ranks = opened.plan, self.model.layout, ranks_of(opened.cohort)
+        if plan.secure is not None:
+            return MaskedUplink(plan, layout, ranks, keeps=self.world.masks)
+        if plan.task.tries_clients:
+            return CanaryUplink(plan, layout, ranks)
+        return PlainUplink(plan, layout, ranks, self.standing.model.version, self.memory)
+
+    def _played(
+        self, window: Window | SecureWindow, uplink: Uplink, reports: Reports, declines: dict[ClientId, str]
+    ) -> Played | SecurePlayed:
+        """Play the window, have the accepted clients train, and play it again without clients whose update is refused,
+        until all that are accepted have sent their work. Adds the refused ones to `declines`.
+
+        Of an abandoned attempt nobody trains, unless its sum is masked: a client of it might have nothing to send.
         """
-        (cohort, reports), trained = self._cohort(opened, uplink.update_bytes), set[ClientId]()
-        window = SecureWindow(opened, cohort, uplink.composition)
-        declines = self._unreadable(cohort) | without_enough_work(opened.plan, cohort)
+        cohort, trained = window.cohort, set[ClientId]()
         while True:
             played = window.play(declines)
             new = [i for i, name in enumerate(cohort.names) if name in played.ended.accepted and name not in trained]
-            if not new:
+            if not new or (isinstance(played.ended, Abandoned) and isinstance(window, Window)):
                 break
             self._do(uplink, cohort, reports, played.ended, np.array(new))
             trained.update(cohort.names[i] for i in new)
             if not uplink.refused.keys() - declines.keys():
                 break
             declines |= uplink.refused
-        if self.world.masks:
-            played = window.play(declines, uplink.made)
-        model = None
-        if isinstance(played.ended, Closing):
-            try:
-                model = self._model_of(played.ended, uplink, played.sums)
-            except TotalsRefused as error:
-                played = played.spoiled(str(error))
-        book = played.book(uplink.sizes, declines)
-        known = self._known(played.ended, client_records(played.ended, book), book.opened_at, played.at)
-        toil = toil_of(played.ended, played.cohort)
-        if isinstance(played.ended, Abandoned):
-            return self._end(abandoned(self.standing, played.ended, known), toil=toil)
-        assert model is not None, "who has closed has a sum"
-        self.memory.note(model.state)
-        return self._end(finished(self.standing, played.ended, model, known), model.state, uplink.update_bytes, toil)
+        if isinstance(window, SecureWindow) and isinstance(uplink, MaskedUplink) and self.world.masks:
+            return window.play(declines, uplink.made)
+        return played
+
+    def _upshot(self, closing: Closing, uplink: Uplink, reports: Reports, played: Played) -> SummedModel | CanaryClosed:
+        """What is made of a round that has closed. Raises `TotalsRefused`."""
+        match uplink:
+            case CanaryUplink():
+                ranks = ranks_of(closing.cohort)
+                return uplink.trial({name: reports.works[ranks[name]] for name in closing.accepted})
+            case MaskedUplink():
+                assert isinstance(played, SecurePlayed)
+                return self._model_of(closing, uplink, played.sums)
+            case _:
+                assert isinstance(uplink, PlainUplink)
+                return self._next_model(closing, uplink)
 
     def _cohort(self, opened: Training, update_bytes: int) -> tuple[Cohort, Reports]:
-        """Who is asked to train, what becomes of each, and what each would say of it."""
+        """The clients that are asked to train, what becomes of each, and what each would report."""
         training = self.standing.file.training_plan(opened.plan.number)
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
@@ -231,15 +226,8 @@ class Federation:
         reports = Reports.before(sizes, steps, fates, held)
         return Cohort(names, fates, reports.works), reports
 
-    def _do(
-        self,
-        uplink: Uplink | MaskedUplink | CanaryUplink,
-        cohort: Cohort,
-        reports: Reports,
-        ended: Closing | Abandoned,
-        who: Indices,
-    ) -> None:
-        """Have these clients train, note what they tell of it, and take in what they send."""
+    def _do(self, uplink: Uplink, cohort: Cohort, reports: Reports, ended: Closing | Abandoned, who: Indices) -> None:
+        """Have these clients train, note what they report, and take in what they send."""
         world, plan, numbers = self.world, ended.plan, cohort.fates.devices
         training = self.standing.file.training_plan(plan.number)
         data = as_taught(world.population.data_of(numbers[who]), cohort.fates.fault[who])
@@ -259,17 +247,13 @@ class Federation:
             ranks = chosen.tolist()
             reports.note(ranks, changes.loss.tolist())
             names = [cohort.names[rank] for rank in ranks]
-            match uplink:
-                case CanaryUplink():
-                    uplink.add(names, changes.values)
-                    reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
-                case MaskedUplink():
-                    uplink.add(names, changes.values, [reports.works[rank] for rank in ranks])
-                case _:
-                    uplink.add(names, changes.values, [ended.accepted[name].weight for name in names])
+            works, weights = [reports.works[i] for i in ranks], [ended.accepted[name].weight for name in names]
+            uplink.add(names, changes.values, works, weights)
+            if plan.task.tries_clients:
+                reports.note_probes(ranks, self._probes(cohort.fates, chosen, changes, training))
 
     def _probes(self, fates: Fates, who: Indices, changes: Changes, training: TrainingPlan) -> list[Probe]:
-        """What these have measured of themselves."""
+        """What these clients have measured of themselves."""
         steps_full = steps_asked(training, self.world.population.sizes(fates.devices[who]), 1.0)
         losses = zip(changes.first_loss.tolist(), changes.last_loss.tolist(), changes.loss.tolist(), strict=True)
         facts = zip(
@@ -277,8 +261,8 @@ class Federation:
         )
         return [probe_of(*fact) for fact in facts]
 
-    def _evaluate(self, opened: Training) -> Attempt:
-        """An evaluation by clients that did not train: who counts measures the model."""
+    def _evaluate(self, opened: Training) -> SimulatedAttempt:
+        """An evaluation: clients that did not train measure the model."""
         names = sorted(opened.cohort)
         numbers = np.array([client_number(name) for name in names], dtype=np.int64)
         held = self.world.population.holdout_of(numbers)
@@ -288,17 +272,15 @@ class Federation:
         nothing = {name: "this client has no held-out data" for name, n in zip(names, held.sizes, strict=True) if not n}
         found = self._evaluations(held)
         works: list[Work] = [EvaluationDone(1, {}) if one is None else one for one in found]
-        cohort = Cohort(names, fates, works)
-        ended = play(opened, cohort, nothing)
-        book = book_of(ended, cohort, dict.fromkeys(names, 0), nothing)
-        known = self._known(ended, client_records(ended, book), book.opened_at)
-        toil = toil_of(ended, cohort)
-        if isinstance(ended, Abandoned):
-            return self._end(abandoned(self.standing, ended, known), toil=toil)
-        return self._end(finished(self.standing, ended, EvaluationClosed(), known), toil=toil)
+        played = Window(opened, Cohort(names, fates, works)).play(nothing)
+        known = self._known(played, played.book(dict.fromkeys(names, 0), nothing))
+        if isinstance(played.ended, Abandoned):
+            return self._end(abandoned(self.standing, played.ended, known), device_time=played.device_time)
+        end = finished(self.standing, played.ended, EvaluationClosed(), known)
+        return self._end(end, device_time=played.device_time)
 
     def _evaluations(self, held: CohortData) -> list[EvaluationDone | None]:
-        """Of clients that hold this back; None of one that holds nothing back."""
+        """What each client measures on its held-out data; None for a client without such data."""
         self.world.meter.load(self.model.layout.full_state(self.model.published))
         means = self.world.meter.of_each(held)
         return [
@@ -306,7 +288,7 @@ class Federation:
             for n, one in zip(held.sizes.tolist(), means, strict=True)
         ]
 
-    # --- what it goes by ----------------------------------------------------------------------------------------------
+    # --- inputs ----------------------------------------------------------------------------------------------
 
     def _fates(self, opened: Training, numbers: Indices, steps: Indices, batch_size: int, update_bytes: int) -> Fates:
         expected = min(update_bytes, self.standing.update_bytes or update_bytes)
@@ -326,22 +308,22 @@ class Federation:
         return fates
 
     def _unreadable(self, cohort: Cohort) -> dict[ClientId, str]:
-        """Whose bytes are no update: the coordinator refuses them, and the client gives up."""
+        """Clients whose bytes are no update: the coordinator refuses them, and the client gives up."""
         words = {Fault.GARBAGE: "the update is no update of this round", Fault.LENGTH: "the update has a wrong length"}
         kinds = zip(cohort.names, cohort.fates.fault.tolist(), strict=True)
         return {name: words[Fault(kind)] for name, kind in kinds if kind in words}
 
-    def _next_model(self, closing: Closing, uplink: Uplink) -> Summed:
+    def _next_model(self, closing: Closing, uplink: PlainUplink) -> SummedModel:
         if uplink.total.total_weight != closing.aggregate.total_weight:
             raise AssertionError("the sum is not that of the accepted reports")
         state = self._after(closing, uplink.codec.mean(uplink.total, uplink.parts))
-        return Summed(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
+        return SummedModel(state, sum_sha256(uplink.total), uplink.codec.update_rms(uplink.total))
 
-    def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> Summed:
-        """The next model, of an open sum. Raises `TotalsRefused`."""
+    def _model_of(self, closing: Closing, uplink: MaskedUplink, sums: tuple[Tensor, Tensor] | None) -> SummedModel:
+        """The next model, from an unmasked sum. Raises `TotalsRefused`."""
         n_draws = sum(closing.cohort[client].draws for client in closing.accepted)
         found = uplink.totals(sorted(closing.accepted), n_draws, sums)
-        return Summed(self._after(closing, found.mean), found.sum_sha256, None, found)
+        return SummedModel(self._after(closing, found.mean), found.sum_sha256, None, found)
 
     def _after(self, closing: Closing, mean: HasMean) -> ModelState:
         file = self.standing.file
@@ -349,29 +331,26 @@ class Federation:
         try:
             return self.model.after(mean, rate, change_step)
         except ValueError as error:
-            raise SimulationError(f"no model can be made of round {closing.plan.number}: {error}") from error
+            raise SimulationError(f"round {closing.plan.number} makes no model: {error}") from error
 
-    def _known(
-        self,
-        ended: Closing | Abandoned,
-        clients: tuple[ClientRecord, ...],
-        opened_at: float,
-        now: float | None = None,
-    ) -> Known:
-        """`now`: when it was known; None: as it closed."""
-        evidence = TuningFacts(self.standing.observations, self.model.file.size_bytes, self.world.population.n_clients)
-        return Known(clients, opened_at, ended.closed_at if now is None else now, self.standing.history, evidence)
+    def _known(self, played: Played, book: Book) -> Known:
+        clients = client_records(played.ended, book)
+        return Known(clients, book.opened_at, played.at, self.standing.history, self._evidence())
 
-    # --- what it leaves -----------------------------------------------------------------------------------------------
+    def _evidence(self) -> TuningFacts:
+        """For self-tuning."""
+        return TuningFacts(self.standing.observations, self.model.file.size_bytes, self.world.population.n_clients)
+
+    # --- results -----------------------------------------------------------------------------------------------
 
     def _end(
         self,
         end: RoundEnd,
         model: ModelState | None = None,
         update_bytes: int | None = None,
-        toil: Toil | None = None,
-    ) -> Attempt:
+        device_time: DeviceTime | None = None,
+    ) -> SimulatedAttempt:
         if model is not None:
             self.model = model
         self.standing = self.standing.after(end, update_bytes)
-        return Attempt(end.record, self.standing, self.model, toil or Toil())
+        return SimulatedAttempt(end.record, self.standing, self.model, device_time or DeviceTime())

@@ -1,21 +1,28 @@
-"""What the clients of a simulated cohort do with the model: train it, or measure it."""
+"""What the clients of a simulated cohort do with the model, and what they report.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+The round's machine needs reports to decide which clients are accepted, and only accepted clients train. So reports are
+written before the training; its losses and scores are filled in afterwards, into mappings that nobody reads before.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
+from umbel.aggregation.reports import Probe, WorkDone
 from umbel.aggregation.types import ClientId
 from umbel.client.app import SHARE_STEPS_MIN
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
-from umbel.sim.data.samples import Samples
 from umbel.sim.engines.device import CPU
-from umbel.sim.engines.losses import Loss
+from umbel.sim.engines.recipe import Loss
 from umbel.sim.engines.stacked.lockstep import batches_in_pass
+from umbel.sim.fleet.fates import Fates
 from umbel.sim.fleet.faults import Fault, Kinds, flipped_labels
 
 _AT_ONCE = 4096  # samples: a measurement of a large set needs no memory for all of it
@@ -62,7 +69,7 @@ class Meter:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
 
-    def of(self, samples: Samples) -> dict[str, float]:
+    def of(self, samples: SampleSet) -> dict[str, float]:
         """The means over samples that nobody has trained on."""
         found = self._each(samples)
         return {name: values.mean().item() for name, values in found.items()}
@@ -75,16 +82,67 @@ class Meter:
             for first, last in zip(data.starts[:-1].tolist(), data.starts[1:].tolist(), strict=True)
         ]
 
-    def _each(self, samples: Samples) -> dict[str, Tensor]:
+    def _each(self, samples: SampleSet) -> dict[str, Tensor]:
         self.model.eval()
         found = [self._some(samples, slice(first, first + _AT_ONCE)) for first in range(0, len(samples), _AT_ONCE)]
         return {name: torch.cat([part[name] for part in found]) for name in found[0]} if found else {}
 
     @torch.no_grad()
-    def _some(self, samples: Samples, where: slice) -> dict[str, Tensor]:
+    def _some(self, samples: SampleSet, where: slice) -> dict[str, Tensor]:
         targets = samples.targets[where].to(self.device)
         outputs = self.model(samples.inputs[where].to(self.device))
         found = {"loss": self.loss(outputs, targets).reshape(len(targets), -1).mean(1).double().cpu()}
         if self.accuracy:
             found["accuracy"] = (outputs.argmax(1) == targets).double().cpu()
         return found
+
+
+_NO_HASH = "0" * 64  # of updates: nobody keeps them
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """`works`: by rank. `held`: what each holds back to measure the model on; None: it is not measured."""
+
+    held: CohortData | None = None
+    works: list[WorkDone] = field(default_factory=list[WorkDone])
+    _metrics: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    _evaluations: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+
+    @staticmethod
+    def before(sizes: Indices, steps: Indices, fates: Fates, held: CohortData | None = None) -> "Reports":
+        """`sizes`: samples that each trains on; `steps`: what each is asked for."""
+        reports = Reports(held)
+        facts = zip(
+            sizes.tolist(),
+            fates.steps_done.clip(1).tolist(),
+            steps.tolist(),
+            (fates.steps_done * fates.step_s).tolist(),
+            (0 * sizes if held is None else held.sizes).tolist(),
+            fates.lines.up.tolist(),
+            strict=True,
+        )
+        for size, done, asked, train_s, n_held, rate in facts:
+            metrics, evaluation = dict[str, float](), dict[str, float]()
+            reports.works.append(
+                WorkDone(size, done, asked, _NO_HASH, train_s, metrics, evaluation, n_held, upload_bytes_per_s=rate)
+            )
+            reports._metrics.append(metrics)
+            reports._evaluations.append(evaluation)
+        return reports
+
+    def note(self, ranks: Sequence[int], losses: Iterable[float]) -> None:
+        """These have trained, with such losses."""
+        for rank, loss in zip(ranks, losses, strict=True):
+            if math.isfinite(loss):
+                self._metrics[rank]["loss"] = loss
+
+    def note_probes(self, ranks: Sequence[int], probes: Iterable[Probe]) -> None:
+        """These have measured themselves, in a canary."""
+        for rank, probe in zip(ranks, probes, strict=True):
+            self.works[rank] = replace(self.works[rank], probe=probe)
+
+    def note_evaluations(self, ranks: Sequence[int], found: Iterable[Mapping[str, float]]) -> None:
+        """These have measured the model as it came."""
+        for rank, evaluation in zip(ranks, found, strict=True):
+            self._evaluations[rank].update(evaluation)

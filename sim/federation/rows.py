@@ -6,7 +6,7 @@ from typing import Any
 
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import RoundRecord
-from umbel.sim.federation.window import Toil
+from umbel.sim.federation.window import DeviceTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,12 @@ class Row:
         return self.committed and Task(self.task).makes_model
 
     @classmethod
-    def of(cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float, toil: Toil) -> "Row":
+    def of(
+        cls, record: RoundRecord, scores: dict[str, float] | None, wall_s: float, now_s: float, device_time: DeviceTime
+    ) -> "Row":
         found = scores or {}
         reports = [one for one in record.clients if one.report_s is not None]
-        counted_s = toil.accepted_s if record.committed else 0.0
+        counted_s = device_time.accepted_s if record.committed else 0.0
         return cls(
             round=record.round,
             attempt=record.attempt,
@@ -83,8 +85,8 @@ class Row:
             virtual_s=round(record.wall_s, 6),
             now_s=round(now_s, 6),
             window_s=record.window_s,
-            busy_s=round(toil.busy_s, 6),
-            wasted_s=round(toil.busy_s - counted_s, 6),
+            busy_s=round(device_time.busy_s, 6),
+            wasted_s=round(device_time.busy_s - counted_s, 6),
             evaluation=dict(record.evaluation),
             target=record.target,
             over_selection=record.over_selection,

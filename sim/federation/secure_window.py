@@ -1,7 +1,7 @@
-"""A secure attempt in virtual time: the window, the exchange of keys beside it, and what follows until its sum is open.
+"""A secure attempt in virtual time: the window, the exchange of keys, and the phases until its sum is unmasked.
 
-It is the machine and the phases of `sim/secure/exchange.py`, with the times, lines and drop-outs of a fleet. The masks
-themselves are left out, unless they are asked for: who is in the sum does not hang on them, nor does the sum.
+It plays the state machine and the phases of `sim/secure/exchange.py` with the times, lines and drop-outs of a fleet.
+Masks are left out unless they are asked for: neither the sum nor its members depend on them.
 """
 
 import math
@@ -22,42 +22,41 @@ from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, TooLittleWork, require_enough
 from umbel.aggregation.secagg.turns import MODEL_SHARE
 from umbel.aggregation.types import ClientId
-from umbel.sim.federation.window import Cohort, book_of
-from umbel.sim.fleet.dropouts import Stage as Lost
+from umbel.sim.federation.window import Cohort, Played
+from umbel.sim.fleet.dropouts import DeviceStage
 from umbel.sim.fleet.fates import Fates
 from umbel.sim.secure.coordinator import MaskedSum
-from umbel.sim.secure.devices import Device, Luck, Voice
-from umbel.sim.secure.exchange import Cast, exchange
-from umbel.sim.secure.stage import Stage
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, Voice
+from umbel.sim.secure.exchange import ExchangeParties, exchange
+from umbel.sim.secure.stage import VirtualTime
 from umbel.sim.secure.voices import BlankVoice, MaskingVoice, UnheardVoice
 
-_IN_WORK = (Lost.DOWNLOAD, Lost.TRAINING, Lost.UPLOAD)
-_AFTER_REPORT = (Lost.CONSISTENCY_CHECK, Lost.UNMASKING)
+_IN_WORK = (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)
+_AFTER_REPORT = (DeviceStage.CONSISTENCY_CHECK, DeviceStage.UNMASKING)
 
 
 @dataclass(frozen=True, slots=True)
-class SecurePlayed:
-    """How it went. `ended`: `Closing` if its sum can be unmasked; `at`: when that was, or the end. `cohort`: with fates
-    as they turned out; `up`, `down`: bytes of each client's messages, beside model, update and report; `sums`: of
-    levels and words, where masks were taken off them.
+class SecurePlayed(Played):
+    """`ended` is `Closing` if its sum can be unmasked, and `at` is when that was. `cohort`: its actual
+    fates.
+
+    `up`, `down`: bytes of each client's messages, beside model, update and report. `sums`: of levels and words, where
+    they were unmasked.
     """
 
-    ended: Closing | Abandoned
-    at: float
-    cohort: Cohort
     up: Mapping[ClientId, int]
     down: Mapping[ClientId, int]
     sums: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def spoiled(self, reason: str) -> "SecurePlayed":
-        """The same, where no model can be made of the sum."""
+        """The same attempt, abandoned because no model can be made of the sum."""
         ended, _ = advance(self.ended, Spoiled(self.at, reason))
         assert isinstance(ended, Abandoned)
         return replace(self, ended=ended)
 
     def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
         """What the coordinator would know of its clients. `sizes`: of the updates that were written."""
-        book = book_of(self.ended, self.cohort, sizes, declines)
+        book = Played.book(self, sizes, declines)
         for client, member in book.members.items():
             member.bytes_up += self.up[client]
             member.bytes_down += self.down[client]
@@ -65,23 +64,23 @@ class SecurePlayed:
 
 
 def seed_of(plan: RoundPlan) -> str:
-    """Of all that is drawn at random for one attempt: no two have the same."""
+    """The seed of all random draws of one attempt; no two attempts have the same."""
     return f"{plan.seed}/{plan.number}/{plan.attempt}"
 
 
 def without_enough_work(plan: RoundPlan, cohort: Cohort) -> dict[ClientId, str]:
-    """Who will send nothing, and why, for less of its work was done than the round asks of a masked update.
+    """The clients that send nothing because they did less of their work than a masked update needs, and the reasons.
 
-    Sites without a policy of their own, whose floor is the run's (`client/rounds/secure.py`).
+    These sites have no policy of their own, so their floor is the run's (`client/rounds/secure.py`).
     """
-    assert plan.secure is not None, "it is of a secure round"
+    assert plan.secure is not None, "only secure rounds have such a floor"
     floor, found = plan.secure.minimum_work, dict[ClientId, str]()
     late_s = (1 - MODEL_SHARE) * plan.window_s if floor > ONE_STEP else math.inf
     fates = cohort.fates
     facts = zip(cohort.names, cohort.works, fates.fetched_s.tolist(), fates.report_s.tolist(), strict=True)
     for name, work, fetched_s, report_s in facts:
         if math.isinf(report_s):
-            continue  # it is lost before, and says nothing
+            continue  # it is lost before, and reports nothing
         try:
             require_enough(work.steps_done, work.steps_planned, floor)
         except TooLittleWork as error:
@@ -93,7 +92,7 @@ def without_enough_work(plan: RoundPlan, cohort: Cohort) -> dict[ClientId, str]:
 
 @dataclass(frozen=True, slots=True)
 class SecureWindow:
-    """Of one attempt; `play` may be asked again, and says the same of the same."""
+    """The window of a secure attempt. `play` can be called repeatedly; equal arguments give equal results."""
 
     opened: Training
     cohort: Cohort
@@ -102,10 +101,10 @@ class SecureWindow:
     def play(
         self, declines: Mapping[ClientId, str], masked: Mapping[ClientId, Contribution] | None = None
     ) -> SecurePlayed:
-        """From the opening to its end. `declines`: as in `window.play`. `masked`: what clients mask, of all whose
-        report counts: then they do, with keys and masks of their own. None: nobody does.
+        """From the opening to the end. `declines`: as in `Window.play`. `masked`: the inputs of all accepted
+        clients, which they then mask with their own keys; None: nobody masks.
         """
-        stage, total = Stage(self.opened.opened_at), None if masked is None else MaskedSum(self.composition)
+        stage, total = VirtualTime(self.opened.opened_at), None if masked is None else MaskedSum(self.composition)
         update = bytes(MaskedReader(self.composition).update_bytes.start)
 
         def voice(name: ClientId, client: SecureClient) -> Voice:
@@ -114,7 +113,7 @@ class SecureWindow:
             return MaskingVoice(client, masked[name]) if name in masked else UnheardVoice(client, update)
 
         luck = {name: self._luck(rank) for rank, name in enumerate(self.cohort.names)}
-        cast = Cast(luck, voice, seed_of(self.opened.plan), total, declines)
+        cast = ExchangeParties(luck, voice, seed_of(self.opened.plan), total, declines)
         done = exchange(stage, self.opened, self.composition.layout, cast)
         return SecurePlayed(
             done.state,
@@ -125,10 +124,10 @@ class SecureWindow:
             total.unmasked(done.party) if total is not None and isinstance(done.state, Closing) else None,
         )
 
-    def _luck(self, rank: int) -> Luck:
+    def _luck(self, rank: int) -> DeviceFate:
         fates = self.cohort.fates
-        lost, lines, latency_s = Lost(int(fates.stage[rank])), fates.lines, float(fates.lines.latency_s[rank])
-        return Luck(
+        lost, lines, latency_s = DeviceStage(int(fates.stage[rank])), fates.lines, float(fates.lines.latency_s[rank])
+        return DeviceFate(
             float(fates.trained_s[rank]) - latency_s,
             latency_s,
             float(lines.up[rank]),
@@ -137,8 +136,8 @@ class SecureWindow:
             self.opened.opened_at + float(fates.lost_s[rank]) if lost in _IN_WORK else math.inf,
         )
 
-    def _as_it_went(self, devices: Mapping[ClientId, Device]) -> Fates:
-        """Who has waited for its inbox sends later, and who is out of the round nothing."""
+    def _as_it_went(self, devices: Mapping[ClientId, SecureDevice]) -> Fates:
+        """Clients that waited for their inbox send later; clients that left the round send nothing."""
         fates, opened_at = self.cohort.fates, self.opened.opened_at
         sends_s = np.array([devices[name].sends_at for name in self.cohort.names]) - opened_at
         report_s = np.array([devices[name].reports_at for name in self.cohort.names]) - opened_at

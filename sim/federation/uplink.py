@@ -1,10 +1,16 @@
-"""The updates of one simulated round: written by clients and read by the coordinator with the run's codec, and summed.
+"""The updates of one simulated attempt: what clients write, and what the coordinator reads and sums.
 
-Updates as float32 are not written out: the integers that the coordinator would read from them are made of a whole group
-of clients at once, and are the same.
+- `PlainUplink`: updates are written and read with the run's codec. Float32 updates are not written out: the integers
+  that the coordinator would read are made for a whole group of clients at once, and are the same.
+- `MaskedUplink`: each client's integers are those that an SDK would mask (`secagg/numbers/contribution.py`). Masks
+  cancel in the sum, so it is the sum of these integers modulo the bits of each. Where masks are computed anyway, the
+  sum is read from what remains after unmasking.
+- `CanaryUplink`: a canary's updates are inspected one by one and never summed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,18 +21,49 @@ from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import NonFiniteUpdate, UpdateOutOfRange, UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import RoundPlan
-from umbel.aggregation.types import ClientId
+from umbel.aggregation.reports import Probe, WorkDone
+from umbel.aggregation.run.canary import CanaryUpdate
+from umbel.aggregation.run.verdicts import CanaryClosed
+from umbel.aggregation.secagg.masked_input import MaskedReader
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.secagg.numbers.contribution import (
+    CONTRIBUTION_SECRET_BYTES,
+    Contribution,
+    ContributionRefused,
+    LocalWork,
+    contribution,
+)
+from umbel.aggregation.secagg.numbers.totals import Totals, totals
+from umbel.aggregation.types import METRIC_ABS_MAX, ClientId
 from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.sim.federation.memory import Memory
+from umbel.sim.federation.versions import Memory
+from umbel.sim.secure.exchange import seeded_bytes
 
-_BLOCK_VALUES = 1 << 18  # whose integers stay in the cache with what they are made of
+_BLOCK_VALUES = 1 << 18  # values whose integers stay in the cache with what they are made of
 
 
-class Uplink:
-    """Of one attempt. `sizes`: bytes of each update, by client, as they were on the wire; `refused`: why an update does
-    not count, in the words of the SDK, which does not send it, or of the coordinator, which does not take it. `left`:
-    what error feedback leaves over, which counts once the round has made a model.
+class Uplink(Protocol):
+    """Takes the updates of one attempt."""
+
+    sizes: dict[ClientId, int]  # bytes of each update on the wire
+    refused: dict[ClientId, str]  # why an update does not count, in the words of the SDK or the coordinator
+
+    @property
+    def update_bytes(self) -> int:
+        """The greatest possible length of an update, before one is written."""
+        ...
+
+    def add(
+        self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
+    ) -> None:
+        """Take the updates of some clients. `values`: float32 (k, n_values); `works`: what each reports."""
+        ...
+
+
+class PlainUplink:
+    """Sums updates that the coordinator can read. `left`: the new residuals of error feedback, which are kept once the
+    round has made a model.
     """
 
     def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int], version: int, memory: Memory):
@@ -41,11 +78,11 @@ class Uplink:
 
     @property
     def update_bytes(self) -> int:
-        """How long an update is, or can be, before one is written."""
         return self.codec.update_bytes[-1]
 
-    def add(self, clients: Sequence[ClientId], values: Tensor, weights: Sequence[int]) -> None:
-        """Write, read and sum the updates of some clients. `values`: float32 (k, n_values)."""
+    def add(
+        self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
+    ) -> None:
         if isinstance(self.codec, Float32Codec) and isinstance(self.total, GridAccumulator):
             self._add_together(clients, values, weights)
             return
@@ -66,7 +103,7 @@ class Uplink:
         self.parts.extend(Part(weights[i], self._ranks[clients[i]]) for i in kept)
 
     def _weighted_sum(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Of their integers: int64 (n_values,)."""
+        """The weighted sum of their integers: int64 (n_values,)."""
         summed = torch.zeros(rows.shape[1], dtype=torch.int64)
         n_at_once = max(1, _BLOCK_VALUES // rows.shape[1])
         for some, counted in zip(rows.split(n_at_once), weights.split(n_at_once), strict=True):
@@ -101,3 +138,125 @@ class Uplink:
         update = b"".join(fed.pieces)
         self.left[client] = fed.left
         return update
+
+
+class MaskedUplink:
+    """Sums masked updates. With `keeps`, it keeps each client's input in `made` for masking instead of summing it."""
+
+    def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int], *, keeps: bool) -> None:
+        assert plan.secure is not None, "only secure rounds mask updates"
+        self.composition = Composition(plan.codec, plan.secure, plan.grid, plan.sample_count_max, layout)
+        self.sizes = dict[ClientId, int]()
+        self.refused = dict[ClientId, str]()
+        self.made = dict[ClientId, Contribution]()
+        self._plan, self._ranks, self._keeps = plan, ranks, keeps
+        reader = MaskedReader(self.composition)
+        self._total = reader.new_sum()
+        self._update_bytes = reader.update_bytes.start
+
+    @property
+    def update_bytes(self) -> int:
+        return self._update_bytes
+
+    def add(
+        self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
+    ) -> None:
+        for client, row, work in zip(clients, values, works, strict=True):
+            try:
+                made = self._made(client, row, work)
+            except (UpdateRefused, ContributionRefused) as error:
+                self.refused[client] = str(error)
+                continue
+            self.sizes[client] = self._update_bytes
+            if self._keeps:
+                self.made[client] = made
+            else:
+                self._total.add((*made.levels(), made.words), 1)
+
+    def _made(self, client: ClientId, row: Tensor, work: WorkDone) -> Contribution:
+        secret = contribution_secret(self._plan.seed_of(client), self._plan.attempt)
+        is_covered = self.composition.secure.noise is not None  # as by a site that has a budget
+        return contribution(self.composition, lambda: iter([row]), _local(work), secret, is_covered=is_covered)
+
+    def totals(self, clients: Sequence[ClientId], n_draws: int, unmasked: tuple[Tensor, Tensor] | None) -> Totals:
+        """The decoded sums of these clients. `unmasked`: the sums of levels and words, where they were unmasked.
+
+        Raises `TotalsRefused`.
+        """
+        n_levels = self.composition.n_levels
+        levels, words = unmasked or (self._total.sums[:n_levels], self._total.sums[n_levels:])
+        return totals(self.composition, levels, words, [self._ranks[client] for client in clients], n_draws)
+
+
+def contribution_secret(client_seed: int, attempt: int) -> bytes:
+    """The seed of a simulated client's dither and noise: a new one in each attempt, the same in each simulation.
+
+    `client_seed`: of its training (`RoundPlan.seed_of`).
+    """
+    return seeded_bytes(f"contribution/{client_seed}/{attempt}")(CONTRIBUTION_SECRET_BYTES)
+
+
+def _local(work: WorkDone) -> LocalWork:
+    return LocalWork(
+        sample_count=work.sample_count,
+        steps_done=work.steps_done,
+        steps_planned=work.steps_planned,
+        metrics=work.metrics,
+        evaluation=work.evaluation,
+        evaluation_sample_count=work.evaluation_sample_count,
+    )
+
+
+class CanaryUplink:
+    """Reads the updates of a canary. `largest`: the largest change of one value in each."""
+
+    def __init__(self, plan: RoundPlan, layout: Layout, ranks: Mapping[ClientId, int]) -> None:
+        self.codec = codec_for(plan.codec, plan.grid, layout)
+        self.sizes = dict[ClientId, int]()
+        self.refused = dict[ClientId, str]()
+        self.largest = dict[ClientId, float]()
+        self._ranks = ranks
+
+    @property
+    def update_bytes(self) -> int:
+        return self.codec.update_bytes[-1]
+
+    def add(
+        self, clients: Sequence[ClientId], values: Tensor, works: Sequence[WorkDone], weights: Sequence[int]
+    ) -> None:
+        for client, row in zip(clients, values, strict=True):
+            try:
+                self._add_one(client, row)
+            except UpdateRefused as error:
+                self.refused[client] = str(error)
+
+    def _add_one(self, client: ClientId, row: Tensor) -> None:
+        rank, head = self._ranks[client], self.codec.header_bytes
+        update = b"".join(self.codec.encode(lambda: iter([row]), rank))
+        self.largest[client] = self.codec.largest_change(update[:head], [update[head:]], rank)
+        self.sizes[client] = len(update)
+
+    def trial(self, works: Mapping[ClientId, WorkDone]) -> CanaryClosed:
+        """What the accepted clients have sent, for the verdicts. `works`: with their probes."""
+        return CanaryClosed(
+            {client: CanaryUpdate(work, self.sizes[client], self.largest[client]) for client, work in works.items()}
+        )
+
+
+def probe_of(steps_full: int, step_s: float, down_bytes_per_s: float, losses: tuple[float, float, float]) -> Probe:
+    """What a client measures of itself. `losses`: of its first step, its last, and the mean. A simulated device always
+    has enough memory.
+    """
+    first, last, _ = losses
+    return Probe(
+        steps_full=steps_full,
+        step_s=step_s,
+        download_bytes_per_s=down_bytes_per_s,
+        first_loss=_kept(first),
+        last_loss=_kept(last),
+        is_loss_finite=all(map(math.isfinite, losses)),
+    )
+
+
+def _kept(loss: float) -> float | None:
+    return loss if abs(loss) <= METRIC_ABS_MAX else None

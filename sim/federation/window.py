@@ -1,6 +1,6 @@
-"""The window of one attempt at a round in virtual time: reports as they come, through the coordinator's own machine.
+"""The window of one attempt at a round in virtual time: reports in the order of their arrival, for the state machine.
 
-Nothing waits, and nobody has trained yet: whose report counts follows from when it comes. So only those train.
+Acceptance depends only on arrival time, so the window is played before anybody trains, and only accepted clients train.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from umbel.sim.fleet.fates import Fates
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Who is in it, by rank, and what becomes of each. `works`: what each says in its report, if it comes to that."""
+    """The clients of a cohort by rank, and what becomes of each. `works`: what each reports, if it comes to that."""
 
     names: Sequence[ClientId]
     fates: Fates
@@ -26,34 +26,57 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True)
-class Toil:
-    """Seconds that the devices of an attempt were at work, lines included: all of them together, and those of them
-    whose reports were accepted."""
+class DeviceTime:
+    """Seconds that the devices of an attempt were at work, transfers included."""
 
-    busy_s: float = 0.0
-    accepted_s: float = 0.0
-
-
-def play(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Closing | Abandoned:
-    """The window, from its opening to its end.
-
-    `declines`: who says that nothing will come of it, at the moment at which its report would have come, and why.
-    """
-    state: RoundState = opened
-    for event in _events(opened, cohort, declines):
-        state, _ = advance(state, event)
-        if not isinstance(state, Training):
-            break
-    else:
-        state, _ = advance(state, Tick(opened.closes_at))
-    assert isinstance(state, Closing | Abandoned), "a window ends"
-    return state
+    busy_s: float = 0.0  # of all devices
+    accepted_s: float = 0.0  # of those whose reports were accepted
 
 
-def book_of(
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An attempt that has ended at `at`."""
+
+    ended: Closing | Abandoned
+    at: float
+    cohort: Cohort
+
+    def book(self, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]) -> Book:
+        """What the coordinator would know of its clients. `sizes`: of the updates that were written."""
+        return _book_of(self.ended, self.cohort, sizes, declines)
+
+    @property
+    def device_time(self) -> DeviceTime:
+        """Counted until a device reported or was told to stop."""
+        ended = self.ended
+        busy_s = self.cohort.fates.spent(ended.closed_at - ended.opened_at).busy_s
+        is_accepted = np.array([name in ended.accepted for name in self.cohort.names], dtype=np.bool_)
+        return DeviceTime(float(busy_s.sum()), float(busy_s[is_accepted].sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The window of a plain attempt. `play` can be called repeatedly; equal arguments give equal results."""
+
+    opened: Training
+    cohort: Cohort
+
+    def play(self, declines: Mapping[ClientId, str]) -> Played:
+        """From the opening to the end. `declines`: clients that decline when their report would have come, and why."""
+        state: RoundState = self.opened
+        for event in _events(self.opened, self.cohort, declines):
+            state, _ = advance(state, event)
+            if not isinstance(state, Training):
+                break
+        else:
+            state, _ = advance(state, Tick(self.opened.closes_at))
+        assert isinstance(state, Closing | Abandoned), "a window ends"
+        return Played(state, state.closed_at, self.cohort)
+
+
+def _book_of(
     ended: Closing | Abandoned, cohort: Cohort, sizes: Mapping[ClientId, int], declines: Mapping[ClientId, str]
 ) -> Book:
-    """What the coordinator would know of its clients. `sizes`: of the updates that were written."""
     open_s = ended.closed_at - ended.opened_at
     fates, members, heard = cohort.fates, dict[ClientId, MemberFacts](), dict[ClientId, float]()
     spent = fates.spent(open_s)
@@ -80,15 +103,8 @@ def book_of(
     return Book(members, ended.opened_at, heard.__getitem__)
 
 
-def toil_of(ended: Closing | Abandoned, cohort: Cohort) -> Toil:
-    """What it cost them, until their reports or until they were told to stop."""
-    busy_s = cohort.fates.spent(ended.closed_at - ended.opened_at).busy_s
-    is_accepted = np.array([name in ended.accepted for name in cohort.names], dtype=np.bool_)
-    return Toil(float(busy_s.sum()), float(busy_s[is_accepted].sum()))
-
-
 def _events(opened: Training, cohort: Cohort, declines: Mapping[ClientId, str]) -> Iterable[Event]:
-    """In the order of time; of two at one moment, first the one of the lower rank."""
+    """In the order of time; at the same moment, the lower rank first."""
     report_s = cohort.fates.report_s
     order = np.argsort(report_s, kind="stable")
     for rank in order[np.isfinite(report_s[order])].tolist():

@@ -10,15 +10,14 @@ from numpy.typing import NDArray
 from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.secagg.turns import Phase
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.fleet.draws import normals, uniforms, words
+from umbel.sim.fleet.draws import normals, of_each, uniforms, words
 from umbel.sim.fleet.presence import HOUR_S, Zones
-from umbel.sim.fleet.traits import of_each
 
 Stages: TypeAlias = NDArray[np.int8]
 NEVER = np.inf
 
 
-class Stage(IntEnum):
+class DeviceStage(IntEnum):
     """What a device was about when it was lost.
 
     The last four are of secure rounds, in whose phases it falls silent before its word; `UPLOAD` is there that of the
@@ -44,18 +43,18 @@ class Stage(IntEnum):
 
 
 _SILENT_FROM = {
-    Stage.DOWNLOAD: Phase.MASKED_INPUT,
-    Stage.TRAINING: Phase.MASKED_INPUT,
-    Stage.UPLOAD: Phase.MASKED_INPUT,
-    Stage.ADVERTISE_KEYS: Phase.ADVERTISE_KEYS,
-    Stage.SHARE_KEYS: Phase.SHARE_KEYS,
-    Stage.CONSISTENCY_CHECK: Phase.CONSISTENCY_CHECK,
-    Stage.UNMASKING: Phase.UNMASKING,
+    DeviceStage.DOWNLOAD: Phase.MASKED_INPUT,
+    DeviceStage.TRAINING: Phase.MASKED_INPUT,
+    DeviceStage.UPLOAD: Phase.MASKED_INPUT,
+    DeviceStage.ADVERTISE_KEYS: Phase.ADVERTISE_KEYS,
+    DeviceStage.SHARE_KEYS: Phase.SHARE_KEYS,
+    DeviceStage.CONSISTENCY_CHECK: Phase.CONSISTENCY_CHECK,
+    DeviceStage.UNMASKING: Phase.UNMASKING,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RoundTimes:
     """How a round goes for some devices that nothing happens to: seconds from its opening until each has heard of it,
     has the model, has trained, and has reported."""
 
@@ -68,7 +67,9 @@ class Course:
         """What each is about at that moment; nothing once it has reported."""
         ends = np.stack([self.fetched_s, self.trained_s, self.report_s])
         passed = (seconds >= ends).sum(axis=0)
-        stage: Stages = np.array([Stage.DOWNLOAD, Stage.TRAINING, Stage.UPLOAD, Stage.NONE], np.int8)[passed]
+        stage: Stages = np.array(
+            [DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD, DeviceStage.NONE], np.int8
+        )[passed]
         return stage
 
 
@@ -89,7 +90,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Dropouts:
-    """`per_round`: chance to be lost once in a round, at an even moment of a stage, by `weights` (of `Stage` from
+    """`per_round`: chance to be lost once in a round, at an even moment of a stage, by `weights` (of `DeviceStage` from
     `DOWNLOAD` on; plain rounds have the first three). `per_s`: of a second at work. Both are each device's
     (`of_each`), times the factor of `by_hour` for the hour of the device's own day: 24, or one for all.
 
@@ -107,7 +108,9 @@ class Dropouts:
     away_s: float = 60.0
     away_spread: float = 1.0
 
-    def losses(self, devices: Indices, purpose: tuple[int, int], now: float, course: Course, secure: bool) -> Losses:
+    def losses(
+        self, devices: Indices, purpose: tuple[int, int], now: float, course: RoundTimes, secure: bool
+    ) -> Losses:
         """What happens to these devices in one attempt. `purpose`: round and attempt; `now`: when it opens."""
         hours = (self.zones.local_s(devices, now) % (24 * HOUR_S) / HOUR_S).astype(np.int64)
         factors = of_each(self.by_hour, hours)
@@ -120,7 +123,7 @@ class Dropouts:
         return Losses(lost_s, self._away_s(devices, purpose, secure), stage.astype(np.int8))
 
     def _in_stages(
-        self, devices: Indices, purpose: tuple[int, int], factors: Floats, course: Course, secure: bool
+        self, devices: Indices, purpose: tuple[int, int], factors: Floats, course: RoundTimes, secure: bool
     ) -> tuple[Floats, Stages]:
         is_lost = uniforms(words(self.seed, devices, "lost", *purpose)) < of_each(self.per_round, devices) * factors
         weights = np.cumsum(self.weights if secure else self.weights[:3])

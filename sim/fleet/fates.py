@@ -13,7 +13,7 @@ import numpy as np
 from umbel.aggregation.run.binomial import Floats
 from umbel.client.wire.bandwidth import GROWTH, MEASURED_S_MIN, SAFETY, UP_OVER_DOWN, retry_s
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.fleet.dropouts import NEVER, Course, Losses, Stage, Stages
+from umbel.sim.fleet.dropouts import NEVER, DeviceStage, Losses, RoundTimes, Stages
 from umbel.sim.fleet.faults import Kinds
 from umbel.sim.fleet.presence import Flags
 
@@ -39,7 +39,7 @@ class CohortAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class LineRates:
     """Of each device, in this attempt: bytes per second both ways, and seconds of a round trip. `up_expected`: what it
     takes its line for, from the last time it has sent an update."""
 
@@ -67,13 +67,13 @@ class Fates:
     round knows that, and tells the device to stop (`spent`). `step_s`: a step's; `steps_done`: of those asked, 0 where
     it does not report.
     `lost_s`: when it falls silent, inf where it does not; `back_s`: when it is back and goes on where it was, inf where
-    it does not come; `stage`: what it was about then, int8, of `Stage`. A device that is lost at
-    `Stage.CONSISTENCY_CHECK` or `UNMASKING` has reported. `fault`: what is wrong with its work, int8, of `Fault`.
+    it does not come; `stage`: what it was about then, int8, of `DeviceStage`. A device that is lost at
+    `DeviceStage.CONSISTENCY_CHECK` or `UNMASKING` has reported. `fault`: what is wrong with its work, int8, of `Fault`.
     """
 
     devices: Indices
     ask: CohortAsk
-    lines: Lines = field(repr=False)
+    lines: LineRates = field(repr=False)
     fetched_s: Floats
     step_s: Floats
     trained_s: Floats
@@ -115,16 +115,16 @@ class Fates:
         return np.where(is_lost, self.lost_s + np.where(until_s > self.back_s, until_s - self.back_s, 0.0), until_s)
 
 
-def undisturbed(ask: CohortAsk, lines: Lines, step_s: Floats) -> tuple[Course, Indices]:
+def undisturbed(ask: CohortAsk, lines: LineRates, step_s: Floats) -> tuple[RoundTimes, Indices]:
     """How the round goes if nothing happens to anybody, and how many steps each does."""
     fetched_s = _fetched_s(ask, lines)
     steps = _steps_that_fit(training_room_s(ask, lines), step_s, ask.steps)
     trained_s = fetched_s + steps * step_s
     report_s = trained_s + 2 * lines.latency_s + ask.update_bytes / lines.up
-    return Course(lines.latency_s, fetched_s, trained_s, report_s), steps
+    return RoundTimes(lines.latency_s, fetched_s, trained_s, report_s), steps
 
 
-def reserve_s(ask: CohortAsk, lines: Lines) -> Floats:
+def reserve_s(ask: CohortAsk, lines: LineRates) -> Floats:
     """What each keeps of the window for its upload: `Link.reserve_s` of the SDK, for all of them at once.
 
     A device that has sent an update takes its line for what it was then, and expects an update half as long again; a
@@ -145,7 +145,9 @@ def _transfer_s(n_bytes: Floats | Indices, measured_bytes: Indices, rate: Floats
     return np.where(measured_bytes > 0, n_bytes * measured_s / np.maximum(measured_bytes, 1), 0.0)
 
 
-def disturbed(ask: CohortAsk, lines: Lines, step_s: Floats, course: Course, losses: Losses) -> tuple[Course, Indices]:
+def disturbed(
+    ask: CohortAsk, lines: LineRates, step_s: Floats, course: RoundTimes, losses: Losses
+) -> tuple[RoundTimes, Indices]:
     """How it goes for those who are lost, some of whom come back in time; `course`: if they were not.
 
     Who comes back goes on where it was: with the bytes that it had, after the last step that it had finished. The steps
@@ -153,10 +155,10 @@ def disturbed(ask: CohortAsk, lines: Lines, step_s: Floats, course: Course, loss
     """
     _, n_undisturbed = undisturbed(ask, lines, step_s)
     back_s, away_s = losses.back_s, losses.away_s
-    in_download = losses.stage == Stage.DOWNLOAD
+    in_download = losses.stage == DeviceStage.DOWNLOAD
     fetched_s = course.fetched_s + np.where(in_download, away_s, 0.0)
     # Of the steps, first those that it had done when it was lost, then those that still fit.
-    in_training = losses.stage == Stage.TRAINING
+    in_training = losses.stage == DeviceStage.TRAINING
     n_before = np.where(in_training, np.floor((losses.lost_s - fetched_s) / step_s), 0.0)
     n_before = np.clip(n_before, 0, ask.steps - 1).astype(np.int64)
     goes_on_s = np.where(in_training, back_s, fetched_s)
@@ -164,35 +166,43 @@ def disturbed(ask: CohortAsk, lines: Lines, step_s: Floats, course: Course, loss
     is_late = in_download | in_training
     steps = np.where(is_late, n_before + fits, n_undisturbed)
     trained_s = np.where(is_late, goes_on_s + fits * step_s, course.trained_s)
-    in_upload = losses.stage == Stage.UPLOAD
+    in_upload = losses.stage == DeviceStage.UPLOAD
     report_s = trained_s + (course.report_s - course.trained_s) + np.where(in_upload, away_s, 0.0)
     is_gone = np.isin(losses.stage, _NO_REPORT) & ~(back_s < ask.window_s)
     has_model = fetched_s < ask.window_s  # who has not gives up
     is_gone |= ~has_model
     trained_s = np.where(is_gone & ~(has_model & (trained_s <= losses.lost_s)), NEVER, trained_s)
-    return Course(course.heard_s, fetched_s, trained_s, np.where(is_gone, NEVER, report_s)), np.where(is_gone, 0, steps)
+    return RoundTimes(course.heard_s, fetched_s, trained_s, np.where(is_gone, NEVER, report_s)), np.where(
+        is_gone, 0, steps
+    )
 
 
-_NO_REPORT = (Stage.DOWNLOAD, Stage.TRAINING, Stage.UPLOAD, Stage.ADVERTISE_KEYS, Stage.SHARE_KEYS)
+_NO_REPORT = (
+    DeviceStage.DOWNLOAD,
+    DeviceStage.TRAINING,
+    DeviceStage.UPLOAD,
+    DeviceStage.ADVERTISE_KEYS,
+    DeviceStage.SHARE_KEYS,
+)
 
 
-def training_room_s(ask: CohortAsk, lines: Lines) -> Floats:
+def training_room_s(ask: CohortAsk, lines: LineRates) -> Floats:
     """How long each can train in the window, if nothing happens to it; below 0 where its model comes too late."""
     return _training_ends_s(ask, lines) - _fetched_s(ask, lines)
 
 
-def without_partial_work(ask: CohortAsk, course: Course, steps: Indices) -> tuple[Course, Indices]:
+def without_partial_work(ask: CohortAsk, course: RoundTimes, steps: Indices) -> tuple[RoundTimes, Indices]:
     """The same where devices send all of their work or nothing: who has not done all its steps does not report."""
     is_part = steps < ask.steps
     trained_s, report_s = (np.where(is_part, NEVER, times) for times in (course.trained_s, course.report_s))
-    return Course(course.heard_s, course.fetched_s, trained_s, report_s), np.where(is_part, 0, steps)
+    return RoundTimes(course.heard_s, course.fetched_s, trained_s, report_s), np.where(is_part, 0, steps)
 
 
-def _fetched_s(ask: CohortAsk, lines: Lines) -> Floats:
+def _fetched_s(ask: CohortAsk, lines: LineRates) -> Floats:
     return 2 * lines.latency_s + ask.down_bytes / lines.down
 
 
-def _training_ends_s(ask: CohortAsk, lines: Lines) -> Floats:
+def _training_ends_s(ask: CohortAsk, lines: LineRates) -> Floats:
     return ask.window_s - reserve_s(ask, lines)
 
 

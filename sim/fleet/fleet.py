@@ -1,8 +1,8 @@
-"""A fleet: who of its devices waits for work at a moment, and what becomes of those that are asked.
+"""A fleet: which devices wait for work at a moment, and what becomes of those that are asked.
 
-All that it says hangs on the seed, the device, and the attempt at a round, on nothing else: not on who else is asked
-(but for who is a straggler: `stragglers.py`), nor in what order, nor on what was asked before. Nothing is kept of any
-device, so that a million of them cost nothing.
+All of it depends only on the seed, the device, and the attempt at a round: not on the other devices that are asked
+(except for stragglers), the order, or earlier questions. A fleet keeps nothing for any device, so a million of them
+cost nothing.
 """
 
 import math
@@ -14,13 +14,49 @@ import numpy as np
 from umbel.aggregation.round.pace import MARGIN
 from umbel.aggregation.run.binomial import Floats
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.fleet.draws import shuffled
+from umbel.sim.fleet.draws import Trait, shuffled, uniforms, words
 from umbel.sim.fleet.dropouts import Dropouts, Losses
-from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, undisturbed, without_partial_work
+from umbel.sim.fleet.fates import (
+    CohortAsk,
+    Fates,
+    LineRates,
+    disturbed,
+    training_room_s,
+    undisturbed,
+    without_partial_work,
+)
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.presence import Presence
-from umbel.sim.fleet.stragglers import Stragglers
-from umbel.sim.fleet.traits import Trait
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """`share`: of those asked, rounded to whole devices. Of a straggler's steps a share fits into the window, drawn
+    evenly from `least` to `most`.
+
+    Who it is hangs, unlike all else of a fleet, on who else is asked: the share is kept exactly, as in Li et al. 2020.
+    """
+
+    seed: int
+    share: float
+    least: float
+    most: float
+
+    def step_s(
+        self, devices: Indices, number: int, attempt: int, ask: CohortAsk, lines: LineRates, usual: Floats
+    ) -> Floats:
+        """Seconds that each device's steps take in this attempt. `usual`: were there no stragglers."""
+        n_stragglers = round(self.share * len(devices))
+        if not n_stragglers:
+            return usual
+        who = np.argsort(words(self.seed, devices, "straggler", number, attempt), kind="stable")[:n_stragglers]
+        drawn = uniforms(words(self.seed, devices[who], "straggler's work", number, attempt))
+        fitting = np.maximum(1.0, np.floor((self.least + (self.most - self.least) * drawn) * ask.steps[who]))
+        room_s = np.maximum(training_room_s(ask, lines), 0.0)[who]
+        slowed = usual.copy()
+        slowed[who] = np.maximum(usual[who], room_s / (fitting + 0.5))  # half a step to spare: rounding takes none away
+        return slowed
+
 
 ALL_WAIT_MAX = 1000  # of no more devices a coordinator lets all wait (`umbel.server.devices.pacing.HELD_MAX`)
 _BLOCK_MIN = 1024
@@ -52,8 +88,8 @@ class Network:
     up: Trait
     latency_s: float
 
-    def lines(self, devices: Indices, number: int, attempt: int) -> Lines:
-        return Lines(
+    def lines(self, devices: Indices, number: int, attempt: int) -> LineRates:
+        return LineRates(
             self.down.today(devices, number, attempt),
             self.up.today(devices, number, attempt),
             self.up.usual(devices),

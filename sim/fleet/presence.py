@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from umbel.aggregation.run.binomial import Floats
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.fleet.draws import daily_words, normals, uniforms, words
-from umbel.sim.fleet.traits import of_each
+from umbel.sim.fleet.draws import daily_words, normals, of_each, uniforms, words
 
 Flags: TypeAlias = NDArray[np.bool_]
 HOUR_S, DAY_S = 3600.0, 86_400.0

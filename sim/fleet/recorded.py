@@ -1,37 +1,88 @@
 """A fleet like that of a production run, from its trace.
 
-Device d is like the d-th client of the trace; beyond the last they begin anew, each with luck of its own. Of every
-client, what its measurements show, and the fewer those are, the more what all of them show (`fitting.py`):
+Device d is like the d-th client of the trace; beyond the last, the clients repeat, each with its own random draws. A
+client's figures come from its own measurements; the fewer it has, the more they come from those of all clients
+(`fit`):
 
-- *speed*: seconds a step, of training times over steps done. A client that was still at work when its round closed has
-  taken longer than that.
-- *lines*: what clients measured of their uploads; what is left of the time to their report, neither trained nor
-  uploaded, is taken for the download, and holds all else that took time: round trips, waiting for a reply, encoding.
-- *losses*: those who said nothing from the start on, as a chance; those lost at work, as a rate. Who fell silent
-  shortly before its round closed is not known to be lost, so time counts until shortly before.
-- *presence*: by the hour of the coordinator's clock, the share of those known who waited; of each client, how much
-  more or less often than others it was there, as far as the trace names those absent. Without a word of the absent,
-  devices are always there.
+- *speed*: seconds a step, which is training time over steps done. A client that still trained when its round closed
+  took longer than that.
+- *lines*: what clients measured of their uploads. The rest of the time to a report, neither training nor upload, counts
+  as the download, and includes round trips, waiting for a reply and encoding.
+- *losses*: clients that were silent from the start, as a chance; clients lost at work, as a rate. A client that fell
+  silent shortly before its round closed may not be lost, so time counts until shortly before.
+- *presence*: by the hour of the coordinator's clock, the share of known clients that waited; for each client, how much
+  more or less often than others it was present, as far as the trace names absent clients. If the trace names none,
+  devices are always present.
 
-Where training times are not known (secure rounds), the seconds from opening to report stand for the whole work, lines
-included, whatever that is: of such a fleet it can be asked what another window or target does, not another codec.
+Where training times are unknown (secure rounds), the seconds from opening to report stand for the whole work, lines
+included. Such a fleet can answer what-ifs about windows and targets, but not about another codec.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from umbel.aggregation.round.pace import MARGIN
 from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient
 from umbel.sim.data.partition.partition import Indices
+from umbel.sim.fleet.draws import Trait
 from umbel.sim.fleet.dropouts import Dropouts
 from umbel.sim.fleet.faults import Faults
-from umbel.sim.fleet.fitting import Fitted, fit
 from umbel.sim.fleet.fleet import Fleet, Network, Speed
 from umbel.sim.fleet.presence import HOUR_S, Always, Flags, Hours, Presence, Zones
-from umbel.sim.fleet.traits import Trait
+
+_TURNS, _SETTLING = 200, 100
+_VARIANCE_MIN = 1e-6
+_FAR = 30.0  # standard deviations beyond which nothing is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Of each client, what is known of its mean: `mean`, `deviation`, both (n,); `within`: s, alike for all."""
+
+    mean: Floats
+    deviation: Floats
+    within: float
+
+
+def fit(clients: Indices, logs: Floats, is_cut: Flags, n_clients: int) -> Fitted | None:
+    """`logs`: of each measurement, or what it exceeds where `is_cut`. None without a measurement that is not cut.
+
+    Whatever is drawn, it is the same each time.
+    """
+    if not len(logs) or is_cut.all():
+        return None
+    rng, counts, whole = np.random.default_rng(0), np.bincount(clients, minlength=n_clients), logs.copy()
+    seen = counts > 0
+    m = float(logs[~is_cut].mean())
+    s2 = t2 = max(float(logs[~is_cut].var()) / 2, _VARIANCE_MIN)
+    drawn = np.full(n_clients, m)
+    sums, squares, within = np.zeros(n_clients), np.zeros(n_clients), 0.0
+    for turn in range(_TURNS):
+        whole[is_cut] = _beyond(logs[is_cut], drawn[clients[is_cut]], np.sqrt(s2), rng)
+        variance = 1 / (counts / s2 + 1 / t2)
+        mean = (np.bincount(clients, weights=whole, minlength=n_clients) / s2 + m / t2) * variance
+        m = float(mean[seen].mean())
+        t2 = max(float(((mean[seen] - m) ** 2 + variance[seen]).mean()), _VARIANCE_MIN)
+        s2 = max(float(((whole - mean[clients]) ** 2 + variance[clients]).mean()), _VARIANCE_MIN)
+        drawn = mean + np.sqrt(variance) * rng.standard_normal(n_clients)
+        if turn >= _SETTLING:
+            sums, squares, within = sums + mean, squares + mean**2 + variance, within + np.sqrt(s2)
+    n_turns = _TURNS - _SETTLING
+    deviation = np.sqrt(np.maximum(squares / n_turns - (sums / n_turns) ** 2, _VARIANCE_MIN))
+    return Fitted(sums / n_turns, deviation, float(within / n_turns))
+
+
+def _beyond(logs: Floats, means: Floats, deviation: float, rng: np.random.Generator) -> Floats:
+    """Normal numbers, given that each exceeds its `logs`; just that where all but nothing is below it."""
+    z = (logs - means) / deviation
+    left = torch.from_numpy(np.minimum(z, _FAR) * np.sqrt(0.5)).erfc() / 2  # ndtr would give 0 from 8 on
+    drawn: Floats = torch.special.ndtri(left * torch.from_numpy(1 - rng.random(len(logs)))).numpy()
+    return np.maximum(means - deviation * drawn, logs)
+
 
 _AT_ONCE_S = 1.0  # who was heard of no longer than that never began
 _PRIOR = 2.0  # clients' own counts weigh as much as the fleet's from so many on

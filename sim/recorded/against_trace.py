@@ -14,15 +14,14 @@ from typing import Any
 
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.trace import Trace
-from umbel.sim.experiment.file import Trial
+from umbel.sim.experiment.estimate import Estimate
+from umbel.sim.experiment.file import TrialSpec
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.fleet.build import build_fleet
 from umbel.sim.fleet.fleet import Fleet
-from umbel.sim.fleet.trace_file import recorded_trace
-from umbel.sim.recorded.asked_again import NobodyComes, askable, asked_again, with_rounds
-from umbel.sim.recorded.compare import compare
+from umbel.sim.fleet.reading import recorded_trace
+from umbel.sim.recorded.asked_again import NobodyComes, askable, asked_again, compare, with_rounds
 from umbel.sim.recorded.courses import Course, went_in
-from umbel.sim.results.estimate import Estimate
 
 SEEDS_MAX = 3  # of the experiment's, for which the fleet is asked again
 POINTS_MAX = 12  # of the experiment's, whose rounds the fleet is asked for the recorded work in
@@ -92,7 +91,7 @@ class Calibration:
         return all(attempt.secure for attempt in self.recorded.attempts)
 
 
-def calibrate(trials: Sequence[Trial], folder: Path) -> tuple[Calibration, ...]:
+def calibrate(trials: Sequence[TrialSpec], folder: Path) -> tuple[Calibration, ...]:
     """One for each trace that these runs name, in their order. `folder`: to which its path is relative.
 
     Raises `ValueError`, with a sentence, for a file that is no trace or of which no fleet can be made.
@@ -100,15 +99,15 @@ def calibrate(trials: Sequence[Trial], folder: Path) -> tuple[Calibration, ...]:
     return tuple(_calibrate(file, group, folder) for file, group in _by_file(trials).items())
 
 
-def _by_file(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
-    groups = dict[str, list[Trial]]()
+def _by_file(trials: Sequence[TrialSpec]) -> dict[str, list[TrialSpec]]:
+    groups = dict[str, list[TrialSpec]]()
     for trial in trials:
         if trial.fleet.recorded is not None:
             groups.setdefault(trial.fleet.recorded, []).append(trial)
     return groups
 
 
-def _calibrate(file: str, trials: Sequence[Trial], folder: Path) -> Calibration:
+def _calibrate(file: str, trials: Sequence[TrialSpec], folder: Path) -> Calibration:
     trace = recorded_trace(file, folder)
     known = askable(trace)
     if known is None:

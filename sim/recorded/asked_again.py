@@ -1,12 +1,13 @@
-"""A fleet that was made of a trace is asked again what the recorded one was asked: so it shows how far off it is.
+"""Measures the simulation error: a fleet made of a trace is asked again what the recorded clients were asked.
 
-Each recorded attempt is played anew at its time of day, in virtual time, through the coordinator's own machine, with
-its window, target, minimum and over-selection, and models and updates as long as its own. Nobody trains. Who waits
-and what becomes of whom is the fleet's to say. Coverage and weights of draws are not in a trace, so they are not asked
-for again.
+Each recorded attempt is played again at its time of day, in virtual time, through the coordinator's own state machine,
+with its window, target, minimum and over-selection, and with models and updates of its sizes. Nobody trains. The fleet
+says which devices wait and what becomes of each. Coverage and weights of draws are not in a trace, so they are left
+out.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,14 +18,14 @@ from umbel.aggregation.round.states import Gathered, Recruiting, Training
 from umbel.aggregation.round.weighting import Candidate
 from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.ledger import Ending, client_records, round_record
-from umbel.aggregation.run.records import RoundRecord
+from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.run.trace import Trace, TracedAttempt, TracedClient, trace_of
 from umbel.aggregation.types import RunId
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import client_name, client_number
-from umbel.sim.federation.reports import Reports
-from umbel.sim.federation.window import Cohort, book_of, play
+from umbel.sim.federation.local_work import Reports
+from umbel.sim.federation.window import Cohort, Window
 from umbel.sim.fleet.fates import CohortAsk
 from umbel.sim.fleet.fleet import Fleet
 from umbel.sim.fleet.presence import DAY_S
@@ -129,8 +130,8 @@ def _attempt(question: _Question, fleet: Fleet, steps: Indices) -> Iterator[Roun
     ask = CohortAsk(asked, 1, down, up, question.plan.window_s)
     fates = fleet.fates(numbers, question.plan.number, 1, opened.opened_at, ask)
     cohort = Cohort(names, fates, Reports.before(np.full(len(names), _SAMPLES), asked, fates).works)
-    ended = play(opened, cohort, {})
-    clients = client_records(ended, book_of(ended, cohort, {}, {}))
+    played = Window(opened, cohort).play({})
+    ended, clients = played.ended, client_records(played.ended, played.book({}, {}))
     ending = Ending(question.plan.number, None, ended.reason, ended.closed_at, question.model_bytes)
     yield round_record(ended, clients, ended.opened_at, ending)
 
@@ -165,3 +166,63 @@ def _steps(trace: Trace) -> Indices:
 def _mean_bytes(clients: Sequence[TracedClient], name: str, default: int) -> int:
     """Of those that have reported: others may have been stopped in the middle. `default`: where there are none."""
     return round(sum(getattr(one, name) for one in clients) / len(clients)) if clients else default
+
+
+_GONE = (Fate.LOST, Fate.DECLINED)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One figure, as it was recorded and as it was simulated."""
+
+    what: str
+    unit: str
+    recorded: float
+    simulated: float
+
+    @property
+    def relative(self) -> float | None:
+        """How much of the recorded figure the simulated one is too large; None where next to nothing was recorded."""
+        relative = (self.simulated - self.recorded) / self.recorded if self.recorded else math.inf
+        return relative if math.isfinite(relative) else None
+
+
+def compare(recorded: Trace, simulated: Trace) -> tuple[ErrorRow, ...]:
+    """The figures of both, of attempts unless another is named. `simulated`: of its records (`trace_of`)."""
+    return tuple(
+        ErrorRow(what, unit, measure(recorded.attempts), measure(simulated.attempts))
+        for what, unit, measure in _FIGURES
+    )
+
+
+def _mean(of: Callable[[TracedAttempt], float]) -> Callable[[Sequence[TracedAttempt]], float]:
+    return lambda attempts: float(np.mean([of(attempt) for attempt in attempts]))
+
+
+def _open_s(share: float) -> Callable[[Sequence[TracedAttempt]], float]:
+    return lambda attempts: float(np.quantile([attempt.open_s for attempt in attempts], share))
+
+
+def _report_s(share: float) -> Callable[[Sequence[TracedAttempt]], float]:
+    def quantile(attempts: Sequence[TracedAttempt]) -> float:
+        seconds = [c.report_s for attempt in attempts for c in attempt.clients if c.report_s is not None]
+        return float(np.quantile(seconds, share)) if seconds else 0.0
+
+    return quantile
+
+
+_FIGURES: tuple[tuple[str, str, Callable[[Sequence[TracedAttempt]], float]], ...] = (
+    ("open, mean", "s", _mean(lambda attempt: attempt.open_s)),
+    ("open, median", "s", _open_s(0.5)),
+    ("open, nine in ten within", "s", _open_s(0.9)),
+    ("committed", "share", _mean(lambda attempt: float(attempt.committed))),
+    ("clients asked", "clients", _mean(lambda attempt: len(attempt.clients))),
+    ("reports in", "clients", _mean(lambda attempt: len(attempt.in_time))),
+    ("partial reports", "clients", _mean(lambda attempt: sum(c.fate is Fate.PARTIAL for c in attempt.clients))),
+    ("drop-outs: asked and not in", "clients", _mean(lambda attempt: len(attempt.clients) - len(attempt.in_time))),
+    ("lost or declined", "clients", _mean(lambda attempt: sum(c.fate in _GONE for c in attempt.clients))),
+    ("report after, median client", "s", _report_s(0.5)),
+    ("report after, nine in ten clients", "s", _report_s(0.9)),
+    ("bytes up", "bytes", _mean(lambda attempt: attempt.bytes_up)),
+    ("bytes down", "bytes", _mean(lambda attempt: attempt.bytes_down)),
+)

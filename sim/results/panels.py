@@ -1,17 +1,17 @@
-"""`panels.png`: an experiment in which several things are swept: a column for each value of the first of them."""
+"""`panels.png`, where several things are swept, and `groups.png`, the scores of natural data holders."""
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from umbel.sim.experiment.estimate import unit_of
 from umbel.sim.experiment.sweep import point_label
 from umbel.sim.experiment.trials import TrialResult
-from umbel.sim.federation.spans import unit_of
-from umbel.sim.results.plot import ACCURACY, LOSS, as_drawn, draw_lines, draw_target, on_log_scale
-from umbel.sim.results.plot_style import INK
+from umbel.sim.results.plot import ACCURACY, COLOURS, LOSS, SHOWN_MAX, as_drawn, draw_lines, draw_target, on_log_scale
+from umbel.sim.results.plot_style import FAINT, INK, as_percent, new_figure
 from umbel.sim.results.results import Results
 
 _COLUMNS_MAX = 5
@@ -24,8 +24,7 @@ def panels(results: Results) -> Figure | None:
     if not columns:
         return None
     unit = unit_of(one.rows[-1].now_s for one in results.trials if one.rows)
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, hspace=0.04, wspace=0.03)
-    figure = Figure(figsize=(1.5 + 3.7 * len(columns), 8.6), dpi=130, layout=layout, facecolor="white")
+    figure = new_figure(1.5 + 3.7 * len(columns), 8.6)
     axes = figure.subplots(3, len(columns), sharey="row", squeeze=False)
     for column, (value, groups) in zip(axes.T, columns.items(), strict=True):
         draw_lines(
@@ -70,3 +69,50 @@ def _columns(results: Results) -> Mapping[str, Groups]:
             return {}
         found.setdefault(point_label(dict([first])), []).append((point_label(dict(others)), group))
     return dict(list(found.items())[:_COLUMNS_MAX])
+
+
+_APART = 0.8  # of a holder's row, as much is taken by its points
+
+
+def groups_plot(results: Results) -> Figure | None:
+    """A row for each holder, a dot for each point of the sweep, with its confidence interval where there are several
+    seeds; None where nobody holds data by nature.
+    """
+    points = [point for point in results.points if point.groups][:SHOWN_MAX]
+    if not points:
+        return None
+    names = list(points[0].groups)
+    figure = new_figure(9.5, 1.6 + 0.9 * len(names))
+    axes = figure.add_subplot()
+    rows = np.arange(len(names), dtype=np.float64)
+    for number, point in enumerate(points):
+        place = rows + _APART * ((number + 0.5) / len(points) - 0.5)
+        found = [point.groups[name] for name in names]
+        means = np.array([one.mean for one in found])
+        low = np.array([one.mean if one.low is None else max(0.0, one.low) for one in found])
+        high = np.array([one.mean if one.high is None else min(1.0, one.high) for one in found])
+        colour, marker = COLOURS[number % len(COLOURS)], "o" if number < len(COLOURS) else "s"
+        axes.errorbar(
+            means,
+            place,
+            xerr=[means - low, high - means],
+            fmt=marker,
+            color=colour,
+            ms=5,
+            lw=1.2,
+            label=as_drawn(point.label),
+        )
+    axes.set_yticks(rows, names, color=INK, fontsize=10)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    for boundary in rows[1:] - 0.5:
+        axes.axhline(boundary, color="#e7ebee", lw=0.8, zorder=0)
+    axes.grid(axis="x", color="#e7ebee", lw=0.8, zorder=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(as_percent))
+    axes.tick_params(axis="x", colors=FAINT, labelsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.set_title("accuracy of the last model on what each holds back", loc="left", fontsize=10, color=INK)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if len(points) > 1:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from umbel.sim.experiment.estimate import Estimate, unit_of
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.federation.rows import Row
-from umbel.sim.federation.spans import unit_of
-from umbel.sim.results.estimate import Estimate
-from umbel.sim.results.plot_style import FAINT, INK, as_percent
+from umbel.sim.results.plot_style import FAINT, INK, as_percent, new_figure
 from umbel.sim.results.results import Results
 
 Floats = NDArray[np.float64]
@@ -43,9 +41,7 @@ LOSS = Quantity(lambda row: row.loss, is_share=False)
 
 def curves(results: Results) -> Figure:
     """The picture. Of a sweep of more than 14 points, the first ones."""
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.05, wspace=0.05)
-    figure = Figure(figsize=(12.5, 8.2), dpi=130, layout=layout, facecolor="white")
-    figure.suptitle(_title(results), x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
+    figure = new_figure(12.5, 8.2, _title(results))
     grid = figure.add_gridspec(2, 2)
     groups = list(results.by_point.items())[:SHOWN_MAX]
     over_rounds = figure.add_subplot(grid[0, 0])

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from umbel.sim.data.partition.heterogeneity import Heterogeneity
+from umbel.sim.experiment.estimate import Estimate
 from umbel.sim.experiment.trials import TrialResult
 from umbel.sim.federation.rows import Row
 from umbel.sim.recorded.against_trace import AgainstTrace
-from umbel.sim.results.estimate import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,7 +111,7 @@ class Results:
 
     def plot_against(self) -> "Figure":
         """The picture of simulations beside the record: when clients report, and when attempts close."""
-        from umbel.sim.recorded.against_plot import beside_the_record
+        from umbel.sim.results.against_plot import beside_the_record
 
         return beside_the_record(self)
 
@@ -121,7 +121,7 @@ class Results:
         return f"{self.name}\n{as_text(as_table(self))}"
 
     def _repr_html_(self) -> str:
-        from umbel.sim.results.notebook import as_html
+        from umbel.sim.results.shown import as_html
 
         return as_html(self)
 

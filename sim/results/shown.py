@@ -1,24 +1,79 @@
-"""What an experiment showed, as a table of words: for the console, and for a notebook."""
+"""What people see of an experiment: progress bars while it runs, then a table for the console or a notebook."""
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
+from html import escape
+from io import BytesIO
 from typing import NamedTuple
 
-from umbel.sim.federation.spans import Unit, in_unit, unit_of
-from umbel.sim.results.estimate import Estimate
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from umbel.aggregation.plans.round import Task
+from umbel.sim.experiment.estimate import Estimate, Unit, in_unit, unit_of
+from umbel.sim.experiment.file import TrialSpec
+from umbel.sim.experiment.trials import TrialResult, Watcher
+from umbel.sim.federation.rows import Row
 from umbel.sim.results.results import Point, Results
+
+
+class Bars(Watcher):
+    """A bar for the rounds of the run at hand, and one for the runs, if there are several."""
+
+    def __init__(self, n_trials: int) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[told]}", markup=False),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._n_trials = n_trials
+        self._all: TaskID | None = None
+        self._one: TaskID | None = None
+
+    def __enter__(self) -> "Bars":
+        self._progress.start()
+        if self._n_trials > 1:
+            self._all = self._progress.add_task("runs", total=self._n_trials, told="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begins(self, trial: TrialSpec) -> None:
+        if self._one is not None:
+            self._progress.remove_task(self._one)
+        self._one = self._progress.add_task(trial.name, total=trial.run.rounds.count, told="")
+
+    def row(self, trial: TrialSpec, row: Row) -> None:
+        if self._one is None or not Task(row.task).makes_model:
+            return
+        if not row.committed:
+            self._progress.update(self._one, told=f"round {row.round}, attempt {row.attempt}: {row.reason}")
+            return
+        self._progress.update(self._one, completed=row.round)
+        if row.accuracy is not None:
+            self._progress.update(self._one, told=f"accuracy {row.accuracy:.1%}")
+
+    def ends(self, result: TrialResult) -> None:
+        if self._all is not None:
+            self._progress.advance(self._all)
+
 
 _WASTED_MIN = 0.005  # of less, the table says nothing
 _HOUR_S = 3600.0
 
 
-class Shown(NamedTuple):
+class ShownTable(NamedTuple):
     """A table: `header`, and of each point its cells. The first column names the points where there are several."""
 
     header: list[str]
     rows: list[list[str]]
 
 
-def as_table(results: Results) -> Shown:
+def as_table(results: Results) -> ShownTable:
     """A point's last accuracy and loss, and what it took."""
     points = results.points
     unit = unit_of(point.virtual_hours.mean * _HOUR_S for point in points if point.virtual_hours is not None)
@@ -38,10 +93,10 @@ def as_table(results: Results) -> Shown:
         )
     if len(points) > 1:
         columns.insert(0, ("", lambda point: point.label))
-    return Shown([name for name, _ in columns], [[cell(point) for _, cell in columns] for point in points])
+    return ShownTable([name for name, _ in columns], [[cell(point) for _, cell in columns] for point in points])
 
 
-def as_text(shown: Shown) -> str:
+def as_text(shown: ShownTable) -> str:
     """In columns, for a fixed-width font."""
     lines = [shown.header, *shown.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -80,3 +135,20 @@ def _padded(cells: Sequence[str], widths: Sequence[int], *, is_named: bool) -> l
         cell.ljust(width) if is_named and not place else cell.rjust(width)
         for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
+
+
+def as_html(results: Results) -> str:
+    """One piece of HTML that needs nothing from elsewhere."""
+    shown, picture = as_table(results), BytesIO()
+    results.plot().savefig(picture, format="png")
+    lines = [_line("th", shown.header), *(_line("td", row) for row in shown.rows)]
+    image = b64encode(picture.getvalue()).decode()
+    return (
+        f"<table><caption>{escape(results.name)}</caption>{''.join(lines)}</table>"
+        f'<img alt="{escape(results.name)}: accuracy over rounds, uploads and virtual time" style="max-width: 100%" '
+        f'src="data:image/png;base64,{image}">'
+    )
+
+
+def _line(kind: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"

@@ -17,8 +17,8 @@ from typing import TypeAlias
 from umbel.sim.data.partition.heterogeneity import Heterogeneity, heterogeneity
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.section import DataSection
-from umbel.sim.experiment.file import Experiment, Trial
-from umbel.sim.experiment.world import Made
+from umbel.sim.experiment.file import Experiment, TrialSpec
+from umbel.sim.experiment.world import TrialWorld
 
 _PICTURES = ("split.png", "split-*.png")
 _TITLE_CHARACTERS = 105  # that fit above the picture
@@ -36,13 +36,13 @@ class Splits:
         self._name, self._folder = experiment.name, folder
         seeds = dict.fromkeys(trial.seed for trial in experiment.trials)
         self._seed, self._n_seeds = next(iter(seeds)), len(seeds)
-        self._sharing = dict[_Dealt, list[Trial]]()
+        self._sharing = dict[_Dealt, list[TrialSpec]]()
         for trial in experiment.trials:
             if trial.seed == self._seed:
                 self._sharing.setdefault(_dealt(trial), []).append(trial)
         self._found = dict[_Dealt, Heterogeneity]()
 
-    def look(self, trial: Trial, made: Made) -> None:
+    def look(self, trial: TrialSpec, made: TrialWorld) -> None:
         """Compare and draw the clients of a run that begins, or is gone on with, where it is the first of its split."""
         dealt = _dealt(trial)
         if trial is not self._sharing[dealt][0] or made.partition is None or made.data is None:
@@ -60,10 +60,10 @@ class Splits:
         """How different clients are, by the point's label; of the points that were looked at."""
         return {trial.label: found for dealt, found in self._found.items() for trial in self._sharing[dealt]}
 
-    def _picture(self, trial: Trial) -> str:
+    def _picture(self, trial: TrialSpec) -> str:
         return "split.png" if len(self._sharing) == 1 else f"split-{trial.point_folder}.png"
 
-    def _title(self, trial: Trial) -> str:
+    def _title(self, trial: TrialSpec) -> str:
         """Whose split it is, as matplotlib reads it."""
         from umbel.sim.results.plot import as_drawn
 
@@ -83,6 +83,6 @@ def remove_pictures(folder: Path) -> None:
             path.unlink()
 
 
-def _dealt(trial: Trial) -> _Dealt:
+def _dealt(trial: TrialSpec) -> _Dealt:
     """What says who holds which samples. Feature skew changes what samples look like, and not whose they are."""
     return trial.data, None if trial.partition is None else replace(trial.partition, features=None)

@@ -32,8 +32,8 @@ from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.turns import Exchange, Phase
 from umbel.aggregation.types import ClientId
 from umbel.aggregation.update.integer_sum import IntegerSum
-from umbel.sim.secure.devices import Message
-from umbel.sim.secure.stage import Stage
+from umbel.sim.secure.devices import SecureMessage
+from umbel.sim.secure.stage import VirtualTime
 
 _SHA256 = "ab" * 32  # of what all are asked: here it is never two things
 _WORK = MaskedInput(_SHA256, base64.b64encode(bytes(SIGNATURE_BYTES)).decode())
@@ -86,7 +86,7 @@ class SimulatedCoordinator:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: VirtualTime,
         opened: Training,
         party: SecureCoordinator,
         total: MaskedSum | None,
@@ -107,7 +107,7 @@ class SimulatedCoordinator:
     def is_over(self) -> bool:
         return self.is_unmasked or isinstance(self.state, Abandoned)
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: SecureMessage) -> None:
         """Take a message, if it is its turn."""
         with self._stage.counting(f"coordinator: {message.phase}"):
             match message.phase:
@@ -120,7 +120,7 @@ class SimulatedCoordinator:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _hear_word(self, message: Message) -> None:
+    def _hear_word(self, message: SecureMessage) -> None:
         is_hash = message.phase is Phase.SHARE_KEYS
         word = hashlib.sha256(message.body).hexdigest() if is_hash else base64.b64encode(message.body).decode()
         event = Spoke(self._stage.now, message.client, message.phase, word)
@@ -138,7 +138,7 @@ class SimulatedCoordinator:
 
     # --- vectors and shares -------------------------------------------------------------------------------------------
 
-    def _hear_input(self, message: Message) -> None:
+    def _hear_input(self, message: SecureMessage) -> None:
         if message.declined:
             self._step(Declined(self._stage.now, message.client, message.declined))
             return
@@ -148,7 +148,7 @@ class SimulatedCoordinator:
             self._total.take(self._party, index, message.body, message.signature)
         self._step(event)
 
-    def _hear_shares(self, message: Message) -> None:
+    def _hear_shares(self, message: SecureMessage) -> None:
         if not isinstance(self.state, Closing) or self._exchange.phase is not Phase.UNMASKING:
             return
         self._revealed.append(message.client)

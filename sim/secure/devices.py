@@ -8,22 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import numpy as np
-
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.turns import Phase
-from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import ClientId
-from umbel.sim.secure.stage import Stage
+from umbel.sim.secure.stage import VirtualTime
 
 Made = TypeVar("Made")
 
 _PHASES = tuple(Phase)
-_WORK_S, _LATENCY_S, _BYTES_PER_S = 60.0, 0.05, 1e6  # medians
 
 
 @dataclass(frozen=True, slots=True)
-class Luck:
+class DeviceFate:
     """One client's in one round: seconds of training, seconds of a round trip, and the speed of its line both ways.
 
     `work_s`: from when it hears of the round; inf: it never has an update. `silent_from`: the first phase in which
@@ -41,18 +37,8 @@ class Luck:
         return self.silent_from is None or _PHASES.index(phase) < _PHASES.index(self.silent_from)
 
 
-def lucks(n: int, seed: int, *, dropping: float) -> list[Luck]:
-    """Of n clients, of whom so large a share falls silent, spread evenly over the five phases."""
-    rng = np.random.default_rng(derive_seed(seed, "secure rounds"))
-    gone = rng.permutation(n)[: round(dropping * n)]
-    silent_from = {int(index): _PHASES[i % len(_PHASES)] for i, index in enumerate(gone)}
-    work_s, latency_s = _WORK_S * rng.lognormal(0, 0.4, n), _LATENCY_S * rng.lognormal(0, 0.8, n)
-    facts = zip(work_s, latency_s, _BYTES_PER_S * rng.lognormal(0, 0.8, n), strict=True)
-    return [Luck(float(a), float(b), float(c), float(c), silent_from.get(i)) for i, (a, b, c) in enumerate(facts)]
-
-
 @dataclass(frozen=True, slots=True)
-class Message:
+class SecureMessage:
     """What a client sends in a phase. `signature`: of a masked input, beside it; elsewhere it is within the body.
 
     `declined`: why it sends no masked input; empty if it does.
@@ -79,7 +65,7 @@ class Voice(Protocol):
     def reveal(self, agreements: bytes) -> bytes: ...
 
 
-class Device:
+class SecureDevice:
     """One client: what it is told moves it on.
 
     `declines`: why it sends nothing when its update would be sent; empty if it sends it. `sends_at`, `reports_at`: when
@@ -89,11 +75,11 @@ class Device:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: VirtualTime,
         name: ClientId,
-        luck: Luck,
+        luck: DeviceFate,
         voice: Voice,
-        send: Callable[[Message], None],
+        send: Callable[[SecureMessage], None],
         declines: str = "",
     ) -> None:
         self.refusal = ""
@@ -143,9 +129,9 @@ class Device:
         if not self._is_there(phase) or (made := self._take(phase, self._voice.mask)) is None:
             return
         update, signature = made
-        message = Message(self._name, phase, update, signature)
+        message = SecureMessage(self._name, phase, update, signature)
         if self._declines:
-            message = Message(self._name, phase, b"", declined=self._declines)
+            message = SecureMessage(self._name, phase, b"", declined=self._declines)
         self.sends_at, self.input_bytes = self._stage.now, len(message.body) + len(message.signature)
         self._stage.up[self._name] += self.input_bytes
         comes_at = self.sends_at + 2 * luck.latency_s + len(update) / luck.up_bytes_per_s
@@ -157,9 +143,9 @@ class Device:
             return
         self._stage.up[self._name] += len(body)
         travels_s = self._luck.latency_s + len(body) / self._luck.up_bytes_per_s
-        self._deliver(Message(self._name, phase, body), self._stage.now + travels_s)
+        self._deliver(SecureMessage(self._name, phase, body), self._stage.now + travels_s)
 
-    def _deliver(self, message: Message, at: float) -> bool:
+    def _deliver(self, message: SecureMessage, at: float) -> bool:
         """Have it come then, unless its sender is gone before: whether it comes."""
         comes = at < self._luck.silent_at
         if comes:

@@ -17,18 +17,18 @@ from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import ClientId
 from umbel.sim.secure.coordinator import MaskedSum, SimulatedCoordinator, context_of
 from umbel.sim.secure.counting import CountingCoordinator
-from umbel.sim.secure.devices import Device, Luck, Voice
-from umbel.sim.secure.stage import Stage
+from umbel.sim.secure.devices import DeviceFate, SecureDevice, Voice
+from umbel.sim.secure.stage import VirtualTime
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class ExchangeParties:
     """Who plays. `luck`: of each client; `declines`: who says that no update will come of it, in the moment at which it
     would come, and why. `voice`: what a client says, whose keys are those of that `SecureClient`. `seed`: of all keys.
     `total`: takes the masked updates; None where the voices are blank.
     """
 
-    luck: Mapping[ClientId, Luck]
+    luck: Mapping[ClientId, DeviceFate]
     voice: Callable[[ClientId, SecureClient], Voice]
     seed: str
     total: MaskedSum | None = None
@@ -40,16 +40,16 @@ class Exchanged:
     """How it went: `Closing` if its sum can be unmasked now, which no event tells yet. `party` unmasks it then."""
 
     state: Closing | Abandoned
-    devices: Mapping[ClientId, Device]
+    devices: Mapping[ClientId, SecureDevice]
     party: SecureCoordinator
 
 
-def exchange(stage: Stage, opened: Training, layout: Layout, cast: Cast) -> Exchanged:
+def exchange(stage: VirtualTime, opened: Training, layout: Layout, cast: ExchangeParties) -> Exchanged:
     """Play the attempt on this stage, whose time is that of its opening. `layout`: of the model."""
     identities = {name: _identity(name) for name in sorted(opened.cohort)}
     keys = {name: public_key_text(one.public_key().public_bytes_raw()) for name, one in identities.items()}
     context, read_roster = context_of(opened, keys, layout), lru_cache(maxsize=1)(Session.of_message)
-    devices, opening = dict[ClientId, Device](), bytes.fromhex(opened.exchange.opening if opened.exchange else "")
+    devices, opening = dict[ClientId, SecureDevice](), bytes.fromhex(opened.exchange.opening if opened.exchange else "")
     party = (CountingCoordinator if cast.total is None else SecureCoordinator)(context, opening)
     coordinator = SimulatedCoordinator(
         stage,
@@ -63,7 +63,7 @@ def exchange(stage: Stage, opened: Training, layout: Layout, cast: Cast) -> Exch
         random = seeded_bytes(f"{cast.seed}/{name}")
         client = SecureClient(context, index, identity, random, read_roster=read_roster)
         voice, why = cast.voice(name, client), cast.declines.get(name, "")
-        devices[name] = Device(stage, name, cast.luck[name], voice, coordinator.hear, why)
+        devices[name] = SecureDevice(stage, name, cast.luck[name], voice, coordinator.hear, why)
     stage.play(lambda: coordinator.is_over)
     assert coordinator.is_over, "every phase has its deadline"
     assert not isinstance(coordinator.state, Training)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from umbel.aggregation.types import ClientId
 
 
-class Stage:
+class VirtualTime:
     """Nothing waits: taking what is due next off the list is what moves time.
 
     What the processor does takes no virtual time. `cpu_s`: of this process, by what it was for; `up`, `down`: bytes by

@@ -34,22 +34,21 @@ from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResu
 from umbel.client.loop import RunEnd
 from umbel.client.policy.site import SecureRandom
 from umbel.client.state.own_keys import make_own_key, own_keys
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name
-from umbel.sim.data.samples import Samples
 from umbel.sim.engines.clients import ClientsEngine, stop_after
-from umbel.sim.engines.local.sequential import SequentialEngine
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.device import one_thread
+from umbel.sim.engines.recipe import LOSSES, ModelRecipe
+from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import Engine
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
-from umbel.sim.federation.masked_uplink import contribution_secret
 from umbel.sim.federation.standing import beginning
+from umbel.sim.federation.uplink import contribution_secret
 from umbel.sim.federation.versions import ModelState
-from umbel.sim.fleet.dropouts import Stage
-from umbel.sim.fleet.fates import CohortAsk, Fates, Lines
+from umbel.sim.fleet.dropouts import DeviceStage
+from umbel.sim.fleet.fates import CohortAsk, Fates, LineRates
 from umbel.sim.fleet.faults import Fault, Faults
 from umbel.sim.fleet.section import CorruptSection, MaliciousSection
 
@@ -142,12 +141,12 @@ def model() -> nn.Module:
 RECIPE = ModelRecipe(f"{_MODULE}:model", seed=3)
 
 
-def samples() -> Samples:
+def samples() -> SampleSet:
     """Those of all clients, one client after another."""
     draw = torch.Generator().manual_seed(11)
     inputs = torch.randn(sum(SIZES), N_FEATURES, generator=draw)
     targets = torch.randint(N_CLASSES, (sum(SIZES),), generator=draw)
-    return Samples(inputs, targets)
+    return SampleSet(inputs, targets)
 
 
 def shards() -> list[Indices]:
@@ -212,7 +211,7 @@ def _fates(devices: Indices, roles: Sequence[Role], ask: CohortAsk) -> Fates:
     return Fates(
         devices=devices,
         ask=ask,
-        lines=Lines(np.full(k, 1e9), np.full(k, 1e9), np.full(k, 1e9), np.full(k, latency_s)),
+        lines=LineRates(np.full(k, 1e9), np.full(k, 1e9), np.full(k, 1e9), np.full(k, latency_s)),
         fetched_s=np.full(k, 2 * latency_s),
         step_s=trained_s / steps,
         trained_s=np.where(is_in | at_upload | ~has_died, trained_s, np.inf),
@@ -220,7 +219,9 @@ def _fates(devices: Indices, roles: Sequence[Role], ask: CohortAsk) -> Fates:
         report_s=np.where(has_died & ~is_in, np.inf, trained_s + 2 * latency_s),
         lost_s=np.where(has_died, lost_s, np.inf),
         back_s=np.where(is_back, 0.2 * window_s, np.inf),
-        stage=np.where(has_died, np.where(at_upload, Stage.UPLOAD, Stage.TRAINING), Stage.NONE).astype(np.int8),
+        stage=np.where(
+            has_died, np.where(at_upload, DeviceStage.UPLOAD, DeviceStage.TRAINING), DeviceStage.NONE
+        ).astype(np.int8),
         fault=np.where([role.has_nan for role in roles], Fault.NAN, Fault.NONE).astype(np.int8),
     )
 

@@ -23,8 +23,8 @@ from umbel.client.cli.trace_console import export_trace
 from umbel.client.errors import ClientError
 from umbel.client.operator.operator import Operator
 from umbel.sim import simulate
+from umbel.sim.fleet.reading import read_trace
 from umbel.sim.fleet.recorded import recorded_fleet
-from umbel.sim.fleet.trace_file import read_trace
 
 N_CLIENTS = 3
 

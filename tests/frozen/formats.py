@@ -53,7 +53,7 @@ from umbel.server.store.round_rows import (
     StoredTraining,
 )
 from umbel.server.store.tables import Base
-from umbel.sim.experiment.file import Trial, experiment_of
+from umbel.sim.experiment.file import TrialSpec, experiment_of
 from umbel.sim.federation.rows import Row
 
 Json = dict[str, Any]
@@ -111,7 +111,7 @@ def run_file() -> Json:
 
 def experiment_file() -> Json:
     """The sections beside the run file's; and one file with keys of every section, as it is read."""
-    sections = dict(shape(Trial))["fields"]
+    sections = dict(shape(TrialSpec))["fields"]
     whole = tomllib.loads((FOLDER / "experiment.toml").read_text())
     trials = [plain(asdict(one)) for one in experiment_of(whole).trials]
     return {"sections": {name: sections[name]["type"] for name in _WORLD}, "read": trials}

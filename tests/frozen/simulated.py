@@ -20,23 +20,21 @@ from tests.vectors.test_bits import exact
 from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.samples import Samples
 from umbel.sim.engines.work import Changes, CohortWork
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import beginning
 from umbel.sim.federation.versions import ModelState
-from umbel.sim.fleet.draws import words
+from umbel.sim.fleet.draws import Trait, words
 from umbel.sim.fleet.dropouts import Dropouts
 from umbel.sim.fleet.fates import CohortAsk, Fates
 from umbel.sim.fleet.faults import Faults
-from umbel.sim.fleet.fleet import Fleet, Network, Speed
+from umbel.sim.fleet.fleet import Fleet, Network, Speed, Stragglers
 from umbel.sim.fleet.presence import Always, Zones
 from umbel.sim.fleet.section import CorruptSection, MaliciousSection
-from umbel.sim.fleet.stragglers import Stragglers
-from umbel.sim.fleet.traits import Trait
 
 N_CLIENTS, N_HELD = 12, 4
 N_MEASURED = 8  # weights by which the model measures itself
@@ -222,7 +220,7 @@ def clients() -> ShardedPopulation:
     n_trained = sum(sizes)
     n_samples = n_trained + N_HELD * N_CLIENTS
     targets = torch.arange(n_samples * N_MEASURED).reshape(-1, N_MEASURED) % 7 / 8
-    all_samples = Samples(torch.zeros(n_samples, N_MEASURED), targets)
+    all_samples = SampleSet(torch.zeros(n_samples, N_MEASURED), targets)
     shards = np.split(np.arange(n_trained), np.cumsum(sizes)[:-1])
     held = np.split(np.arange(n_trained, n_samples), N_CLIENTS)
     return ShardedPopulation(all_samples, shards, all_samples.take(np.arange(0)), held)

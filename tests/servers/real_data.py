@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from umbel.sim.data.sets.sources import Source
+from umbel.sim.data.sets.fetch import DataSource
 
 
-def real_files(source: Source) -> Path:
+def real_files(source: DataSource) -> Path:
     """The folder of data sets, if all files of `source` are there; else the test is skipped."""
     named = os.environ.get("UMBEL_DATA")
     if not named:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord
-from umbel.sim.data.samples import Score
+from umbel.sim.data.data_set import Score
 from umbel.sim.demo.board import DemoRound
 from umbel.sim.demo.plan import DemoPlan
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from umbel.aggregation.codec.vectors.eden import Eden
 from umbel.sim.bench.codec.cuda import cuda_rows
 from umbel.sim.bench.codec.errors import (
-    Point,
+    CodecPoint,
     entropy_coded,
     fixed_width_error,
     gaussian,
@@ -26,7 +26,7 @@ from umbel.sim.bench.codec.errors import (
 from umbel.sim.bench.codec.kernels import kernel_note, kernel_rows
 from umbel.sim.bench.codec.server import SERVER_NOTES, server_rows
 from umbel.sim.bench.codec.training import measure_training
-from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.bench.report import BenchRow, Hold, Report
 
 # vNMSE on N(0, 1) by bits, by numeric integration. Subtractive dither, cut at the best place and scaled to be unbiased;
 # the same without a cut, at this entropy given the dither; EDEN: D / (1 - D), D of Lloyd and Max (Vargaftik et al.).
@@ -73,32 +73,32 @@ def shannon(bits: int) -> float:
     return 0.25**bits
 
 
-def gaussian_rows(values: Tensor) -> list[Row]:
+def gaussian_rows(values: Tensor) -> list[BenchRow]:
     """Of Gaussian values: ours and EDEN, each beside its theory, and ours beside Shannon's bound."""
-    rows = list[Row]()
+    rows = list[BenchRow]()
     for bits, theory in FIXED_WIDTH.items():
         ours = fixed_width_error(values, bits)
-        rows.append(Row(f"{bits} bits, fixed: error", ours, "theory", theory, "vNMSE", Hold(1.03)))
+        rows.append(BenchRow(f"{bits} bits, fixed: error", ours, "theory", theory, "vNMSE", Hold(1.03)))
     for bits, theory in AT_ENTROPY.items():
         point = entropy_coded(values, bits)
-        rows.append(Row(f"{bits} bits of entropy: error", point.error, "theory", theory, "vNMSE", Hold(1.03)))
-        rows.append(Row(f"{bits} bits of entropy: error", point.error, "Shannon's bound", shannon(bits), "vNMSE"))
-        rows.append(Row(f"{bits} bits of entropy: sent", point.bits, "entropy", bits, "bits", Hold(1.07)))
+        rows.append(BenchRow(f"{bits} bits of entropy: error", point.error, "theory", theory, "vNMSE", Hold(1.03)))
+        rows.append(BenchRow(f"{bits} bits of entropy: error", point.error, "Shannon's bound", shannon(bits), "vNMSE"))
+        rows.append(BenchRow(f"{bits} bits of entropy: sent", point.bits, "entropy", bits, "bits", Hold(1.07)))
     for bits, theory in EDEN.items():
         ours = vector_codec(Eden(bits), values, "EDEN").error
-        rows.append(Row(f"EDEN, {bits} bits: error", ours, "published", theory, "vNMSE", Hold(1.01)))
+        rows.append(BenchRow(f"EDEN, {bits} bits: error", ours, "published", theory, "vNMSE", Hold(1.01)))
     return rows
 
 
-def _mean_rows() -> list[Row]:
-    updates, rows = real_updates(), list[Row]()
+def _mean_rows() -> list[BenchRow]:
+    updates, rows = real_updates(), list[BenchRow]()
     for bits, (error_max, eden_bits) in PROMISED.items():
         ours, eden = mean_at(updates, bits, real_layout()), mean_by(Eden(eden_bits), updates, "EDEN")
         what, against = f"real updates in {ours.bits:.2f} bits: error", f"EDEN in {eden.bits:.2f}"
-        rows.append(Row(what, ours.error, against, eden.error, "NMSE", Hold(error_max, "ours")))
+        rows.append(BenchRow(what, ours.error, against, eden.error, "NMSE", Hold(error_max, "ours")))
     return rows
 
 
-def mean_points() -> list[Point]:
+def mean_points() -> list[CodecPoint]:
     """The integer codec on real updates, at several steps."""
     return [mean_by_integers(real_updates(), step, real_layout()) for step in STEPS]

@@ -12,7 +12,7 @@ from umbel.aggregation.codec.kernels.native import Quantizer
 from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.kernels.quantize import Levels
 from umbel.aggregation.codec.kernels.rotation import Blocks
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 
 N_VALUES = 1 << 26  # a quarter of a gigabyte: beyond any GPU's caches
 COPIES_MAX = 1.5
@@ -20,7 +20,7 @@ _BITS, _KEY = 4, 0x5EED
 _WARM_UPS, _REPETITIONS = 3, 20
 
 
-def cuda_rows() -> Sequence[Row]:
+def cuda_rows() -> Sequence[BenchRow]:
     """What the codec does to a vector on the GPU, if there is one."""
     if not torch.cuda.is_available():
         return ()
@@ -39,10 +39,10 @@ def cuda_rows() -> Sequence[Row]:
         ),
         ("unpack 4 bits, add to int32", None, lambda: fold_packed(sums, packed, _BITS, 3)),
     )
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for what, hold, kernel in kernels:
         ours, copy = _least_ms(kernel), _least_ms(lambda: copied.copy_(values))
-        rows.append(Row(f"CUDA: {what}", ours, f"device copy of {N_VALUES} floats", copy, "ms", hold))
+        rows.append(BenchRow(f"CUDA: {what}", ours, f"device copy of {N_VALUES} floats", copy, "ms", hold))
     return rows
 
 

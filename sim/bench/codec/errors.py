@@ -36,7 +36,7 @@ _STEP_FOUND = 1.001
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CodecPoint:
     """What a codec costs, in bits a coordinate, and what it loses."""
 
     name: str
@@ -56,7 +56,7 @@ def fixed_width_error(values: Tensor, bits: int) -> float:
     return vnmse(values, unbiased)
 
 
-def entropy_coded(values: Tensor, bits: float) -> Point:
+def entropy_coded(values: Tensor, bits: float) -> CodecPoint:
     """The integer codec at the step at which its integers have so much entropy for whoever knows the dither, as both
     ends do: bits as sent, and vNMSE.
     """
@@ -67,24 +67,24 @@ def entropy_coded(values: Tensor, bits: float) -> Point:
         CodecPlan(Codec.INTEGER, as_float32(1 / step), _KEY), Grid.finest(max_abs=64.0, total_weight_max=1), layout
     )
     wire = 8 * sum(map(len, codec.encode(lambda: iter([values]), 0))) / values.numel()
-    return Point("integer", wire, vnmse(values, found))
+    return CodecPoint("integer", wire, vnmse(values, found))
 
 
-def vector_codec(codec: VectorCodec, values: Tensor, name: str, n_keys: int = 1) -> Point:
+def vector_codec(codec: VectorCodec, values: Tensor, name: str, n_keys: int = 1) -> CodecPoint:
     """Any other codec, over some keys."""
     layout, errors, n_bytes = Layout.of_state({"x": values}), list[float](), 0
     for key in range(n_keys):
         payload = list(codec.encode(values, CodecContext(layout, key)))
         errors.append(vnmse(values, torch.cat(list(codec.decode(payload, CodecContext(layout, key))))))
         n_bytes += sum(map(len, payload))
-    return Point(name, 8 * n_bytes / n_keys / values.numel(), sum(errors) / n_keys)
+    return CodecPoint(name, 8 * n_bytes / n_keys / values.numel(), sum(errors) / n_keys)
 
 
 def vnmse(values: Tensor, found: Tensor) -> float:
     return float((values.double() - found.double()).square().sum() / values.double().square().sum())
 
 
-def mean_by_integers(updates: Sequence[Tensor], step: float, layout: Layout | None = None) -> Point:
+def mean_by_integers(updates: Sequence[Tensor], step: float, layout: Layout | None = None) -> CodecPoint:
     """The whole codec, with a step of so many root mean squares of the updates: wire bits, and NMSE of the mean.
 
     Without a layout, updates are of one flat tensor, and there are no rows and columns to know anything of.
@@ -101,16 +101,16 @@ def mean_by_integers(updates: Sequence[Tensor], step: float, layout: Layout | No
         head, body = written[: codec.header_bytes], written[codec.header_bytes :]
         total.add(codec.integers(head, [body], rank), 1)
     found = codec.mean(total, [Part(1, rank) for rank in range(len(updates))]).mean_slice(0, n_values)
-    return Point("integer", 8 * n_bytes / len(updates) / n_values, vnmse(_mean(updates), found))
+    return CodecPoint("integer", 8 * n_bytes / len(updates) / n_values, vnmse(_mean(updates), found))
 
 
-def mean_at(updates: Sequence[Tensor], bits: float, layout: Layout | None = None) -> Point:
+def mean_at(updates: Sequence[Tensor], bits: float, layout: Layout | None = None) -> CodecPoint:
     """The whole codec at the finest step that stays within so many bits on the wire."""
     step = _step_where(lambda step: mean_by_integers(updates, step, layout).bits <= bits)
     return mean_by_integers(updates, step, layout)
 
 
-def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> Point:
+def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> CodecPoint:
     """Any other codec, each client with its own key."""
     layout, n_values = Layout.of_state({"x": updates[0]}), updates[0].numel()
     found, n_bytes = torch.zeros(n_values, dtype=torch.float64), 0
@@ -119,7 +119,7 @@ def mean_by(codec: VectorCodec, updates: Sequence[Tensor], name: str) -> Point:
         payload = list(codec.encode(update, context))
         n_bytes += HEADER_BYTES + sum(map(len, payload))
         found += torch.cat(list(codec.decode(payload, context))).double() / len(updates)
-    return Point(name, 8 * n_bytes / len(updates) / n_values, vnmse(_mean(updates), found))
+    return CodecPoint(name, 8 * n_bytes / len(updates) / n_values, vnmse(_mean(updates), found))
 
 
 @cache

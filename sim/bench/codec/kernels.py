@@ -21,7 +21,7 @@ from umbel.aggregation.codec.kernels.native import Path, Quantizer, chosen
 from umbel.aggregation.codec.kernels.packing import packed_bytes
 from umbel.aggregation.codec.kernels.quantize import Levels
 from umbel.aggregation.codec.kernels.rotation import Blocks
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 
 N_VALUES = 1 << 24
 N_VALUES_QUICK = 1 << 22
@@ -30,7 +30,7 @@ _BITS = 4
 _KEY, _DITHER_KEY = 0x5EED, 0xD1CE
 
 
-def kernel_rows(*, quick: bool = False, repetitions: int = 15) -> Sequence[Row]:
+def kernel_rows(*, quick: bool = False, repetitions: int = 15) -> Sequence[BenchRow]:
     """What the codec does to a vector, each against copying it."""
     n_values = N_VALUES_QUICK if quick else N_VALUES
     blocks, quantizer = Blocks.of(n_values), Quantizer(2.0, _DITHER_KEY, 7, Levels.of_width(_BITS))
@@ -53,10 +53,10 @@ def kernel_rows(*, quick: bool = False, repetitions: int = 15) -> Sequence[Row]:
         ("unpack 4 bits, add to int32", Hold(FOLD_MAX), lambda: fold_packed(sums, packed, _BITS, 3)),
     )
     against = f"memory copy of 2^{n_values.bit_length() - 1} floats"
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for what, hold, kernel in kernels:
         ours, copy = _least_ms((kernel, lambda: copied.copy_(values)), repetitions)
-        rows.append(Row(what, ours, against, copy, "ms", hold))
+        rows.append(BenchRow(what, ours, against, copy, "ms", hold))
     return rows
 
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from umbel.aggregation.codec.vectors.codec import Sketching, VectorCodec
 from umbel.aggregation.codec.vectors.eden import Eden
@@ -16,7 +14,7 @@ from umbel.aggregation.codec.vectors.ternary import Ternary
 from umbel.aggregation.codec.vectors.topk import TopK
 from umbel.sim.bench.codec.bench import AT_ENTROPY, mean_points, shannon
 from umbel.sim.bench.codec.errors import (
-    Point,
+    CodecPoint,
     entropy_coded,
     fixed_width_error,
     gaussian,
@@ -24,36 +22,33 @@ from umbel.sim.bench.codec.errors import (
     real_updates,
     vector_codec,
 )
+from umbel.sim.results.plot_style import FAINT, dress_bench, new_figure, write_figure
 
-_INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
 _OURS, _FIXED, _EDEN, _OTHER = "#0f7b6c", "#5aa897", "#c8871e", "#44546a"
 _BITS = range(1, 9)
 
 
 def draw(path: Path) -> None:
     """Write the picture. Raises `OSError` if that cannot be done."""
-    figure = Figure(figsize=(13, 5.6), dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 5.6, "Error against bits: integers on a shared step")
     left, right = figure.subplots(1, 2)
     _gaussian(left)
     _real(right)
-    figure.suptitle("Error against bits: integers on a shared step", x=0.012, ha="left", color=_INK)
-    figure.tight_layout(rect=(0, 0, 1, 0.97))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_figure(figure, path)
 
 
 def _gaussian(axes: Axes) -> None:
     values = gaussian(1 << 20)
     coded = [entropy_coded(values, bits) for bits in _BITS]
-    fixed = [Point("", bits, fixed_width_error(values, bits)) for bits in _BITS]
+    fixed = [CodecPoint("", bits, fixed_width_error(values, bits)) for bits in _BITS]
     eden = [vector_codec(Eden(bits), values, "") for bits in _BITS]
-    axes.plot(_BITS, [shannon(bits) for bits in _BITS], color=_FAINT, lw=1.2, ls=":", label="Shannon's bound")
-    axes.plot(_BITS, list(AT_ENTROPY.values()), color=_FAINT, lw=1.2, ls="--", label="scalar bound, entropy coded")
+    axes.plot(_BITS, [shannon(bits) for bits in _BITS], color=FAINT, lw=1.2, ls=":", label="Shannon's bound")
+    axes.plot(_BITS, list(AT_ENTROPY.values()), color=FAINT, lw=1.2, ls="--", label="scalar bound, entropy coded")
     _line(axes, eden, _EDEN, "EDEN")
     _line(axes, fixed, _FIXED, "integers, fixed width")
     _line(axes, coded, _OURS, "integers, entropy coded, as sent")
-    _dress(axes, "Gaussian values: any update, once rotated", "bits a coordinate", "vNMSE")
+    axes.set_yscale("log")
+    dress_bench(axes, "Gaussian values: any update, once rotated", "bits a coordinate", "vNMSE")
 
 
 def _real(axes: Axes) -> None:
@@ -72,19 +67,11 @@ def _real(axes: Axes) -> None:
         axes.plot(point.bits, point.error, "o", color=_OTHER, ms=5)
         axes.annotate(name, (point.bits, point.error), (5, 4), textcoords="offset points", fontsize=8.5, color=_OTHER)
     axes.set_xlim(0, 7.5)
-    _dress(axes, "The mean of 20 real updates, two digits each", "bits a coordinate on the wire", "NMSE of the mean")
-
-
-def _line(axes: Axes, points: Sequence[Point], color: str, name: str) -> None:
-    axes.plot([p.bits for p in points], [p.error for p in points], "o-", color=color, lw=2, ms=4, label=name)
-
-
-def _dress(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_yscale("log")
-    axes.set_title(title, loc="left", fontsize=11, color=_INK)
-    axes.set_xlabel(x, color=_FAINT, fontsize=9)
-    axes.set_ylabel(y, color=_FAINT, fontsize=9)
-    axes.grid(color=_GRID, lw=0.8)
-    axes.legend(frameon=False, fontsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    dress_bench(
+        axes, "The mean of 20 real updates, two digits each", "bits a coordinate on the wire", "NMSE of the mean"
+    )
+
+
+def _line(axes: Axes, points: Sequence[CodecPoint], color: str, name: str) -> None:
+    axes.plot([p.bits for p in points], [p.error for p in points], "o-", color=color, lw=2, ms=4, label=name)

@@ -15,7 +15,7 @@ from umbel.aggregation.codec.kernels.rotation import Blocks
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 
 N_UPDATES, N_VALUES, FOLD_S_MAX = 100, 1 << 24, 1.0
 SERVER_NOTES = (
@@ -25,7 +25,7 @@ SERVER_NOTES = (
 _SENT, _STEP, _N_COLUMNS = 5, 0.16, 4096
 
 
-def server_rows(n_values: int) -> Sequence[Row]:
+def server_rows(n_values: int) -> Sequence[BenchRow]:
     """Measured with updates of so many values, a multiple of 4,096."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -34,7 +34,7 @@ def server_rows(n_values: int) -> Sequence[Row]:
     return rows
 
 
-def _fixed_width(n_values: int) -> Row:
+def _fixed_width(n_values: int) -> BenchRow:
     """All that a coordinator does for a round of rotated 4-bit updates."""
     blocks = Blocks.of(n_values)
     packed = torch.randint(0, 256, (packed_bytes(blocks.n_padded, 4),), dtype=torch.uint8)
@@ -50,10 +50,10 @@ def _fixed_width(n_values: int) -> Row:
     copied = time.process_time()
     scale = N_VALUES / n_values
     what, against = f"coordinator, {N_UPDATES} updates of 2^24 values", f"{N_UPDATES} copies"
-    return Row(what, (folded - started) * scale, against, (copied - folded) * scale, "s", Hold(FOLD_S_MAX, "ours"))
+    return BenchRow(what, (folded - started) * scale, against, (copied - folded) * scale, "s", Hold(FOLD_S_MAX, "ours"))
 
 
-def _entropy_coded(n_values: int) -> Row:
+def _entropy_coded(n_values: int) -> BenchRow:
     """The same of updates of the integer codec, of a matrix whose rows and columns differ, at about 2 bits."""
     values = _layered(n_values)
     layout = Layout.of_state({"x": values})
@@ -72,7 +72,7 @@ def _entropy_coded(n_values: int) -> Row:
     scale = N_VALUES / n_values * N_UPDATES / _SENT
     bits = 8 * sum(map(len, updates)) / _SENT / n_values
     what = f"coordinator, {N_UPDATES} updates, entropy coded in {bits:.1f} bits"
-    return Row(what, (folded - started) * scale, "Zstandard alone", (decompressed - folded) * scale, "s")
+    return BenchRow(what, (folded - started) * scale, "Zstandard alone", (decompressed - folded) * scale, "s")
 
 
 def _layered(n_values: int) -> Tensor:

@@ -1,23 +1,184 @@
-"""What federated training comes to with each codec, and in how many uploaded bytes: rows of `umbel bench codec`."""
+"""What federated training comes to with each codec, and in how many uploaded bytes: rows of `umbel bench codec`.
+
+Each federation is an experiment that sweeps over codecs, run by the simulator: nothing but the codec differs. It is the
+2NN of McMahan et al. 2017 (arXiv:1602.05629) on MNIST, in their split: two shards of one digit for each client.
+
+Of 100 devices, ten are in a round: hardly any comes back soon, so error feedback, whose state is dropped when a client
+has missed a version of the model, has nothing to work with. Ten silos are in every round: there it does what it is for.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from umbel.sim.bench.codec.contenders import CONTENDERS, DEVICES, FLOAT32, PROMISED, Contender
-from umbel.sim.bench.codec.federation import CodecRun, Federation, Setting
-from umbel.sim.bench.report import Hold, Row
-from umbel.sim.data.samples import TrainAndTest
-from umbel.sim.data.sets.mnist import load_mnist
+from umbel.aggregation.codec.section import CodecSection
+from umbel.sim.bench.report import BenchRow, Hold
+from umbel.sim.data.sets.fetch import MNIST
+from umbel.sim.experiment.trials import TrialResult
+from umbel.sim.simulation import simulate
 
 LOST_POINTS_MAX, BYTES_SHARE_MAX = 0.5, 1 / 32
+N_VALUES = 199_210  # weights of the 2NN
 _SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A federation: `n_asked` of `n_clients` train in a round, each with `shards_each` shards of a digit or two.
+
+    In a round each takes `n_steps` steps of SGD at `learning_rate`, on `batch_size` samples of its own each. Pictures
+    show the score after every `score_every`-th round; the accuracy at the end is the mean of the `n_last` last scores.
+    """
+
+    name: str
+    n_clients: int
+    n_rounds: int
+    shards_each: int = 2
+    n_asked: int = 10
+    learning_rate: float = 0.2  # half of the rate at which float32 diverges
+    n_steps: int = 60
+    batch_size: int = 10
+    score_every: int = 5
+    n_last: int = 20
+    data: str = "mnist"
+
+    def experiment(self, contenders: "Sequence[Contender]") -> dict[str, Any]:
+        """The experiment in which these codecs meet, as a table."""
+        training = {"local_steps": self.n_steps, "batch_size": self.batch_size, "learning_rate": self.learning_rate}
+        return {
+            "name": "codec-training",
+            "seeds": [_SEED],
+            "data": {"name": self.data},
+            "partition": {"scheme": "shards", "clients": self.n_clients, "shards_each": self.shards_each},
+            "model": {"name": "2nn"},
+            "rounds": {"count": self.n_rounds, "target": self.n_asked, "over_selection": 1.0, "window_s": 86_400.0},
+            "training": training,
+            "sweep": {"contender": [contender.swept for contender in contenders]},
+        }
+
+
+DEVICES = Setting("100 devices", n_clients=100, n_rounds=100)
+# Ten times as much data of two digits or so for each, and the same steps in a round.
+SILOS = Setting("10 silos", n_clients=10, n_rounds=60)
 _QUICK = replace(DEVICES, n_rounds=3, score_every=1, n_last=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """One federation, trained with one codec after another; the first is float32."""
+class Contender:
+    """A codec as the run file has it, and its title."""
+
+    title: str
+    codec: CodecSection
+
+    @property
+    def swept(self) -> dict[str, object]:
+        """A value of the experiment's sweep: what is set together."""
+        keys = asdict(self.codec).items()
+        return {"label": self.title, **{f"codec.{key}": value for key, value in keys if value not in (None, False)}}
+
+
+def _integer(step: float) -> Contender:
+    return Contender(f"integer, step {step:g}", CodecSection(name="integer", step=step))
+
+
+def _eden(bits: int) -> Contender:
+    return Contender(f"EDEN, {bits} bit{'s' * (bits > 1)}", CodecSection(name="eden", bits=bits))
+
+
+FLOAT32 = Contender("float32", CodecSection())
+PROMISED = _integer(4.0)
+_SIGN = Contender("sign", CodecSection(name="sign"))
+_MASK = Contender("random mask, 1 in 10, structured", CodecSection(name="mask", every=10, mode="structured"))
+_LOW_RANK = Contender("low rank, 20 of 200, structured", CodecSection(name="lowrank", rank=20))
+_TOP_100TH = Contender("top 1 %", CodecSection(name="topk", share=0.01))
+
+CONTENDERS: Mapping[Setting, Sequence[Contender]] = {
+    DEVICES: (
+        FLOAT32,
+        Contender("float32 in planes", CodecSection(name="planes")),
+        Contender("bfloat16 in planes", CodecSection(name="planes", precision="bfloat16")),
+        *map(_eden, (4, 2, 1)),
+        Contender("QSGD, 16 levels", CodecSection(name="qsgd", levels=16)),
+        Contender("TernGrad, clipped", CodecSection(name="ternary", clip_sigmas=2.5)),
+        _SIGN,
+        Contender("random mask, 1 in 10, sketched", CodecSection(name="mask", every=10, mode="sketched")),
+        _MASK,
+        _LOW_RANK,
+        Contender("top 10 %", CodecSection(name="topk", share=0.1)),
+        _TOP_100TH,
+        *map(_integer, (0.5, 1.0, 2.0)),
+        PROMISED,
+        *map(_integer, (8.0, 16.0)),
+    ),
+    SILOS: (
+        FLOAT32,
+        _eden(1),
+        _SIGN,
+        Contender("sign, fed back", CodecSection(name="sign", error_feedback=True)),
+        _MASK,
+        _LOW_RANK,
+        _TOP_100TH,
+        Contender("top 1 %, fed back", CodecSection(name="topk", share=0.01, error_feedback=True)),
+        Contender("top 0.1 %, fed back", CodecSection(name="topk", share=0.001, error_feedback=True)),
+        Contender(
+            "top 0.1 %, deep gradient compression",
+            CodecSection(name="topk", share=0.001, error_feedback=True, momentum=0.5, warm_up_rounds=4),
+        ),
+        PROMISED,
+        _integer(16.0),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """After round `number`. `accuracy`: on the test set, 0 to 1; `client_bytes`: uploaded by then, a client's mean."""
+
+    number: int
+    client_bytes: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRun:
+    """A run from its first round to its last. `n_bytes`: of its `n_updates`, headers included; `sha256`: of its last
+    model.
+    """
+
+    curve: tuple[Scored, ...]
+    n_updates: int
+    n_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, result: TrialResult) -> "CodecRun":
+        curve, n_bytes = list[Scored](), 0
+        for row in result.rows:
+            n_bytes += row.bytes_up
+            if row.accuracy is not None:
+                curve.append(Scored(row.round, n_bytes / result.n_clients, row.accuracy))
+        return cls(tuple(curve), sum(row.reported for row in result.rows), n_bytes, result.model_sha256)
+
+    def accuracy(self, n_last: int) -> float:
+        """The mean of the last scores; 0 if training diverged before the first."""
+        last = self.curve[-n_last:]
+        return sum(scored.accuracy for scored in last) / max(1, len(last))
+
+    @property
+    def bits(self) -> float:
+        """Of one weight in one update."""
+        return 8 * self.n_bytes / max(1, self.n_updates) / N_VALUES
+
+    @property
+    def client_bytes(self) -> float:
+        """Bytes that a client uploaded in all, the mean of all clients."""
+        return self.curve[-1].client_bytes if self.curve else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodecContest:
+    """One federation, trained with one codec after another, of which the first is float32."""
 
     setting: Setting
     runs: Sequence[tuple[Contender, CodecRun]]
@@ -27,7 +188,7 @@ class Contest:
         return 100 * trained.accuracy(self.setting.n_last)
 
 
-def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> tuple[list[Row], str]:
+def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> tuple[list[BenchRow], str]:
     """Rows, and a note on them. `data`: a folder with MNIST in it; None: nothing is measured, and the note says so.
 
     `curves`: where a picture of it is drawn. Raises `OSError` for what cannot be read or written, `NotIdx` for data
@@ -35,7 +196,9 @@ def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> 
     """
     if data is None:
         return [], "Training is left out: --data names a folder with MNIST in it."
-    contests = train_all(load_mnist(data), quick=quick)
+    for file in MNIST.files:
+        (data / MNIST.folder / file.name).stat()  # the simulator would fetch one that is missing
+    contests = train_all(data, quick=quick)
     if curves is not None:
         from umbel.sim.bench.codec.training_plot import draw
 
@@ -43,35 +206,38 @@ def measure_training(data: Path | None, curves: Path | None, *, quick: bool) -> 
     return training_rows(contests, quick=quick), training_note(contests)
 
 
-def train_all(data: TrainAndTest, *, quick: bool) -> Sequence[Contest]:
+def train_all(data: Path, *, quick: bool) -> Sequence[CodecContest]:
     """Every contender in its federation; if `quick`, three rounds of the one that has a promise."""
     chosen: Mapping[Setting, Sequence[Contender]] = {_QUICK: (FLOAT32, PROMISED)} if quick else CONTENDERS
-    return [_contest(setting, data, contenders) for setting, contenders in chosen.items()]
+    return [hold_codec_contest(setting, data, contenders) for setting, contenders in chosen.items()]
 
 
-def _contest(setting: Setting, data: TrainAndTest, contenders: Sequence[Contender]) -> Contest:
-    federation = Federation(setting, data, _SEED)
-    return Contest(setting, [(contender, federation.train(contender.codec)) for contender in contenders])
+def hold_codec_contest(setting: Setting, data: Path | None, contenders: Sequence[Contender]) -> CodecContest:
+    """Train with one codec after another."""
+    results = simulate(setting.experiment(contenders), data=data)
+    return CodecContest(setting, list(zip(contenders, map(CodecRun.of, results.trials), strict=True)))
 
 
-def training_rows(contests: Sequence[Contest], *, quick: bool) -> list[Row]:
+def training_rows(contests: Sequence[CodecContest], *, quick: bool) -> list[BenchRow]:
     """The accuracy of each run beside float32's; where there is a promise, what is lost, and the bytes."""
-    rows = list[Row]()
+    rows = list[BenchRow]()
     for contest in contests:
         float32 = contest.runs[0][1]
         theirs = contest.percent(float32)
         for contender, trained in contest.runs[1:]:
             what, ours = f"{contest.setting.name}, {contender.title}", contest.percent(trained)
-            rows.append(Row(f"{what}, {trained.bits:.2f} bits: accuracy", ours, "float32", theirs, "%"))
+            rows.append(BenchRow(f"{what}, {trained.bits:.2f} bits: accuracy", ours, "float32", theirs, "%"))
             if contender is PROMISED:
                 lost = None if quick else Hold(LOST_POINTS_MAX, "ours")  # three rounds in, accuracies are anywhere
-                rows.append(Row(f"{what}: accuracy lost", theirs - ours, "allowed", LOST_POINTS_MAX, "points", lost))
+                rows.append(
+                    BenchRow(f"{what}: accuracy lost", theirs - ours, "allowed", LOST_POINTS_MAX, "points", lost)
+                )
                 sent, whole = trained.client_bytes / 1e6, float32.client_bytes / 1e6
-                rows.append(Row(f"{what}: uploaded", sent, "float32", whole, "MB", Hold(BYTES_SHARE_MAX)))
+                rows.append(BenchRow(f"{what}: uploaded", sent, "float32", whole, "MB", Hold(BYTES_SHARE_MAX)))
     return rows
 
 
-def training_note(contests: Sequence[Contest]) -> str:
+def training_note(contests: Sequence[CodecContest]) -> str:
     """How it was measured, in a sentence or two."""
     lengths = ", ".join(
         f"{contest.setting.name} {contest.setting.n_rounds} rounds (the last {contest.setting.n_last} averaged)"

@@ -5,13 +5,10 @@ from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from umbel.sim.bench.codec.federation import Scored
-from umbel.sim.bench.codec.training import Contest
+from umbel.sim.bench.codec.training import CodecContest, Scored
+from umbel.sim.results.plot_style import FAINT, dress_bench, new_figure, write_figure
 
-_INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
 # By the codec's name, one for each contender of it.
 _COLORS: Mapping[str, Sequence[str]] = {
     "float32": ("#111111",),
@@ -29,44 +26,40 @@ _SMOOTHED = 4  # scores, 20 rounds
 _SHOWN_PERCENT = (70, 96)
 
 
-def draw(contests: Sequence[Contest], path: Path) -> None:
+def draw(contests: Sequence[CodecContest], path: Path) -> None:
     """Write the picture. Raises `OSError` if that cannot be done."""
-    figure = Figure(figsize=(14, 7.2), dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(14, 7.2, "MNIST 2NN, two digits a client: accuracy against uploaded bytes")
     colors = _colors(contests)
     for axes, contest in zip(figure.subplots(1, len(contests), squeeze=False)[0], contests, strict=True):
         _panel(axes, contest, colors)
-    figure.suptitle("MNIST 2NN, two digits a client: accuracy against uploaded bytes", x=0.012, ha="left", color=_INK)
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_figure(figure, path)
 
 
-def _colors(contests: Sequence[Contest]) -> Mapping[str, str]:
+def _colors(contests: Sequence[CodecContest]) -> Mapping[str, str]:
     """By title: a contender looks the same in every panel."""
     shades = {name: cycle(colors) for name, colors in _COLORS.items()}
     names = {contender.title: contender.codec.name for contest in contests for contender, _ in contest.runs}
     return {title: next(shades[name]) for title, name in names.items()}
 
 
-def _panel(axes: Axes, contest: Contest, colors: Mapping[str, str]) -> None:
+def _panel(axes: Axes, contest: CodecContest, colors: Mapping[str, str]) -> None:
     for contender, trained in contest.runs:
         curve = [scored for scored in trained.curve if scored.number % contest.setting.score_every == 0]
         color = colors[contender.title]
         label = f"{contender.title}: {contest.percent(trained):.1f} %, {trained.bits:.2f} bits"
         axes.plot([scored.client_bytes / 1e6 for scored in curve], _smoothed(curve), color=color, lw=1.8, label=label)
-    axes.axhline(contest.percent(contest.runs[0][1]), color=_FAINT, lw=1, ls=(0, (4, 4)), zorder=0)
+    axes.axhline(contest.percent(contest.runs[0][1]), color=FAINT, lw=1, ls=(0, (4, 4)), zorder=0)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_ylim(*_SHOWN_PERCENT)
-    axes.set_title(contest.setting.name, loc="left", fontsize=11, color=_INK)
-    axes.set_xlabel("MB uploaded by a client, in the mean of all", color=_FAINT, fontsize=9)
-    axes.set_ylabel(
-        f"test accuracy, %, mean of {_SMOOTHED * contest.setting.score_every} rounds", color=_FAINT, fontsize=9
+    smoothed_over = _SMOOTHED * contest.setting.score_every
+    dress_bench(
+        axes,
+        contest.setting.name,
+        "MB uploaded by a client, the mean of all",
+        f"test accuracy, %, mean of {smoothed_over} rounds",
     )
-    axes.grid(color=_GRID, lw=0.8)
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, columnspacing=1)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _smoothed(curve: Sequence[Scored]) -> list[float]:

@@ -24,8 +24,8 @@ from umbel.client import Operator
 from umbel.sim.bench.coordinator import load
 from umbel.sim.bench.coordinator.clients import IdleModel
 from umbel.sim.bench.coordinator.flower import PUBLISHED_ROUND_S, flower_round_s
-from umbel.sim.bench.report import Hold, Report, Row
-from umbel.sim.demo.client import Site
+from umbel.sim.bench.report import BenchRow, Hold, Report
+from umbel.sim.demo.client import DemoSite
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import Child, start, start_coordinator, stopping
 
@@ -47,8 +47,8 @@ def measure(*, quick: bool, peer_python: Path | None, n_devices: int = 10_000, s
     peer, against = _peer(peer_python, n_rounds=3 if quick else 5)
     what = f"zero-work round, {N_CLIENTS} clients, HTTP on loopback"
     rows = (
-        Row(what, ours, against, peer, "s", Hold(ROUND_S_MAX, of="ours")),
-        Row(what, ours, f"{len(REQUESTS) * N_CLIENTS} bare requests to an empty endpoint", limit, "s"),
+        BenchRow(what, ours, against, peer, "s", Hold(ROUND_S_MAX, of="ours")),
+        BenchRow(what, ours, f"{len(REQUESTS) * N_CLIENTS} bare requests to an empty endpoint", limit, "s"),
     )
     load_rows, load_notes = load.measure(n_devices, soak_s, quick=quick)
     notes = (f"Median of {n_rounds} rounds after {_WARM_UP} to warm up.", *load_notes)
@@ -72,9 +72,9 @@ def coordinator_round_s(n_rounds: int) -> float:
 
 
 def _start_clients(folder: Path, url: str, tokens: list[str]) -> Child:
-    sites = [Site(f"idle-{i}", str(folder / f"idle-{i}"), url, RUN, token, 0.0) for i, token in enumerate(tokens)]
+    sites = [DemoSite(f"idle-{i}", str(folder / f"idle-{i}"), url, RUN, token, 0.0) for i, token in enumerate(tokens)]
     child = start("the clients' process", ["-m", "umbel.sim.bench.coordinator.clients"], folder / "clients.log")
-    child.stdin.write(TypeAdapter(list[Site]).dump_json(sites).decode() + "\n")
+    child.stdin.write(TypeAdapter(list[DemoSite]).dump_json(sites).decode() + "\n")
     child.stdin.flush()
     return child
 

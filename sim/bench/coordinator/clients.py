@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from umbel.client import Client, LocalPlan, TrainResult, run_client
-from umbel.sim.demo.client import Site
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.demo.client import DemoSite
+from umbel.sim.processes import when_the_starter_is_gone
 
 N_VALUES = 10
 
@@ -44,7 +44,7 @@ class IdleClient(Client):
 def main() -> None:
     """Take part until the run is over."""
     torch.set_num_threads(1)
-    sites = TypeAdapter(list[Site]).validate_json(sys.stdin.readline())
+    sites = TypeAdapter(list[DemoSite]).validate_json(sys.stdin.readline())
     when_the_starter_is_gone(lambda: os._exit(1))
     threads = [threading.Thread(target=_take_part, args=(site,), name=site.name) for site in sites]
     for thread in threads:
@@ -53,7 +53,7 @@ def main() -> None:
         thread.join()
 
 
-def _take_part(site: Site) -> None:
+def _take_part(site: DemoSite) -> None:
     run_client(IdleClient(), site.server_url, Path(site.directory), site.run, token=site.token, name=site.name)
 
 

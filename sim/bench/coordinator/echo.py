@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.processes import when_the_starter_is_gone
 
 Message = MutableMapping[str, Any]
 

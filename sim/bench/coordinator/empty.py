@@ -7,7 +7,7 @@ log; the endpoint has the address of a check-in, is sent the same bytes, looks a
 import os
 import socket
 
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.processes import when_the_starter_is_gone
 
 
 def main() -> None:

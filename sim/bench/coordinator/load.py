@@ -24,7 +24,7 @@ from umbel.client import Operator
 from umbel.sim.bench.coordinator.clients import IdleModel
 from umbel.sim.bench.coordinator.http_devices import SimDevice, check_in_body, once, take_part
 from umbel.sim.bench.coordinator.http_load import Load, LoadFailed, Script, Tally, Until
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import Child, CoordinatorProcess, start, start_coordinator, stopping
 
@@ -48,14 +48,14 @@ class Soaked:
     tally: Tally
 
 
-def measure(n_devices: int, soak_s: float, *, quick: bool) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+def measure(n_devices: int, soak_s: float, *, quick: bool) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """The rows, and notes on them. Raises `LoadFailed` where an answer is wrong."""
     with tempfile.TemporaryDirectory(prefix="umbel-load-") as folder, stopping([]) as children:
         coordinator = start_coordinator(Path(folder) / "coordinator")
         children.append(coordinator.child)
         empty = start("the empty endpoint", ["-m", "umbel.sim.bench.coordinator.empty"], Path(folder) / "empty.log")
         children.append(empty)
-        fleet = Fleet.enrolled(coordinator, n_devices)
+        fleet = LoadFleet.enrolled(coordinator, n_devices)
         bursts = _in_turns(fleet, empty, n_requests=4000 if quick else 15_000)
         round_s, record = fleet.run_round()
         soaked = fleet.soak(soak_s) if soak_s else None
@@ -73,7 +73,7 @@ class Burst:
     cpu_us: float
 
 
-class Fleet:
+class LoadFleet:
     """Enrolled devices of one coordinator, and a run that waits for more of them than there are."""
 
     def __init__(self, coordinator: CoordinatorProcess, devices: list[SimDevice], enrolled: Tally) -> None:
@@ -84,7 +84,7 @@ class Fleet:
         self._next = itertools.cycle(devices)
 
     @classmethod
-    def enrolled(cls, coordinator: CoordinatorProcess, n_devices: int) -> "Fleet":
+    def enrolled(cls, coordinator: CoordinatorProcess, n_devices: int) -> "LoadFleet":
         """Enrol all over HTTP, and create the run they will wait in."""
         devices = [SimDevice(f"device-{i:05}") for i in range(n_devices)]
         with Operator(coordinator.url, coordinator.admin_key) as operator:
@@ -170,7 +170,7 @@ class Fleet:
         return Soaked(tuple(samples), tally)
 
 
-def _in_turns(fleet: Fleet, empty: Child, n_requests: int) -> list[tuple[Burst, Burst]]:
+def _in_turns(fleet: LoadFleet, empty: Child, n_requests: int) -> list[tuple[Burst, Burst]]:
     """Ours and the empty endpoint's, one after the other, several times, after one of each to warm up."""
     url = empty.stdout.readline().strip()
     empty.require_alive()
@@ -197,30 +197,32 @@ def _check_accounts(record: RoundRecord, outcomes: list[str]) -> None:
 
 def _rows(
     n_devices: int, bursts: list[tuple[Burst, Burst]], round_s: float, record: RoundRecord, soaked: Soaked | None
-) -> tuple[Row, ...]:
+) -> tuple[BenchRow, ...]:
     ours, theirs = (statistics.median(burst.rate for burst in side) for side in zip(*bursts, strict=True))
     what, empty = f"check-ins of {n_devices} devices, signed, durable", "an empty FastAPI endpoint, same bytes"
     p99, empty_p99 = (statistics.median(burst.p99_ms for burst in side) for side in zip(*bursts, strict=True))
     rows = [
-        Row(what, ours, empty, theirs, "/s", Hold(RATE_MIN, sense=">=")),
-        Row(f"{what}: p99 at saturation", p99, empty, empty_p99, "ms"),
-        Row(f"reports counted, {ASKED} of {n_devices} asked", record.reported, "the target", TARGET, "reports"),
-        Row(f"round of {ASKED} of {n_devices}", round_s, "as many empty requests", _least_s(n_devices, theirs), "s"),
+        BenchRow(what, ours, empty, theirs, "/s", Hold(RATE_MIN, sense=">=")),
+        BenchRow(f"{what}: p99 at saturation", p99, empty, empty_p99, "ms"),
+        BenchRow(f"reports counted, {ASKED} of {n_devices} asked", record.reported, "the target", TARGET, "reports"),
+        BenchRow(
+            f"round of {ASKED} of {n_devices}", round_s, "as many empty requests", _least_s(n_devices, theirs), "s"
+        ),
     ]
     if soaked:
         rows += _soak_rows(soaked)
     return tuple(rows)
 
 
-def _soak_rows(soaked: Soaked) -> list[Row]:
+def _soak_rows(soaked: Soaked) -> list[BenchRow]:
     """The first third is left out: caches fill."""
     third, tally = len(soaked.rss_mb) // 3, soaked.tally
     before, after = max(soaked.rss_mb[third : 2 * third]), max(soaked.rss_mb[-third:])
     what = f"memory, last third of {tally.wall_s / 60:.0f} min"
     p50, p99 = tally.quantile_ms(0.5), tally.quantile_ms(0.99)
     return [
-        Row(what, after, "the middle third", before, "MB", Hold(GROWTH_MAX)),
-        Row(f"p99 at {SOAK_RATE:.0f} check-ins/s", p99, "p50", p50, "ms"),
+        BenchRow(what, after, "the middle third", before, "MB", Hold(GROWTH_MAX)),
+        BenchRow(f"p99 at {SOAK_RATE:.0f} check-ins/s", p99, "p50", p50, "ms"),
     ]
 
 
@@ -229,7 +231,7 @@ def _least_s(n_devices: int, rate: float) -> float:
     return (n_devices + 3 * ASKED) / rate
 
 
-def _notes(fleet: Fleet, bursts: list[tuple[Burst, Burst]], soaked: Soaked | None) -> tuple[str, ...]:
+def _notes(fleet: LoadFleet, bursts: list[tuple[Burst, Burst]], soaked: Soaked | None) -> tuple[str, ...]:
     ours, theirs = (statistics.median(burst.cpu_us for burst in side) for side in zip(*bursts, strict=True))
     notes = [
         f"Load: {N_CONNECTIONS} connections, median of {_BURSTS} turns; processor time a request {ours:.0f} us, all "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from umbel.aggregation.secagg.masked_input import MaskedReader
 from umbel.aggregation.secagg.messages import encode_agreements, encode_indices
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.bench.secagg.cohort import advertised
 from umbel.sim.secure.rounds import bits_of_sums, composition_of, secure_plan
 
@@ -29,16 +29,16 @@ _KEY_BYTES, _SHARE_BYTES = 32, 33
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class MessageBytes:
     """Of one client, beside the update: bytes sent, its signature of the update among them, and received."""
 
     up: int
     down: int
 
 
-def bytes_rows(*, quick: bool = False) -> Sequence[Row]:
+def bytes_rows(*, quick: bool = False) -> Sequence[BenchRow]:
     """Every size against the formula, up and both ways; then a hundred clients and a million values against float32."""
-    rows, found = list[Row](), dict[int, Traffic]()
+    rows, found = list[BenchRow](), dict[int, MessageBytes]()
     for n, m in _SIZES_QUICK if quick else _SIZES:
         if n not in found:
             found[n] = traffic(n)
@@ -47,18 +47,18 @@ def bytes_rows(*, quick: bool = False) -> Sequence[Row]:
         what = f"one of {n} clients, {m:,} values, {bits} bits"
         theirs = formula_bytes(n, m, bits) / 1e6
         for ways, ours, hold in (("sent", up, Hold(FORMULA_MAX)), ("sent and received", up + found[n].down, None)):
-            rows.append(Row(f"{what}: {ways}", ours / 1e6, "Bonawitz et al. 2017", theirs, "MB", hold))
+            rows.append(BenchRow(f"{what}: {ways}", ours / 1e6, "Bonawitz et al. 2017", theirs, "MB", hold))
     return [*rows, *_against_float32(found[_N].up)]
 
 
-def _against_float32(beside: int) -> list[Row]:
-    rows = list[Row]()
+def _against_float32(beside: int) -> list[BenchRow]:
+    rows = list[BenchRow]()
     for bits in (bits_of_sums(_N), *_FEWER_BITS):
         is_any = bits == bits_of_sums(_N)
         what = f"one of {_N} clients, {_M:,} values, {bits} bits: sent"
         against = "float32, when any levels of 16 bits must fit" if is_any else "float32, when the sum's size is known"
         ours = update_bytes(_N, _M, bits) + beside
-        rows.append(Row(what, ours / 1e6, against, 4 * _M / 1e6, "MB", Hold(FLOAT32_MAX) if is_any else None))
+        rows.append(BenchRow(what, ours / 1e6, against, 4 * _M / 1e6, "MB", Hold(FLOAT32_MAX) if is_any else None))
     return rows
 
 
@@ -72,7 +72,7 @@ def update_bytes(n: int, m: int, bits: int) -> int:
     return MaskedReader(composition_of(secure_plan(n, bits=bits), m)).update_bytes.start
 
 
-def traffic(n: int) -> Traffic:
+def traffic(n: int) -> MessageBytes:
     """Of the first of n clients in a round that all of them go through, by the lengths of its messages."""
     cohort = advertised(n, os.urandom)
     cohort.share()
@@ -89,4 +89,4 @@ def traffic(n: int) -> Traffic:
     agreements = encode_agreements(agreed)
     sent.append(first.reveal(agreements))
     received += [inputs, agreements]
-    return Traffic(sum(map(len, sent)), sum(map(len, received)))
+    return MessageBytes(sum(map(len, sent)), sum(map(len, received)))

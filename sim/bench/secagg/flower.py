@@ -17,7 +17,7 @@ import torch
 from umbel.aggregation.secagg.crypto.shamir import Interpolation, split
 from umbel.aggregation.secagg.masked_input import masked_input
 from umbel.aggregation.secagg.numbers.contribution import LocalWork, contribution
-from umbel.sim.bench.report import Row
+from umbel.sim.bench.report import BenchRow
 from umbel.sim.bench.secagg.cohort import advertised
 from umbel.sim.bench.secagg.masks import least_ms, ready_client
 from umbel.sim.secure.rounds import bits_of_sums, composition_of, secure_plan
@@ -28,7 +28,7 @@ _TARGET_RANGE, _CLIP = 1 << 16, 8.0
 _WORK = LocalWork(1, 1, 1)
 
 
-def flower_rows(*, repetitions: int, n_values: int = N_VALUES) -> Sequence[Row]:
+def flower_rows(*, repetitions: int, n_values: int = N_VALUES) -> Sequence[BenchRow]:
     """Mask step, share step, and what opens one secret; nothing where Flower is not installed."""
     with contextlib.suppress(ImportError):
         peer = Peer(K, n_values)
@@ -81,7 +81,7 @@ class Peer:
         self._mod._collect_masked_vectors(self.states[0], received, 1, self._parameters)
 
 
-def _client_rows(peer: Peer, repetitions: int, n_values: int) -> Sequence[Row]:
+def _client_rows(peer: Peer, repetitions: int, n_values: int) -> Sequence[BenchRow]:
     cohort = advertised(K + 1, os.urandom)
     fresh = iter(cohort.clients)
     share, peer_share = least_ms((lambda: next(fresh).share(cohort.roster), peer.share), min(repetitions, K))
@@ -94,16 +94,16 @@ def _client_rows(peer: Peer, repetitions: int, n_values: int) -> Sequence[Row]:
 
     masked, peer_masked = least_ms((mask, lambda: peer.mask(received)), repetitions)
     return (
-        Row(f"share step, {K} neighbours", share, "Flower's SecAgg+", peer_share, "ms"),
-        Row(f"mask step, {K} neighbours, {n_values:,} values", masked, "Flower's SecAgg+", peer_masked, "ms"),
+        BenchRow(f"share step, {K} neighbours", share, "Flower's SecAgg+", peer_share, "ms"),
+        BenchRow(f"mask step, {K} neighbours, {n_values:,} values", masked, "Flower's SecAgg+", peer_masked, "ms"),
     )
 
 
-def _secret_rows(peer: Peer, repetitions: int) -> Sequence[Row]:
+def _secret_rows(peer: Peer, repetitions: int) -> Sequence[BenchRow]:
     """A survivor's seed, and the key of one that is gone: t shares each. Ours takes the same time for both."""
     points = list(range(1, _THRESHOLD + 1))
     shares = split(os.urandom(32), _THRESHOLD, points, os.urandom)
-    rows = list[Row]()
+    rows = list[BenchRow]()
     for what, secret in (("a survivor's seed", os.urandom(32)), ("the key of one that is gone", peer.states[0].sk1)):
         theirs: list[bytes] = peer.shamir.create_shares(secret, _THRESHOLD, _THRESHOLD)
         kernels: tuple[Callable[[], object], ...] = (
@@ -111,5 +111,5 @@ def _secret_rows(peer: Peer, repetitions: int) -> Sequence[Row]:
             partial(peer.shamir.combine_shares, theirs),
         )
         ours_ms, theirs_ms = least_ms(kernels, repetitions)
-        rows.append(Row(f"{what}, of {_THRESHOLD} shares", ours_ms, "Flower's SecAgg+", theirs_ms, "ms"))
+        rows.append(BenchRow(f"{what}, of {_THRESHOLD} shares", ours_ms, "Flower's SecAgg+", theirs_ms, "ms"))
     return rows

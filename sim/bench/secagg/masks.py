@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from umbel.aggregation.secagg.client import SecureClient
 from umbel.aggregation.secagg.crypto.derive import Vector
 from umbel.aggregation.secagg.crypto.masks import lane_dtype
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.bench.secagg.cohort import advertised
 
 N_VALUES = 1_000_000
@@ -23,9 +23,9 @@ _BUFFERS = (1 << 18, 1 << 20)
 _REPETITIONS, _REPETITIONS_QUICK = 15, 5
 
 
-def mask_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Sequence[Row]:
+def mask_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Sequence[BenchRow]:
     """For each number of neighbours and each width of lanes."""
-    rows = list[Row]()
+    rows = list[BenchRow]()
     for k in _NEIGHBOURS:
         client = ready_client(k)
         for width, bits in _LANES.items():
@@ -42,7 +42,7 @@ def ready_client(k: int) -> SecureClient:
     return client
 
 
-def _row(client: SecureClient, k: int, width: int, bits: int, n_values: int, repetitions: int) -> Row:
+def _row(client: SecureClient, k: int, width: int, bits: int, n_values: int, repetitions: int) -> BenchRow:
     lanes = torch.zeros(n_values, dtype=lane_dtype(bits))
     n_bytes = (k + 1) * n_values * width
     kernels: list[Callable[[], object]] = [lambda: client.masks(Vector.LEVELS).apply(lanes)]
@@ -51,7 +51,7 @@ def _row(client: SecureClient, k: int, width: int, bits: int, n_values: int, rep
     what = f"masks of {k} neighbours, {n_values:,} lanes of {width} byte{'s' if width > 1 else ''}"
     # Of the narrowest lanes a stretch is made so quickly that what begins it shows; they are a quarter of the work.
     hold = Hold(MASKS_MAX) if width > 1 else None
-    return Row(what, ours, f"AES-256-CTR of the same {n_bytes / 1e6:,.0f} MB", min(streams), "ms", hold)
+    return BenchRow(what, ours, f"AES-256-CTR of the same {n_bytes / 1e6:,.0f} MB", min(streams), "ms", hold)
 
 
 def keystream(n_bytes: int, buffer: int) -> Callable[[], None]:

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from umbel.sim.bench.report import Report, Row
+from umbel.sim.bench.report import BenchRow, Report
 from umbel.sim.bench.secagg.bytes import update_bytes
+from umbel.sim.results.plot_style import FAINT, dress_bench, new_figure, write_figure
 
-_INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
 _OURS, _LIMIT, _PEER = "#0f7b6c", "#a9b4bd", "#c8871e"
 _N, _M = 100, 1_000_000
 _BITS = range(4, 24)
@@ -18,18 +16,14 @@ _BITS = range(4, 24)
 
 def draw(path: Path, report: Report) -> None:
     """Write the picture of these rows. Raises `OSError` if that cannot be done."""
-    figure = Figure(figsize=(13, 5.2), dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 5.2, "Secure aggregation: what it costs")
     times, sent = figure.subplots(1, 2, width_ratios=(1.5, 1))
     _times(times, [row for row in report.rows if row.unit in ("ms", "s")])
     _sent(sent, [row for row in report.rows if row.against.startswith("float32")])
-    figure.suptitle("Secure aggregation: what it costs", x=0.012, ha="left", color=_INK)
-    figure.tight_layout(rect=(0, 0, 1, 0.97))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_figure(figure, path)
 
 
-def _times(axes: Axes, rows: Sequence[Row]) -> None:
+def _times(axes: Axes, rows: Sequence[BenchRow]) -> None:
     for place, row in enumerate(rows):
         scale = 1e3 if row.unit == "s" else 1.0
         is_peer = "Flower" in row.against
@@ -40,30 +34,19 @@ def _times(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xscale("log")
     for name, color in (("umbel", _OURS), ("its cryptography alone", _LIMIT), ("Flower's SecAgg+", _PEER)):
         axes.barh([0], [0], color=color, label=name)
-    _dress(axes, "CPU time, one thread", "ms")
+    dress_bench(axes, "CPU time, one thread", "ms")
 
 
-def _sent(axes: Axes, rows: Sequence[Row]) -> None:
-    axes.axhline(4 * _M / 1e6, color=_FAINT, lw=1.2, ls="--", label="float32")
+def _sent(axes: Axes, rows: Sequence[BenchRow]) -> None:
+    axes.axhline(4 * _M / 1e6, color=FAINT, lw=1.2, ls="--", label="float32")
     sizes = [update_bytes(_N, _M, bits) / 1e6 for bits in _BITS]
     axes.plot(list(_BITS), sizes, color=_LIMIT, lw=2, label="the masked values")
     bits = [int(row.what.split(" bits")[0].split()[-1]) for row in rows]
     axes.plot(bits, [row.ours for row in rows], "o", color=_OURS, ms=6, label="all that a client sends")
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("MB", color=_FAINT, fontsize=9)
-    _dress(axes, f"Sent by one of {_N} clients, {_M:,} values", "bits of a masked value")
+    dress_bench(axes, f"Sent by one of {_N} clients, {_M:,} values", "bits of a masked value", "MB")
 
 
 def _short(what: str) -> str:
     head = what.split(":")[0]
     return head if len(head) <= 56 else f"{head[:55]}…"
-
-
-def _dress(axes: Axes, title: str, x: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, color=_INK)
-    axes.set_xlabel(x, color=_FAINT, fontsize=9)
-    axes.grid(color=_GRID, lw=0.8)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

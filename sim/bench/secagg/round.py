@@ -25,7 +25,7 @@ from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import Contribution, LocalWork, contribution
 from umbel.aggregation.secagg.session import Session
 from umbel.sim.bench.aggregate import RssPeak
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.bench.secagg.cohort import Advertised, advertised
 from umbel.sim.bench.secagg.masks import keystream
 from umbel.sim.secure.rounds import bits_of_sums, composition_of, made_contribution, plain_sums, secure_plan
@@ -63,7 +63,7 @@ class Cost:
 class Rounds:
     """Rows, and what was counted beside them."""
 
-    rows: Sequence[Row]
+    rows: Sequence[BenchRow]
     notes: Sequence[str]
 
 
@@ -78,7 +78,7 @@ def round_rows(*, quick: bool = False, n_values: int = N_VALUES) -> Rounds:
 # --- a client ---------------------------------------------------------------------------------------------------------
 
 
-def share_rows(k: int = K_SHARED) -> Sequence[Row]:
+def share_rows(k: int = K_SHARED) -> Sequence[BenchRow]:
     """ShareKeys with k neighbours, the least of all clients; and the check of the roster that comes before it."""
     cohort = advertised(k + 1, os.urandom)
     share_ms = min(_ms(partial(client.share, cohort.roster)) for client in cohort.clients)
@@ -87,8 +87,8 @@ def share_rows(k: int = K_SHARED) -> Sequence[Row]:
     verify_ms = min(_ms(lambda: _verify(cohort)) for _ in range(9))
     what = f"share step, {k} neighbours: Shamir of two secrets, keys, commitments, sealing, a signature"
     return (
-        Row(what, share_ms, f"{k} X25519 exchanges", exchange_ms, "ms", Hold(SHARE_MS_MAX, "ours")),
-        Row(f"roster of {k + 1}, checked before it", read_ms, f"{k + 1} Ed25519 verifications", verify_ms, "ms"),
+        BenchRow(what, share_ms, f"{k} X25519 exchanges", exchange_ms, "ms", Hold(SHARE_MS_MAX, "ours")),
+        BenchRow(f"roster of {k + 1}, checked before it", read_ms, f"{k + 1} Ed25519 verifications", verify_ms, "ms"),
     )
 
 
@@ -106,7 +106,7 @@ def _verify(cohort: Advertised) -> None:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
 
 
-def _client(cohort: Advertised, n_values: int) -> tuple[Row, str]:
+def _client(cohort: Advertised, n_values: int) -> tuple[BenchRow, str]:
     """Every step of a client, in a round that all go through; of the first few, the one that took least."""
     composition = composition_of(secure_plan(N, bits=bits_of_sums(N)), n_values)
     clients, inputs, change = cohort.clients[:_MEASURED], encode_indices(range(N)), torch.randn(n_values) * 0.01
@@ -129,7 +129,7 @@ def _client(cohort: Advertised, n_values: int) -> tuple[Row, str]:
     least = min(costs, key=lambda cost: cost.total_ms)
     stream_ms = min(_ms(keystream(N * 4 * n_values, 1 << 18)) for _ in range(3))
     what = f"a client's whole round, {N - 1} neighbours, {n_values:,} values"
-    row = Row(what, least.total_ms, "AES-256-CTR of its masks", stream_ms, "ms")
+    row = BenchRow(what, least.total_ms, "AES-256-CTR of its masks", stream_ms, "ms")
     return row, f"A client's round: {least.words}."
 
 
@@ -175,7 +175,7 @@ class _Answers:
     answers: Sequence[bytes]
 
 
-def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[Sequence[Row], str]:
+def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[Sequence[BenchRow], str]:
     """Folding the masked updates of those who stay, making the secrets of all, and taking the masks off."""
     evidence = _evidence(cohort, n_values)
     _trim()
@@ -194,8 +194,8 @@ def _coordinator(cohort: Advertised, n_values: int, repetitions: int) -> tuple[S
     what = f"coordinator, {N - N_GONE} of {N} clients, {n_values:,} values: fold, secrets, masks"
     hold = Hold(COORDINATOR_S_MAX, "ours")
     rows = (
-        Row(what, least.total_ms / 1e3, "AES-256-CTR of the masks", stream_ms / 1e3, "s", hold),
-        Row("memory that it takes", grown_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB"),
+        BenchRow(what, least.total_ms / 1e3, "AES-256-CTR of the masks", stream_ms / 1e3, "s", hold),
+        BenchRow("memory that it takes", grown_mb, f"the model, {model_mb:.0f} MB", model_mb, "MB"),
     )
     return rows, f"The coordinator's round: {least.words}."
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from umbel.sim.bench.child_process import in_child
-from umbel.sim.bench.report import Hold, Report, Row
+from umbel.sim.bench.report import BenchRow, Hold, Report
 from umbel.sim.bench.simulate.cohorts import cohort_rows
 from umbel.sim.bench.simulate.peers import TRAINING, Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.scale import M_WORDS, scale_rows
@@ -33,11 +33,10 @@ from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation
 from umbel.sim.engines.choose import AutoEngine, named_engine
-from umbel.sim.engines.device import require_device_name
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.device import one_thread, require_device_name
+from umbel.sim.engines.recipe import LOSSES
 from umbel.sim.engines.stacked.stacked import StackedEngine
-from umbel.sim.experiment.garbage import seldom_collected
+from umbel.sim.experiment.trials import seldom_collected
 
 _BY_HAND, _ANY = "linear chains", "any module"
 _WHOLE = "whole round"
@@ -69,7 +68,7 @@ def measure(
     device = device or ("cuda" if torch.cuda.is_available() else None)
     require_device_name(device or "cpu")
     peers = None if peer_python is None else find_peers(peer_python)
-    parts: dict[str, Callable[[], list[Row]]] = {
+    parts: dict[str, Callable[[], list[BenchRow]]] = {
         one.name: partial(_compare, one, one.rounds_quick if quick else one.rounds, peers) for one in workloads()
     }
     parts["M"] = lambda: scale_rows(quick=quick)
@@ -99,12 +98,12 @@ def measure(
 class _Found:
     """`ours`: seconds of a round that peers are compared with, by what is in it."""
 
-    rows: list[Row]
+    rows: list[BenchRow]
     plain: PlainLoop
     ours: Mapping[str, float]
 
 
-def _compare(workload: Workload, n_rounds: int, peers: Peers | None) -> list[Row]:
+def _compare(workload: Workload, n_rounds: int, peers: Peers | None) -> list[BenchRow]:
     population = workload.population()
     with one_thread(), seldom_collected():
         found = (_large if workload.name == "B" else _small)(workload, population, n_rounds)
@@ -122,7 +121,7 @@ def _large(workload: Workload, population: ShardedPopulation, n_rounds: int) -> 
 
 
 def _small(workload: Workload, population: ShardedPopulation, n_rounds: int) -> _Found:
-    rows, plain, of_chains = list[Row](), None, dict[str, float]()
+    rows, plain, of_chains = list[BenchRow](), None, dict[str, float]()
     for how, by_hand in ((_BY_HAND, True), (_ANY, False)):
         engine = StackedEngine(workload.recipe.make(), LOSSES[workload.recipe.loss], by_hand=by_hand)
         ours = simulated(workload, population, engine, n_rounds)
@@ -136,7 +135,7 @@ def _small(workload: Workload, population: ShardedPopulation, n_rounds: int) -> 
     return _Found(rows, plain, of_chains)
 
 
-def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[Indices, ...]) -> Row:
+def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[Indices, ...]) -> BenchRow:
     """What the engine took by itself against the best that there is: they take turns, and the least time counts."""
     with closing(AutoEngine(workload.recipe)) as auto:
         training_s(workload, population, auto, cohorts[:1])
@@ -148,7 +147,7 @@ def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[
             for name, engine in engines.items():
                 seconds[name] = min(seconds[name], training_s(workload, population, engine, cohorts))
     best = min(seconds, key=seconds.__getitem__)
-    return Row(
+    return BenchRow(
         f"{workload.name}: auto takes {chosen}, training",
         1e3 * seconds[chosen],
         f"the best of {', '.join(seconds)}: {best}",
@@ -158,11 +157,11 @@ def _auto_row(workload: Workload, population: ShardedPopulation, cohorts: tuple[
     )
 
 
-def _memory_row(workload: Workload) -> Row:
+def _memory_row(workload: Workload) -> BenchRow:
     """Of a process that does nothing else, the engine's workers included: they are its threads."""
     idle, busy = in_child(_idle), in_child(_rounds_of, workload.name)
     what = f"{workload.name}: peak memory"
-    return Row(what, busy.peak_bytes / 1e6, "torch and the simulator alone", idle.peak_bytes / 1e6, "MB", _MEMORY)
+    return BenchRow(what, busy.peak_bytes / 1e6, "torch and the simulator alone", idle.peak_bytes / 1e6, "MB", _MEMORY)
 
 
 def _idle() -> None:
@@ -175,7 +174,7 @@ def _rounds_of(name: str) -> None:
         simulated(workload, workload.population(), engine, 1)
 
 
-def _row(workload: Workload, how: str, ours: float, theirs: float, bound: float | None) -> Row:
+def _row(workload: Workload, how: str, ours: float, theirs: float, bound: float | None) -> BenchRow:
     against = "the plain loop, two processes" if workload.name == "B" else "the plain loop"
     promise = None if bound is None else Hold(round(bound, 4))
-    return Row(f"{workload.name}: {how}", 1e3 * ours, against, 1e3 * theirs, "ms", promise)
+    return BenchRow(f"{workload.name}: {how}", 1e3 * ours, against, 1e3 * theirs, "ms", promise)

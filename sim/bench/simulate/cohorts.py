@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.sim.bench.report import Row
+from umbel.sim.bench.report import BenchRow
 from umbel.sim.bench.simulate.timing import training_s
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.partition.partition import Indices
@@ -25,7 +25,7 @@ ENGINES = "batched", "sequential"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CohortPoint:
     """A cohort of `n_clients`, who take `n_steps` in all. `seconds`: by engine, where that was not left out."""
 
     workload: Workload
@@ -38,7 +38,7 @@ class Point:
         return 1e6 * self.seconds[engine] / self.n_steps
 
 
-def cohort_rows(device: str, *, quick: bool, plot: Path | None) -> list[Row]:
+def cohort_rows(device: str, *, quick: bool, plot: Path | None) -> list[BenchRow]:
     """A row for each cohort that was trained in both ways. `plot`: where all of them are drawn."""
     points = [point for name in _NAMES for point in _points(name, device, quick=quick)]
     if plot is not None:
@@ -48,7 +48,7 @@ def cohort_rows(device: str, *, quick: bool, plot: Path | None) -> list[Row]:
     return [_row(point, device) for point in points if len(point.seconds) == len(ENGINES)]
 
 
-def _points(name: str, device: str, *, quick: bool) -> Iterator[Point]:
+def _points(name: str, device: str, *, quick: bool) -> Iterator[CohortPoint]:
     """Of larger and larger cohorts; an engine that has taken long for one is not asked for the next."""
     workload = next(one for one in workloads() if one.name == name)
     population = workload.population()
@@ -60,7 +60,7 @@ def _points(name: str, device: str, *, quick: bool) -> Iterator[Point]:
         cohort = _of_all_sizes(population, n_clients)
         seconds = {engine: _seconds(workload, population, engine, device, cohort) for engine in left}
         steps = steps_asked(workload.plan, population.sizes(cohort), 1.0)
-        yield Point(workload, n_clients, int(steps.sum()), seconds)
+        yield CohortPoint(workload, n_clients, int(steps.sum()), seconds)
         left = [engine for engine in left if seconds[engine] < long_s]
 
 
@@ -77,7 +77,7 @@ def _seconds(workload: Workload, population: ShardedPopulation, engine: str, dev
         return training_s(workload, population, made, (cohort,) * _TURNS)
 
 
-def _row(point: Point, device: str) -> Row:
+def _row(point: CohortPoint, device: str) -> BenchRow:
     what = f"{point.workload.name}: {point.n_clients} at once on {device}, stacked"
     stacked, apart = (1e3 * point.seconds[engine] for engine in ENGINES)
-    return Row(what, stacked, "one after another on it", apart, "ms", None)
+    return BenchRow(what, stacked, "one after another on it", apart, "ms", None)

@@ -4,29 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from umbel.sim.bench.simulate.cohorts import ENGINES, Point
-from umbel.sim.results.plot_style import GRID, INK, dress
+from umbel.sim.bench.simulate.cohorts import ENGINES, CohortPoint
+from umbel.sim.results.plot_style import GRID, INK, dress, new_figure, write_figure
 
 _LINES = dict(zip(ENGINES, (("#0f7b6c", "stacked"), ("#c8871e", "one after another")), strict=True))
 
 
-def draw(workloads: Sequence[Sequence[Point]], device: str, path: Path) -> None:
+def draw(workloads: Sequence[Sequence[CohortPoint]], device: str, path: Path) -> None:
     """Write the picture. `workloads`: the points of each. Raises `OSError` if that cannot be done."""
-    figure = Figure(figsize=(4.4 * len(workloads), 4.4), dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.4 * len(workloads), 4.4, f'Microseconds for each step of a client, on "{device}"')
     for axes, points in zip(figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True):
         _panel(axes, points)
-    figure.suptitle(f'Microseconds for each step of a client, on "{device}"', x=0.012, ha="left", color=INK)
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_figure(figure, path)
 
 
-def _panel(axes: Axes, points: Sequence[Point]) -> None:
+def _panel(axes: Axes, points: Sequence[CohortPoint]) -> None:
     for engine, (colour, words) in _LINES.items():
         measured = [point for point in points if engine in point.seconds]
         sizes, costs = [point.n_clients for point in measured], [point.step_us(engine) for point in measured]

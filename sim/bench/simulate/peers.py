@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.sim.bench.peers.flower import flower_setups
-from umbel.sim.bench.peers.job import Job
-from umbel.sim.bench.peers.pfl import pfl_setups
-from umbel.sim.bench.peers.run import PeerFailed, PeerTimes, Setup, run_peer, versions_of
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
+from umbel.sim.bench.simulate.peer_flower import flower_setups
+from umbel.sim.bench.simulate.peer_job import Job
+from umbel.sim.bench.simulate.peer_pfl import pfl_setups
+from umbel.sim.bench.simulate.peer_run import PeerFailed, PeerTimes, Setup, run_peer, versions_of
 from umbel.sim.bench.simulate.tight_loop import TightLoop
 from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.engines.device import one_thread
 
 _FLOWER, _PFL = "Flower", "pfl"
 _PROMISES = {
@@ -105,14 +105,14 @@ def find_peers(python: Path) -> Peers:
 
 def peer_rows(
     peers: Peers, workload: Workload, population: ShardedPopulation, plain: PlainLoop, ours: Mapping[str, float]
-) -> list[Row]:
+) -> list[BenchRow]:
     """`ours`: seconds of a round of ours, by what is in it. Raises `PeerFailed`."""
     n_rounds = 1 + min(len(plain.cohorts) - 1, max(_ROUNDS_MIN, _TURNS_MAX // workload.n_asked))
     job = Job(workload, population, plain.cohorts[:n_rounds], plain.weights[n_rounds - 1])
     return [_row(workload.name, how, seconds, best) for best in peers.best(job) for how, seconds in ours.items()]
 
 
-def _row(workload: str, how: str, seconds: float, best: Best) -> Row:
+def _row(workload: str, how: str, seconds: float, best: Best) -> BenchRow:
     times = _PROMISES.get((workload, best.peer)) if how.endswith(TRAINING) else None
     promise = None if times is None else Hold(round(1 / times, 6))
-    return Row(f"{workload}: {how}", 1e3 * seconds, best.title, 1e3 * best.times.round_s, "ms", promise)
+    return BenchRow(f"{workload}: {how}", 1e3 * seconds, best.title, 1e3 * best.times.round_s, "ms", promise)

@@ -17,15 +17,14 @@ from torch import Tensor
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.sim.bench.child_process import Measured, in_child
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.child_process import MeasuredCall, in_child
+from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.losses import LOSSES
-from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.device import one_thread
+from umbel.sim.engines.recipe import LOSSES, ModelRecipe
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import Changes, CohortWork
-from umbel.sim.experiment.garbage import seldom_collected
+from umbel.sim.experiment.trials import seldom_collected
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter
 from umbel.sim.federation.standing import beginning
@@ -49,7 +48,7 @@ class Scale:
     training_s: float
 
 
-def scale_rows(*, quick: bool) -> list[Row]:
+def scale_rows(*, quick: bool) -> list[BenchRow]:
     """Each federation in a process of its own."""
     n_rounds = 1 if quick else 3
     many = in_child(scale_of, _MANY, _PLAN, n_rounds)
@@ -58,20 +57,20 @@ def scale_rows(*, quick: bool) -> list[Row]:
     return [
         _round("M: whole round of 20 epochs", many, Hold(round(1 / (1 - _OVERHEAD_MAX), 4))),
         _round("M: whole round of one epoch", one_epoch, None),
-        Row("M: peak memory", many.peak_bytes / 1e6, f"{_FEW:,} enrolled", few.peak_bytes / 1e6, "MB", _MEMORY),
+        BenchRow("M: peak memory", many.peak_bytes / 1e6, f"{_FEW:,} enrolled", few.peak_bytes / 1e6, "MB", _MEMORY),
     ]
 
 
-def _round(what: str, measured: Measured[Scale], promise: Hold | None) -> Row:
+def _round(what: str, measured: MeasuredCall[Scale], promise: Hold | None) -> BenchRow:
     found = measured.found
-    return Row(what, 1e3 * found.round_s, "its training alone", 1e3 * found.training_s, "ms", promise)
+    return BenchRow(what, 1e3 * found.round_s, "its training alone", 1e3 * found.training_s, "ms", promise)
 
 
 def scale_of(n_enrolled: int, plan: TrainingPlan, n_rounds: int) -> Scale:
     """So many rounds are timed, after one that is not."""
     recipe = ModelRecipe("umbel.sim.models:perceptron", {"input_shape": [60], "hidden": [], "n_classes": 10})
     population = SyntheticPopulation(SyntheticLaw(n_enrolled, samples=_N_SAMPLES), _SEED)
-    engine = _Watched(StackedEngine(recipe.make(), LOSSES[recipe.loss]))
+    engine = _TimedEngine(StackedEngine(recipe.make(), LOSSES[recipe.loss]))
     state = ModelState.first(recipe.make().state_dict())
     world = World(
         population,
@@ -91,7 +90,7 @@ def scale_of(n_enrolled: int, plan: TrainingPlan, n_rounds: int) -> Scale:
     return Scale(statistics.median(whole[1:]), statistics.median(training[1:]))
 
 
-class _Watched:
+class _TimedEngine:
     """An engine, and how long it was at work."""
 
     name = "watched"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from umbel.sim.bench.report import Hold, Row
+from umbel.sim.bench.report import BenchRow, Hold
 from umbel.sim.bench.simulate.peers import Best
 from umbel.sim.experiment.checkpoint import ROWS_FILE
 from umbel.sim.simulation import RUNS_FOLDER
@@ -37,14 +37,14 @@ learning_rate = 0.05
 """
 
 
-def start_rows(peers: Sequence[Best]) -> list[Row]:
+def start_rows(peers: Sequence[Best]) -> list[BenchRow]:
     """Of 100 clients, of whom ten are asked. Promised: beyond what importing torch alone takes, in the same minute.
 
     `peers`: what they take for as many, their imports, and Ray, included, and the data made before.
     """
     torch_s = _importing_torch_s()
     start_s = _first_round_s()
-    beyond = Row(
+    beyond = BenchRow(
         f"{_WHAT}, beyond importing torch",
         1e3 * (start_s - torch_s),
         "importing torch",
@@ -52,7 +52,7 @@ def start_rows(peers: Sequence[Best]) -> list[Row]:
         "ms",
         Hold(1e3 * _START_S_MAX, of="ours"),
     )
-    return [beyond, *(Row(_WHAT, 1e3 * start_s, one.title, 1e3 * one.times.start_s, "ms") for one in peers)]
+    return [beyond, *(BenchRow(_WHAT, 1e3 * start_s, one.title, 1e3 * one.times.start_s, "ms") for one in peers)]
 
 
 def _importing_torch_s() -> float:

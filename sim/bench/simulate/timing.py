@@ -18,8 +18,8 @@ from umbel.sim.bench.simulate.tight_loop import TightLoop
 from umbel.sim.bench.simulate.workloads import Workload
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name, client_number
-from umbel.sim.engines.local.resident import start_vector
-from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.recipe import LOSSES
+from umbel.sim.engines.resident import start_vector
 from umbel.sim.engines.work import CohortWork, Engine
 from umbel.sim.federation.federation import Federation, World
 from umbel.sim.federation.local_work import Meter, client_seeds, steps_asked

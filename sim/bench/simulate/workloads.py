@@ -14,9 +14,9 @@ import torch
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.labels import DirichletSplit, dirichlet_partition
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.samples import Samples
 from umbel.sim.data.sets.carried import digits
 from umbel.sim.data.sets.synthetic import SyntheticLaw, SyntheticPopulation
 from umbel.sim.engines.recipe import ModelRecipe
@@ -103,8 +103,8 @@ def _digits() -> ShardedPopulation:
     data = digits(0.2, _SEED)
     split = DirichletSplit(100, 0.3, size_alpha=2.0, min_samples=3)
     shards = [data.rows[shard] for shard in dirichlet_partition(data.labels, split, _SEED)]
-    flat = Samples(data.samples.inputs.reshape(len(data.samples), -1), data.samples.targets)
-    return ShardedPopulation(flat, shards, Samples(data.test.inputs.reshape(len(data.test), -1), data.test.targets))
+    flat = SampleSet(data.samples.inputs.reshape(len(data.samples), -1), data.samples.targets)
+    return ShardedPopulation(flat, shards, SampleSet(data.test.inputs.reshape(len(data.test), -1), data.test.targets))
 
 
 def _synthetic(samples: int | None) -> ShardedPopulation:
@@ -117,5 +117,5 @@ def _images() -> ShardedPopulation:
     """Random ones: how long it takes hangs on their shape alone."""
     draw = torch.Generator().manual_seed(_SEED)
     n = 10 * 600
-    samples = Samples(torch.randn(n, *_IMAGE, generator=draw), torch.randint(10, (n,), generator=draw))
+    samples = SampleSet(torch.randn(n, *_IMAGE, generator=draw), torch.randint(10, (n,), generator=draw))
     return ShardedPopulation(samples, np.split(np.arange(n), 10), samples.take(np.arange(10)))

@@ -1,14 +1,14 @@
 """`umbel bench window`: the self-tuned window against the static 130 % rule, on three simulated fleets.
 
-Every round goes through the real state machine in virtual time (`window_rounds.py`). All ways of running a round get
-the same fleet, the same luck and the same run file: target 100, minimum 80, and a window that a careful operator would
-set, half as long again as what 95 % of the devices needed in a pilot over a whole day.
+All rounds are simulated in virtual time (`fleets.py`). Every way to run a round meets the same devices with the same
+luck, target 100 and minimum 80. The longest window is what a careful operator would set: half as long again as 95 % of
+the devices needed in a pilot over a whole day.
 
-- *static*: 130 % asked, that window.
-- *self-tuned*: the same file with `self_tuning = true`, so its window is the longest allowed; knows nothing at first.
-- *hindsight*: the one window and over-selection that would have been best, found with the fleet's true habits and the
-  formulas of `tuning.py`: what no static rule can better.
-- *limit*: the same, found for each hour by itself: what no rule can better that only knows the hour.
+- *static*: asks 130 % of the target, and always has that window.
+- *self-tuned*: the same run file with `self_tuning = true`. It knows nothing at first.
+- *hindsight*: the best fixed window and over-selection, found with the fleet's true habits and the formulas of
+  `aggregation/run/tuning.py`. No static rule can do better.
+- *limit*: the same for each hour by itself. No rule that knows only the hour can do better.
 """
 
 from collections.abc import Sequence
@@ -18,33 +18,33 @@ from pathlib import Path
 import numpy as np
 
 from umbel.aggregation.plans.round import RoundPlan
+from umbel.aggregation.run.binomial import Floats
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.report_times import Curve
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.run.tuning import CONFIDENCE, Forecast, foresee, next_plan
-from umbel.sim.bench.report import Hold, Report, Row
-from umbel.sim.bench.window.fleets import FLEETS, HOUR_S, Fleet, Floats
-from umbel.sim.bench.window.rounds import Course, Planner, play
+from umbel.aggregation.run.tuning import CONFIDENCE, Forecast, foresee
+from umbel.sim.bench.report import BenchRow, Hold, Report
+from umbel.sim.bench.window.fleets import FLEETS, HOUR_S, N_DEVICES, WindowFleet, WindowRun, run_rounds
 
 TARGET, MINIMUM = 100, 80
 STATIC_OVER_SELECTION = 1.3
 GAIN_MIN = 1.05
 _PILOT_SHARE, _PILOT_MARGIN = 0.95, 1.5
-_PILOT_SEED, _TRUTH_SEED = 1001, 1002  # other devices' luck than in any course
+_PILOT_SEED, _TRUTH_SEED = 1001, 1002  # unlike the seeds of all runs
 _TIMES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class WindowContest:
     """One fleet, run in three ways with each of several seeds."""
 
-    fleet: Fleet
+    fleet: WindowFleet
     window_s: float
     hindsight: RoundPlan
     limit: float
-    static: tuple[Course, ...]
-    tuned: tuple[Course, ...]
-    best: tuple[Course, ...]
+    static: tuple[WindowRun, ...]
+    tuned: tuple[WindowRun, ...]
+    best: tuple[WindowRun, ...]
 
 
 def measure(*, quick: bool, plot: Path | None) -> Report:
@@ -64,16 +64,16 @@ def measure(*, quick: bool, plot: Path | None) -> Report:
     return Report("window", tuple(row for contest in contests for row in _rows(contest)), notes)
 
 
-def hold_contest(fleet: Fleet, n_rounds: int, seeds: Sequence[int]) -> Contest:
+def hold_contest(fleet: WindowFleet, n_rounds: int, seeds: Sequence[int]) -> WindowContest:
     """Let the three ways of running a round meet on one fleet."""
     window_s = pilot_window_s(fleet)
     file, tuning_file = run_file(n_rounds, window_s, self_tuning=False), run_file(n_rounds, window_s, self_tuning=True)
     hindsight = best_static(fleet, file.round_plan(1, 1))
     best_file = run_file(n_rounds, hindsight.window_s, False, hindsight.over_selection)
     static, tuned, best = (
-        tuple(play(fleet, _planner(one), n_rounds, seed) for seed in seeds) for one in (file, tuning_file, best_file)
+        tuple(run_rounds(fleet.devices(seed), one) for seed in seeds) for one in (file, tuning_file, best_file)
     )
-    return Contest(fleet, window_s, hindsight, limit(fleet, file.round_plan(1, 1)), static, tuned, best)
+    return WindowContest(fleet, window_s, hindsight, limit(fleet, file.round_plan(1, 1)), static, tuned, best)
 
 
 def run_file(
@@ -83,13 +83,14 @@ def run_file(
     return RunFile("window", rounds)
 
 
-def pilot_window_s(fleet: Fleet) -> float:
-    """What an operator would set who has watched the fleet for a day."""
-    needed_s = np.concatenate([fleet.round_of(_PILOT_SEED, hour, 1, hour * HOUR_S).work_s for hour in range(24)])
+def pilot_window_s(fleet: WindowFleet) -> float:
+    """The window of an operator who has watched the fleet for a day."""
+    devices = fleet.devices(_PILOT_SEED)
+    needed_s = np.concatenate([devices.fates_at(hour, HOUR_S).step_s for hour in range(24)])
     return float(round(_PILOT_MARGIN * np.quantile(needed_s, _PILOT_SHARE)))
 
 
-def best_static(fleet: Fleet, plan: RoundPlan) -> RoundPlan:
+def best_static(fleet: WindowFleet, plan: RoundPlan) -> RoundPlan:
     """The one window and over-selection with the greatest goodput over a day, of those that commit often enough."""
     forecasts = _day(fleet, plan)
     p_commit, useful_s, total_s = (
@@ -100,7 +101,7 @@ def best_static(fleet: Fleet, plan: RoundPlan) -> RoundPlan:
     return replace(plan, over_selection=float(n_asked) / plan.target, window_s=float(window_s))
 
 
-def limit(fleet: Fleet, plan: RoundPlan) -> float:
+def limit(fleet: WindowFleet, plan: RoundPlan) -> float:
     """The goodput over a day of the best choice for each hour."""
     useful_s = total_s = 0.0
     for forecast in _day(fleet, plan):
@@ -109,8 +110,8 @@ def limit(fleet: Fleet, plan: RoundPlan) -> float:
     return useful_s / total_s
 
 
-def _day(fleet: Fleet, plan: RoundPlan) -> list[Forecast]:
-    return [foresee(plan, 0.0, true_curve(fleet, hour, plan.window_s), fleet.n_devices) for hour in range(24)]
+def _day(fleet: WindowFleet, plan: RoundPlan) -> list[Forecast]:
+    return [foresee(plan, 0.0, true_curve(fleet, hour, plan.window_s), N_DEVICES) for hour in range(24)]
 
 
 def _best(p_commit: Floats, goodput: Floats) -> tuple[int, int]:
@@ -120,53 +121,50 @@ def _best(p_commit: Floats, goodput: Floats) -> tuple[int, int]:
     return int(row), int(column)
 
 
-def true_curve(fleet: Fleet, hour: int, until_s: float) -> Curve:
+def true_curve(fleet: WindowFleet, hour: int, until_s: float) -> Curve:
     """What the fleet's devices do at this hour, as if everything were known."""
     times_s = np.linspace(until_s / _TIMES, until_s, _TIMES)
-    fates = fleet.round_of(_TRUTH_SEED, hour, 1, hour * HOUR_S)
-    work_s, lost_s = fates.work_s[fates.waits], fates.lost_s[fates.waits]
-    report_s, leave_s = np.where(np.isinf(lost_s), work_s, np.inf), np.minimum(work_s, lost_s)
-    reported, left = ((column[None] <= times_s[:, None]).mean(axis=1) for column in (report_s, leave_s))
+    fates = fleet.devices(_TRUTH_SEED).fates_at(hour, until_s)
+    leave_s = np.minimum(fates.report_s, fates.lost_s)
+    reported, left = ((column[None] <= times_s[:, None]).mean(axis=1) for column in (fates.report_s, leave_s))
     return Curve(times_s, reported, 1 - left, np.full(_TIMES, 1e12), until_s)
 
 
-def _planner(file: RunFile) -> Planner:
-    return lambda number, attempt, evidence, now: next_plan(file, number, attempt, evidence, now)
-
-
-def _rows(contest: Contest) -> tuple[Row, ...]:
+def _rows(contest: WindowContest) -> tuple[BenchRow, ...]:
     name, tuned, static = contest.fleet.name, contest.tuned, contest.static
     rule = f"static 130 %, {contest.window_s:.0f} s"
     hindsight = f"hindsight: {contest.hindsight.over_selection:.0%}, {contest.hindsight.window_s:.0f} s"
     ours = 100 * goodput(tuned)
     of_use, commits = f"{name}: client time of use", f"{name}: attempts with the minimum"
     return (
-        Row(of_use, ours, rule, 100 * goodput(static), "%", Hold(GAIN_MIN, sense=">=")),
-        Row(of_use, ours, hindsight, 100 * goodput(contest.best), "%"),
-        Row(of_use, ours, "limit: the best for each hour", 100 * contest.limit, "%"),
-        Row(commits, 100 * committed(tuned), rule, 100 * committed(static), "%", Hold(100 * CONFIDENCE, "ours", ">=")),
-        Row(f"{name}: a round takes", minutes(tuned), rule, minutes(static), "min"),
-        Row(f"{name}: reports in a round", reports(tuned), rule, reports(static), "reports"),
+        BenchRow(of_use, ours, rule, 100 * goodput(static), "%", Hold(GAIN_MIN, sense=">=")),
+        BenchRow(of_use, ours, hindsight, 100 * goodput(contest.best), "%"),
+        BenchRow(of_use, ours, "limit: the best for each hour", 100 * contest.limit, "%"),
+        BenchRow(
+            commits, 100 * committed(tuned), rule, 100 * committed(static), "%", Hold(100 * CONFIDENCE, "ours", ">=")
+        ),
+        BenchRow(f"{name}: a round takes", minutes(tuned), rule, minutes(static), "min"),
+        BenchRow(f"{name}: reports in a round", reports(tuned), rule, reports(static), "reports"),
     )
 
 
-def goodput(courses: Sequence[Course]) -> float:
-    """Useful over all client seconds."""
-    attempts = [attempt for course in courses for attempt in course.attempts]
-    return sum(attempt.useful_s for attempt in attempts) / sum(attempt.total_s for attempt in attempts)
+def goodput(runs: Sequence[WindowRun]) -> float:
+    """Client seconds of reports that count, over all client seconds."""
+    attempts = [attempt for run in runs for attempt in run.attempts]
+    return 1 - sum(attempt.wasted_s for attempt in attempts) / sum(attempt.busy_s for attempt in attempts)
 
 
-def committed(courses: Sequence[Course]) -> float:
+def committed(runs: Sequence[WindowRun]) -> float:
     """Share of the attempts that got the minimum."""
-    return sum(course.n_committed for course in courses) / sum(len(course.attempts) for course in courses)
+    return sum(run.n_committed for run in runs) / sum(len(run.attempts) for run in runs)
 
 
-def minutes(courses: Sequence[Course]) -> float:
+def minutes(runs: Sequence[WindowRun]) -> float:
     """Virtual minutes from a round's beginning to its commit, failed attempts included."""
-    return sum(course.rounds_s for course in courses) / 60 / sum(course.n_committed for course in courses)
+    return sum(run.rounds_s for run in runs) / 60 / sum(run.n_committed for run in runs)
 
 
-def reports(courses: Sequence[Course]) -> float:
+def reports(runs: Sequence[WindowRun]) -> float:
     """Reports that count, in a committed round."""
-    counts = [attempt.n_reported for course in courses for attempt in course.attempts if attempt.committed]
+    counts = [attempt.reported for run in runs for attempt in run.attempts if attempt.committed]
     return sum(counts) / len(counts)

@@ -5,39 +5,33 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from umbel.sim.bench.window.bench import Contest, goodput
-from umbel.sim.bench.window.rounds import EVERY_S, Course
+from umbel.sim.bench.window.bench import WindowContest, goodput
+from umbel.sim.bench.window.fleets import EVERY_S, WindowRun
+from umbel.sim.results.plot_style import FAINT, INK, dress, new_figure, write_figure
 
-_INK, _FAINT, _GRID = "#22303c", "#7b8794", "#e6eaee"
 _TUNED, _STATIC, _BEST, _NIGHT = "#0f7b6c", "#c8871e", "#44546a", "#eef2f7"
 _SMOOTHED = 12  # rounds, six hours
 
 
-def draw(contests: Sequence[Contest], path: Path) -> None:
+def draw(contests: Sequence[WindowContest], path: Path) -> None:
     """Write the picture. Raises `OSError` if that cannot be done."""
-    figure = Figure(figsize=(13, 6.6), dpi=130, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 6.6, "A window that tunes itself, against the static 130 % rule")
     grid = figure.subplots(2, len(contests), sharex=True, squeeze=False)
     for i, contest in enumerate(contests):
         _use(grid[0][i], contest)
         _windows(grid[1][i], contest)
-    grid[0][0].set_ylabel("client time of use", color=_FAINT)
-    grid[1][0].set_ylabel("window (static: the longest allowed)", color=_FAINT)
-    figure.suptitle("A window that tunes itself, against the static 130 % rule", x=0.012, ha="left", color=_INK)
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    grid[0][0].set_ylabel("client time of use", color=FAINT)
+    grid[1][0].set_ylabel("window (static: the longest allowed)", color=FAINT)
+    write_figure(figure, path)
 
 
-def _use(axes: Axes, contest: Contest) -> None:
+def _use(axes: Axes, contest: WindowContest) -> None:
     lines = ((contest.static, _STATIC, "static 130 %"), (contest.tuned, _TUNED, "self-tuned"))
-    for courses, color, name in lines:
-        hours, shares = _smoothed(courses[0])
-        axes.plot(hours, shares, color=color, lw=2.2, label=f"{name}: {goodput(courses):.1%}")
+    for runs, color, name in lines:
+        hours, shares = _smoothed(runs[0])
+        axes.plot(hours, shares, color=color, lw=2.2, label=f"{name}: {goodput(runs):.1%}")
     best = goodput(contest.best)
     axes.axhline(best, color=_BEST, lw=1.2, ls=(0, (5, 3)), label=f"best static, in hindsight: {best:.1%}")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -46,39 +40,34 @@ def _use(axes: Axes, contest: Contest) -> None:
     _dress(axes, contest, contest.fleet.name)
 
 
-def _windows(axes: Axes, contest: Contest) -> None:
+def _windows(axes: Axes, contest: WindowContest) -> None:
     attempts = contest.tuned[0].attempts
-    hours = [attempt.number * EVERY_S / 3600 for attempt in attempts]
+    hours = [attempt.round * EVERY_S / 3600 for attempt in attempts]
     axes.step(hours, [attempt.window_s for attempt in attempts], where="post", color=_TUNED, lw=1.4)
     axes.axhline(contest.window_s, color=_STATIC, lw=1.8)
     axes.axhline(contest.hindsight.window_s, color=_BEST, lw=1.2, ls=(0, (5, 3)))
     asked = np.mean([attempt.over_selection for attempt in attempts[len(attempts) // 4 :]])
     words = f"asks {asked:.0%} of the target (hindsight: {contest.hindsight.over_selection:.0%})"
-    axes.text(0.02, 0.04, words, transform=axes.transAxes, fontsize=8.5, color=_INK)
+    axes.text(0.02, 0.04, words, transform=axes.transAxes, fontsize=8.5, color=INK)
     axes.set_ylim(0, contest.window_s * 1.08)
     axes.yaxis.set_major_formatter("{x:.0f} s")
-    axes.set_xlabel("virtual hours; nights are shaded", color=_FAINT, fontsize=9)
+    axes.set_xlabel("virtual hours; nights are shaded", color=FAINT, fontsize=9)
     _dress(axes, contest, "")
 
 
-def _smoothed(course: Course) -> tuple[list[float], list[float]]:
+def _smoothed(run: WindowRun) -> tuple[list[float], list[float]]:
     """Hours, and the share of use over the last few attempts at each."""
-    attempts = course.attempts
-    hours = [attempt.number * EVERY_S / 3600 for attempt in attempts]
-    useful, total = (np.cumsum([0.0, *(getattr(a, name) for a in attempts)]) for name in ("useful_s", "total_s"))
+    attempts = run.attempts
+    hours = [attempt.round * EVERY_S / 3600 for attempt in attempts]
+    wasted, total = (np.cumsum([0.0, *(getattr(a, name) for a in attempts)]) for name in ("wasted_s", "busy_s"))
     first = np.maximum(np.arange(1, len(attempts) + 1) - _SMOOTHED, 0)
-    return hours, list((useful[1:] - useful[first]) / (total[1:] - total[first]))
+    return hours, list(1 - (wasted[1:] - wasted[first]) / (total[1:] - total[first]))
 
 
-def _dress(axes: Axes, contest: Contest, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=_INK)
-    last = contest.tuned[0].attempts[-1].number * EVERY_S / 3600
+def _dress(axes: Axes, contest: WindowContest, title: str) -> None:
+    last = contest.tuned[0].attempts[-1].round * EVERY_S / 3600
     for midnight in range(0, int(last) + 24, 24):
-        axes.axvspan(midnight - 3, midnight + 9, color=_NIGHT, lw=0, zorder=0)  # the night's middle is at 3
+        axes.axvspan(midnight - 3, midnight + 9, color=_NIGHT, lw=0, zorder=0)  # the middle of the night is 3 o'clock
     axes.set_xlim(0, last)
     axes.set_xticks(range(0, int(last) + 1, 24))
-    axes.tick_params(colors=_FAINT, labelcolor=_INK, labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_FAINT)
-    axes.grid(axis="y", color=_GRID, lw=0.8)
-    axes.set_axisbelow(True)
+    dress(axes, title, axes.get_xlabel())

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.types import require_within
-from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.population import Transform
+from umbel.sim.data.partition.partition import Indices, Transform
 
 Kind: TypeAlias = Literal["noise", "rotation"]
 VARIANCE_MAX = 1e12

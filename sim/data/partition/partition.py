@@ -1,17 +1,34 @@
 """How one data set is dealt out: which client holds which samples, and how many of each class.
 
-`partition_labels.py` deals by label, `partition_sizes.py` by size, `partition_groups.py` by whose the samples are; the
-`[partition]` section of an experiment's file (`partition_section.py`) says which.
+`labels.py` deals by label and `sizes.py` by size, as the `[partition]` section of an experiment's file (`section.py`)
+says.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
+
+from umbel.aggregation.phrases import some
 
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
+
+
+class Transform(Protocol):
+    """What makes clients' inputs differ: a sensor's noise, how a camera is held."""
+
+    def __call__(self, inputs: Tensor, clients: Indices, starts: Indices, *, are_held_back: bool) -> Tensor:
+        """The inputs of these clients, changed, for which `inputs` may be written over.
+
+        The i-th of `clients` (numbers) holds `inputs[starts[i]:starts[i + 1]]`, in training data or in what it holds
+        back; it sees the same whenever it is asked, whoever is asked with it. Raises `ValueError` for inputs that it
+        cannot change.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +100,35 @@ def class_counts(labels: Labels, shards: Sequence[Indices], classes: Labels | No
     held = np.searchsorted(classes, labels[np.concatenate([np.empty(0, dtype=np.int64), *shards])])
     counts = np.bincount(owners * len(classes) + held, minlength=len(shards) * len(classes))
     return counts.reshape(len(shards), len(classes)).astype(np.int64)
+
+
+def natural_partition(
+    groups: npt.NDArray[Any],
+    least: int,
+    n_clients: int | None,
+    rng: np.random.Generator,
+    names: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+) -> Partition:
+    """One client per group, in ascending order of the groups. `groups`: of each sample, numbers or words.
+
+    Groups with fewer than `least` samples are left out. `n_clients`: that many of the others, drawn evenly; None for
+    all. `names`: of groups that are numbers, by number; by default they are called by their number. `only`: the names
+    of those that take part; None for all. Raises `ValueError` if there are too few groups, or none of a name.
+    """
+    found, members, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    called: list[str] = [str(group) if names is None else str(names[group]) for group in found]
+    if only is not None and (unknown := sorted(set(only) - set(called))):
+        raise ValueError(f"there is no group {', '.join(unknown)}; there are {some(called)}")
+    kept = np.flatnonzero((sizes >= least) & np.array([only is None or name in only for name in called]))
+    wanted = 1 if n_clients is None else n_clients
+    if len(kept) < wanted:
+        raise ValueError(
+            f"{len(kept)} of {len(found)} groups ({some(called)}) hold at least {least} samples, {wanted} must; "
+            "take fewer clients, or ask for fewer samples of each"
+        )
+    if n_clients is not None:
+        kept = np.sort(rng.choice(kept, n_clients, replace=False))
+    client_of = np.full(len(found), -1, dtype=np.int64)
+    client_of[kept] = np.arange(len(kept))
+    return Partition(shards_of(client_of[members], len(kept)), names=tuple(called[group] for group in kept))

@@ -26,16 +26,14 @@ import numpy.typing as npt
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import require_within
 from umbel.sim.data.partition.feature_skew import FeaturesSection, transform_of
-from umbel.sim.data.partition.groups import natural_partition
 from umbel.sim.data.partition.labels import (
     classes_partition,
     dirichlet_by_class,
     dirichlet_by_client,
     shard_partition,
 )
-from umbel.sim.data.partition.partition import Indices, Labels, Partition, with_holdouts
+from umbel.sim.data.partition.partition import Indices, Labels, Partition, Transform, natural_partition, with_holdouts
 from umbel.sim.data.partition.sizes import ALPHA_MAX, ALPHA_MIN, SizesSection, drawn_sizes, iid_partition
-from umbel.sim.data.population import Transform
 
 Scheme: TypeAlias = Literal["iid", "dirichlet", "shards", "classes", "natural"]
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.data_set import DataError, DataSet, held_out, natural_of
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import DataError, DataSet, SampleSet, TrainAndTest, held_out, natural_of
 
 TEST_SHARE = 0.2
 CLASSES_MAX = 1_000_000  # a model has an output for each
@@ -132,7 +131,7 @@ def _classes(train: npt.NDArray[Any], test: npt.NDArray[Any] | None) -> tuple[np
     return targets.astype(np.int64), greatest + 1
 
 
-def _paired(inputs: Tensor, classes: npt.NDArray[np.int64], what: str) -> Samples:
+def _paired(inputs: Tensor, classes: npt.NDArray[np.int64], what: str) -> SampleSet:
     if inputs.ndim < 1 or len(inputs) != len(classes):
         raise DataError(f"there must be as many targets as {what}: one class for each")
-    return Samples(inputs, torch.from_numpy(classes))
+    return SampleSet(inputs, torch.from_numpy(classes))

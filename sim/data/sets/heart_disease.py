@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from umbel.sim.data.data_set import DataError, DataSet, Natural
+from umbel.sim.data.data_set import DataError, DataSet, Natural, SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
 
 BYTES_MAX = 1 << 20
 _N_COLUMNS = 14
@@ -54,7 +53,7 @@ def load_heart_disease(folder: Path) -> DataSet:
         trained.append(train + start)
         tested.append(test + start)
         start += len(records)
-    samples = Samples(
+    samples = SampleSet(
         torch.from_numpy(np.concatenate(inputs).astype(np.float32)), torch.from_numpy(np.concatenate(classes))
     )
     natural = Natural("hospital", tuple(_SPLIT), tuple(trained), tuple(tested))

@@ -25,7 +25,7 @@ _Values: TypeAlias = npt.NDArray[Any]
 _COLOURS = (1, 3, 4)
 
 
-class Table(Protocol):
+class HuggingFaceTable(Protocol):
     """As `datasets.Dataset` is one."""
 
     @property
@@ -52,7 +52,7 @@ class Partitioned(Protocol):
 
 
 def from_hugging_face(
-    data: Table | Mapping[str, Table],
+    data: HuggingFaceTable | Mapping[str, HuggingFaceTable],
     input: Columns,
     target: str,
     *,
@@ -84,12 +84,12 @@ def from_partitioner(
     input: Columns,
     target: str,
     *,
-    test: Table | None = None,
+    test: HuggingFaceTable | None = None,
     test_share: float = TEST_SHARE,
     seed: int = 0,
 ) -> DataSet:
     """The same of the partitions of a Flower partitioner that has been given its data: each is one natural holder."""
-    parts: list[Table] = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    parts: list[HuggingFaceTable] = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
     numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return dataset(
         torch.cat([_inputs(part, input) for part in parts]),
@@ -115,7 +115,7 @@ def from_flwr_datasets(
     return from_partitioner(data.partitioners[split], input, target, test=test)
 
 
-def _parts(data: Table | Mapping[str, Table]) -> tuple[Table, Table | None]:
+def _parts(data: HuggingFaceTable | Mapping[str, HuggingFaceTable]) -> tuple[HuggingFaceTable, HuggingFaceTable | None]:
     if not isinstance(data, Mapping):
         return data, None
     if "train" not in data:
@@ -123,7 +123,7 @@ def _parts(data: Table | Mapping[str, Table]) -> tuple[Table, Table | None]:
     return data["train"], data.get("test")
 
 
-def _inputs(table: Table, input: Columns) -> Tensor:
+def _inputs(table: HuggingFaceTable, input: Columns) -> Tensor:
     names = [input] if isinstance(input, str) else list(input)
     columns = _columns(table, names)
     values = columns[names[0]] if isinstance(input, str) else np.column_stack([columns[name] for name in names])
@@ -142,11 +142,11 @@ def _image(pixels: Tensor) -> Tensor:
     return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
 
 
-def _targets(table: Table, target: str) -> _Values:
+def _targets(table: HuggingFaceTable, target: str) -> _Values:
     return _columns(table, [target])[target]
 
 
-def _columns(table: Table, names: list[str]) -> Mapping[str, _Values]:
+def _columns(table: HuggingFaceTable, names: list[str]) -> Mapping[str, _Values]:
     """Whole columns as arrays; images and the like are decoded by the library."""
     if missing := [name for name in names if name not in table.column_names]:
         raise DataError(f"there is no column {missing[0]!r} among {_listed(table.column_names)}")

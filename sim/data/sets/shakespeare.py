@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from umbel.sim.data.data_set import DataError, DataSet, Natural, Task
-from umbel.sim.data.samples import Samples
+from umbel.sim.data.data_set import DataError, DataSet, LearningTask, Natural, SampleSet
 
 FILE = "shakespeare_lines.tsv.gz"
 BYTES_MAX = 64 << 20
@@ -75,14 +74,14 @@ def roles_data(roles: Mapping[str, Sequence[str]]) -> DataSet:
         samples.take(np.concatenate(holdouts)),
         len(CHARACTERS),
         Natural("role", tuple(parts), tuple(shards), tuple(holdouts)),
-        Task.NEXT_CHARACTER,
+        LearningTask.NEXT_CHARACTER,
     )
 
 
-def _samples(text: bytes) -> Samples:
+def _samples(text: bytes) -> SampleSet:
     """`inputs`: uint8 (n, 80), a view; `targets`: int64 (n,). Numbers of characters."""
     numbers = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return Samples(numbers.unfold(0, WINDOW, 1)[:-1], numbers[WINDOW:].to(torch.int64))
+    return SampleSet(numbers.unfold(0, WINDOW, 1)[:-1], numbers[WINDOW:].to(torch.int64))
 
 
 def _split(lines: Sequence[str]) -> tuple[bytes, bytes]:

@@ -32,10 +32,9 @@ from torch import Tensor
 
 from umbel.aggregation.sample_order import Words, sample_keys
 from umbel.aggregation.seeds import derive_seed
-from umbel.sim.data.data_set import Task
+from umbel.sim.data.data_set import LearningTask, SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData
-from umbel.sim.data.samples import Samples
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -77,7 +76,7 @@ class SyntheticPopulation:
     """
 
     name = "synthetic"
-    task = Task.CLASSIFICATION
+    task = LearningTask.CLASSIFICATION
     n_classes = N_CLASSES
     input_shape = (N_INPUTS,)
 
@@ -92,7 +91,7 @@ class SyntheticPopulation:
         return self._law.n_clients
 
     @cached_property
-    def test(self) -> Samples:
+    def test(self) -> SampleSet:
         n = min(self.n_clients, TEST_CLIENTS_MAX)
         return self.holdout_of(np.arange(n, dtype=np.int64) * self.n_clients // n).samples
 
@@ -128,7 +127,7 @@ class SyntheticPopulation:
         if not self._law.is_iid:
             _shift(inputs, self._centres(clients), starts)
         classes = _classes(inputs, self._models(clients), starts)
-        return CohortData(Samples(torch.from_numpy(inputs), classes), np.arange(starts[-1]), starts)
+        return CohortData(SampleSet(torch.from_numpy(inputs), classes), np.arange(starts[-1]), starts)
 
     def _centres(self, clients: Indices) -> Floats:
         """v of each: (clients, 60)."""

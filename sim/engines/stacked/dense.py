@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from umbel.aggregation.model.layout import Layout
-from umbel.sim.data.samples import Samples
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.engines.stacked.elementwise import sigmoid, whole_vectors
-from umbel.sim.engines.stacked.lockstep import Lockstep
-from umbel.sim.engines.stacked.stacked_step import StackedSteps, is_plain
+from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, is_plain
 from umbel.sim.engines.work import CohortWork
 
 _RUN_VALUES = 1 << 19  # of inputs and answers: what is gathered for some steps stays in the caches
@@ -223,8 +222,8 @@ def _passed_back(activation: str, errors: Tensor, outputs: Tensor) -> Tensor:
     return errors if backward is None else backward(errors, outputs)
 
 
-def _flat_inputs(samples: Samples) -> Samples:
-    return Samples(samples.inputs.reshape(len(samples), -1), samples.targets)
+def _flat_inputs(samples: SampleSet) -> SampleSet:
+    return SampleSet(samples.inputs.reshape(len(samples), -1), samples.targets)
 
 
 def _flat(model: nn.Module) -> list[nn.Module]:

@@ -1,7 +1,7 @@
-"""Which samples many clients take in their first step, their second, and so on: all of them in step.
+"""Many clients in step: which samples each takes in every step, and one step of SGD of all of them at once.
 
-Clients with more steps come first. So those that are still at work in a step are the first so many of them, and
-nothing is ever computed for a client that is done.
+Clients with more steps come first, so the clients that still train in a step are the first N. Nothing is computed for
+a client that is done.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.sample_order import Words, epoch_seeds, sample_keys
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.engines.orders import sample_orders
-from umbel.sim.engines.work import CohortWork
+from umbel.sim.engines.work import CohortWork, LocalOptimizer
+
+_SORTED_AT_ONCE = 1 << 14  # samples: what is worked on stays in the second-level cache
+_PLACE_BITS = 32  # in a key: whose pass it is, and which sample; above them all, the upper half of the sample's own key
+
+
+def sample_orders(seeds: Words, epochs: Indices, sizes: Indices) -> Indices:
+    """`sample_order(seeds[i], epochs[i], sizes[i])` for every i, one after another in one array."""
+    starts, ends = epoch_seeds(seeds, epochs), np.cumsum(sizes)
+    orders = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    first = done = 0
+    while first < len(sizes):
+        last = max(first + 1, int(np.searchsorted(ends, done + _SORTED_AT_ONCE, side="right")))
+        _sort(starts[first:last], sizes[first:last], orders[done : ends[last - 1]])
+        first, done = last, int(ends[last - 1])
+    return orders
+
+
+def _sort(starts: Words, sizes: Indices, out: Indices) -> None:
+    """One sort for all: by pass, then by the sample's key, then by its number."""
+    index_bits = int(sizes.max()).bit_length()
+    assert index_bits + len(sizes).bit_length() <= _PLACE_BITS, "either few passes, or few samples in each"
+    firsts = (np.cumsum(sizes) - sizes).astype(np.uint64)
+    index = np.arange(len(out), dtype=np.uint64)
+    index -= np.repeat(firsts, sizes)
+    keys = sample_keys(np.repeat(starts, sizes), index)
+    keys >>= np.uint64(32)
+    keys <<= np.uint64(index_bits)
+    keys |= index
+    keys |= np.repeat(np.arange(len(sizes), dtype=np.uint64) << np.uint64(32 + index_bits), sizes)
+    keys.sort()
+    keys &= np.uint64((1 << index_bits) - 1)
+    out[:] = keys.view(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +117,40 @@ def lockstep(work: CohortWork, positions: Indices, width: int) -> Lockstep:
 def owners(active: Indices) -> Indices:
     """Whose each batch is, of clients in step of whom so many take each."""
     return np.arange(int(active.sum())) - np.repeat(np.cumsum(active) - active, active)
+
+
+_CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+def is_plain(plan: TrainingPlan, optimizer: LocalOptimizer) -> bool:
+    """Whether a step is nothing but the gradient times the learning rate."""
+    return not (plan.proximal_mu or optimizer.momentum or optimizer.weight_decay or optimizer.clip_norm is not None)
+
+
+class StackedSteps:
+    """The optimizers of a group of clients. `start`: float32 (n,); `weights`, `gradients`: float32 (m, n), kept by the
+    caller, who puts the gradients of the first so many clients into their rows.
+    """
+
+    def __init__(
+        self, start: Tensor, weights: Tensor, gradients: Tensor, plan: TrainingPlan, optimizer: LocalOptimizer
+    ) -> None:
+        self._start, self._weights, self._gradients = start, weights, gradients
+        self._plan, self._optimizer = plan, optimizer
+        self._pull = torch.empty_like(weights) if plan.proximal_mu else None
+        self._velocity = torch.zeros_like(weights) if optimizer.momentum else None
+
+    def take(self, n_active: int) -> None:
+        """Move the first `n_active` rows; the gradients are overwritten."""
+        weights, gradients, optimizer = self._weights[:n_active], self._gradients[:n_active], self._optimizer
+        if self._pull is not None:
+            pull = torch.sub(weights, self._start, out=self._pull[:n_active])
+            gradients.add_(pull.mul_(self._plan.proximal_mu))
+        if optimizer.clip_norm is not None:
+            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+            gradients.mul_((optimizer.clip_norm / (norms + _CLIP_EPSILON)).clamp_(max=1.0))
+        if optimizer.weight_decay:
+            gradients.add_(weights, alpha=optimizer.weight_decay)
+        if self._velocity is not None:
+            gradients = self._velocity[:n_active].mul_(optimizer.momentum).add_(gradients)
+        weights.add_(gradients, alpha=-self._plan.learning_rate)

@@ -18,16 +18,14 @@ from torch import Tensor, nn
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.layout import Layout
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.device import CPU, found_device, moved, whole_float32
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.local.training import require_trainable
-from umbel.sim.engines.losses import Loss, cross_entropy
+from umbel.sim.engines.device import CPU, found_device, moved, one_thread, whole_float32
+from umbel.sim.engines.recipe import Loss, cross_entropy
 from umbel.sim.engines.stacked.dense import dense_chain, train_dense
-from umbel.sim.engines.stacked.lockstep import Lockstep, lockstep, owners, widest_batch
-from umbel.sim.engines.stacked.stacked_step import StackedSteps
+from umbel.sim.engines.stacked.lockstep import Lockstep, StackedSteps, lockstep, owners, widest_batch
 from umbel.sim.engines.stacked.traced import Gradients, stacked_gradients
+from umbel.sim.engines.training import require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _GROUP_BYTES = 1 << 24  # of weights
@@ -70,7 +68,7 @@ class StackedEngine:
             for group in self._groups(positions, work.steps, width):
                 yield self._train_group(start, work, lockstep(work, group, width))
 
-    def try_out(self, samples: Samples) -> None:
+    def try_out(self, samples: SampleSet) -> None:
         """Raises `EngineError` where a batch of these samples shows that the model cannot be stacked."""
         if self._dense is None:
             with whole_float32(self._device):

@@ -1,30 +1,39 @@
-"""Messages between an engine and its worker processes: a table of JSON, arrays, and file descriptors, over a socket.
+"""What an engine and its worker processes exchange: messages over a socket, and tensors in shared memory.
+
+A message is a table of JSON, arrays, and file descriptors:
 
     offset  size
          0     8   n, little-endian
-         8     n   JSON: "kind", what else the message says, and "arrays": dtype and shape of each
+         8     n   JSON: "kind", other fields, and "arrays": dtype and shape of each
        8+n         the arrays' bytes, one after another
 
-Both ends are our own processes; nothing is unpickled all the same.
+Both ends are our own processes; still, nothing is unpickled. Shared memory has no name and ends with its last holder,
+so even a killed process leaves nothing behind. A file descriptor stands for it, and goes to another process in a
+message.
 """
 
 import json
+import mmap
+import os
 import socket
 import struct
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 _FDS_MAX = 8
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WorkerMessage:
     kind: str
     fields: Mapping[str, Any]
     arrays: Sequence[NDArray[Any]]
@@ -51,7 +60,7 @@ class Channel:
         for array in arrays:
             self._socket.sendall(array.tobytes())
 
-    def receive(self) -> Message:
+    def receive(self) -> WorkerMessage:
         """The next message, when it is there. Raises `EOFError` if the other end is gone."""
         try:
             start, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _FDS_MAX)
@@ -62,7 +71,7 @@ class Channel:
             arrays = [self._array(np.dtype(name), shape) for name, shape in fields.pop("arrays")]
         except ConnectionError as error:
             raise EOFError from error
-        return Message(fields.pop("kind"), fields, arrays, fds)
+        return WorkerMessage(fields.pop("kind"), fields, arrays, fds)
 
     def close(self) -> None:
         self._socket.close()
@@ -78,3 +87,44 @@ class Channel:
                 raise EOFError
             view = view[n:]
         return data
+
+
+class SharedTensor:
+    """`tensor`: to read and write. `fd`: to be sent; closed with `close`, while the tensor lives on as long as used."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        n_bytes = prod(shape) * dtype.itemsize
+        self.fd = _nameless(max(n_bytes, 1))
+        self.tensor = mapped(self.fd, shape, dtype)
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "SharedTensor":
+        """A copy of `tensor`."""
+        shared = cls(tensor.shape, tensor.dtype)
+        shared.tensor.copy_(tensor)
+        return shared
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def mapped(fd: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The shared tensor behind a descriptor, which may be closed then."""
+    if prod(shape) == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(mmap.mmap(fd, prod(shape) * dtype.itemsize), dtype=dtype).view(tuple(shape))
+
+
+def _nameless(n_bytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("umbel")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.truncate(fd, n_bytes)
+    return fd

@@ -25,14 +25,13 @@ import torch
 from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.training import Arithmetic, changes_of, require_trainable
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, devices_of, part_of, rows_of_block
+from umbel.sim.engines.training import Arithmetic, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
-from umbel.sim.engines.workers.channel import Channel, Message
-from umbel.sim.engines.workers.shared import SharedTensor
+from umbel.sim.engines.workers.channel import Channel, SharedTensor, WorkerMessage
 from umbel.sim.engines.workers.worker_process import send_chunk, send_model, send_shared
 
 _TRIES = 3  # of one chunk, and of one start
@@ -49,7 +48,7 @@ class _Chunk:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _ProcessWorker:
     """`block`: float32 (2, rows, n_values), half of it read while the other is written. `chunk`: what it is at."""
 
     number: int
@@ -93,10 +92,10 @@ class ProcessesEngine:
         n_values = self._layout.n_values
         self._rows = rows_of_block(n_values)
         self._start = SharedTensor((n_values,), torch.float32)
-        self._samples: tuple[Samples, SharedTensor, SharedTensor] | None = None
+        self._samples: tuple[SampleSet, SharedTensor, SharedTensor] | None = None
         self._cohort = 0
         self._workers = [
-            _Worker(number, one, SharedTensor((2, self._rows, n_values), torch.float32))
+            _ProcessWorker(number, one, SharedTensor((2, self._rows, n_values), torch.float32))
             for number, one in enumerate(devices_of(device, n_workers))
         ]
         self._end = weakref.finalize(self, _end_all, self._workers)
@@ -127,7 +126,7 @@ class ProcessesEngine:
         """End the workers; a further cohort would start them again."""
         _end_all(self._workers)
 
-    def _share(self, samples: Samples) -> None:
+    def _share(self, samples: SampleSet) -> None:
         if self._samples is not None and _is_same(samples, self._samples[0]):
             return
         self._samples = samples, SharedTensor.of(samples.inputs), SharedTensor.of(samples.targets)
@@ -136,7 +135,7 @@ class ProcessesEngine:
                 with suppress(OSError):  # one that has died is heard of in time
                     send_shared(worker.channel, "samples", *self._samples[1:])
 
-    def _employ(self, worker: _Worker, waiting: deque[_Chunk], work: CohortWork) -> None:
+    def _employ(self, worker: _ProcessWorker, waiting: deque[_Chunk], work: CohortWork) -> None:
         """Give it a chunk if it has none, and start it first if need be."""
         if not waiting or worker.chunk is not None:
             return
@@ -149,7 +148,7 @@ class ProcessesEngine:
         with suppress(OSError):
             send_chunk(worker.channel, self._cohort, worker.chunk.half, part_of(work, worker.chunk.positions))
 
-    def _begin(self, worker: _Worker) -> None:
+    def _begin(self, worker: _ProcessWorker) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             worker.process = subprocess.Popen(
@@ -167,7 +166,7 @@ class ProcessesEngine:
             send_shared(worker.channel, "block", worker.block)
             send_shared(worker.channel, "start", self._start)
 
-    def _worth_hearing(self) -> list[_Worker]:
+    def _worth_hearing(self) -> list[_ProcessWorker]:
         """Waits until some worker has said something, or died."""
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
@@ -175,7 +174,7 @@ class ProcessesEngine:
                     selector.register(worker.channel, selectors.EVENT_READ, worker)
             return [key.data for key, _ in selector.select()]
 
-    def _hear(self, worker: _Worker, waiting: deque[_Chunk], work: CohortWork) -> Iterator[Changes]:
+    def _hear(self, worker: _ProcessWorker, waiting: deque[_Chunk], work: CohortWork) -> Iterator[Changes]:
         assert worker.channel is not None
         try:
             message = worker.channel.receive()
@@ -195,7 +194,7 @@ class ProcessesEngine:
                 yield changes_of(chunk.positions, values, message.arrays[0])
 
 
-def _has_died(worker: _Worker, waiting: deque[_Chunk]) -> None:
+def _has_died(worker: _ProcessWorker, waiting: deque[_Chunk]) -> None:
     """Let another be started, and its clients be trained again. Raises `EngineError` if that does not help."""
     was_ready, chunk = worker.is_ready, worker.chunk
     how = worker.end()
@@ -217,16 +216,16 @@ def _has_died(worker: _Worker, waiting: deque[_Chunk]) -> None:
     waiting.appendleft(chunk)
 
 
-def _failure(worker: _Worker, message: Message) -> EngineError:
+def _failure(worker: _ProcessWorker, message: WorkerMessage) -> EngineError:
     error = EngineError(f"training failed in worker {worker.number}: {message.fields['error']}")
     error.add_note(message.fields["traceback"])
     return error
 
 
-def _is_same(samples: Samples, known: Samples) -> bool:
+def _is_same(samples: SampleSet, known: SampleSet) -> bool:
     return samples.inputs is known.inputs and samples.targets is known.targets
 
 
-def _end_all(workers: list[_Worker]) -> None:
+def _end_all(workers: list[_ProcessWorker]) -> None:
     for worker in workers:
         worker.end()

@@ -1,30 +1,77 @@
 """The engine "ray": clients over the actors of a Ray cluster, for more than one machine (the extra `ray`).
 
 Each actor holds one resident model. The samples of all clients go into Ray's object store once, and the start once for
-each cohort; an actor is told who trains on which rows, and sends back a block of changes. An actor that dies is
-restarted by Ray, elsewhere if its node is gone, and does again what it was at, which gives the same bits. umbel, and
-the module that the recipe names, must be installed on every node.
+each cohort. An actor is told which clients train on which rows, and sends back a block of changes. Ray restarts an
+actor that dies, on another node if its own is gone, and the actor repeats its work, which gives the same bits. umbel,
+and the module that the recipe names, must be installed on every node.
 """
 
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.aggregation.model.layout import Layout
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.training import Arithmetic, changes_of, require_trainable
+from umbel.sim.data.population import CohortData
+from umbel.sim.engines.device import one_thread, whole_float32
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, part_of, rows_of_block
+from umbel.sim.engines.training import Arithmetic, LocalTrainer, Losses, changes_of, require_trainable
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
-from umbel.sim.engines.workers.ray_actor import RayWorker, packed
+
+
+def packed(tensor: Tensor) -> NDArray[np.uint8]:
+    """A tensor's bytes, (..., bytes of the last dimension): numpy lacks some of torch's types."""
+    return tensor.detach().cpu().contiguous().unsqueeze(-1).view(torch.uint8).numpy()
+
+
+def unpacked(array: NDArray[np.uint8], dtype: str) -> Tensor:
+    """The inverse, without a copy: not to be written to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array).view(getattr(torch, dtype)).squeeze(-1)
+
+
+class RayWorker:
+    """`paths`: where the caller's modules are, on a node that has them there too."""
+
+    def __init__(self, recipe: str, device: str, arithmetic: Arithmetic, paths: Sequence[str]) -> None:
+        sys.path.extend(path for path in paths if path not in sys.path)
+        self._trainer = LocalTrainer(ModelRecipe.from_json(recipe), device, arithmetic)
+        self._cohort: int | None = None
+
+    def train(
+        self,
+        cohort: int,
+        start: NDArray[np.uint8],
+        inputs: NDArray[np.uint8],
+        targets: NDArray[np.uint8],
+        part: Sequence[NDArray[Any]],
+        terms: Mapping[str, Any],
+    ) -> tuple[NDArray[np.float32], Losses]:
+        """Train some clients of a cohort: what they have changed (k, n_values), and their losses (k, 3)."""
+        rows, starts, seeds, steps = part
+        samples = SampleSet(*map(unpacked, (inputs, targets), terms["dtypes"]))
+        work = CohortWork.on(CohortData(samples, rows, starts), seeds, steps, terms)
+        values = torch.empty(len(seeds), self._trainer.layout.n_values)
+        with one_thread(), whole_float32(self._trainer.device):
+            if cohort != self._cohort:
+                self._trainer.begin(unpacked(start, "float32"), work)
+                self._cohort = cohort
+            losses = self._trainer.train(work, np.arange(len(seeds)), values)
+        return values.numpy(), losses
+
 
 RAY_MISSING = (
     'the engine "ray" needs Ray, which is not installed; '
@@ -60,7 +107,7 @@ class RayEngine:
         self._arguments = recipe.to_json(), "cuda:0" if device == "cuda" else device, arithmetic, _paths()
         self._layout = Layout.of_state(recipe.make().state_dict())
         self._rows = rows_of_block(self._layout.n_values)
-        self._samples: tuple[Samples, Any, Any] | None = None
+        self._samples: tuple[SampleSet, Any, Any] | None = None
         self._cohort = 0
         self._ray, self._is_ours = _connected(address)
         self._actors = self._started("GPU" if device == "cuda" else "CPU", n_workers)
@@ -105,7 +152,7 @@ class RayEngine:
         )
         return [kind.remote(*self._arguments) for _ in range(n_actors)]
 
-    def _shared(self, samples: Samples) -> tuple[Any, Any]:
+    def _shared(self, samples: SampleSet) -> tuple[Any, Any]:
         """Inputs and targets in the object store, put there once."""
         known = self._samples
         if known is None or samples.inputs is not known[0].inputs or samples.targets is not known[0].targets:

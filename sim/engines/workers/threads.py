@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from umbel.client.training.randomness import generators, set_generators
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.device import whole_float32
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.local.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
+from umbel.sim.engines.device import one_thread, whole_float32
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import chunks, devices_of, rows_of_block
+from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, Losses, changes_of, difference
 from umbel.sim.engines.work import Changes, CohortWork, EngineError
 
 _DRAWS = (
@@ -29,7 +28,7 @@ _DRAWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class _ThreadWorker:
     """`blocks`: float32 (2, rows, n_values), where the clients it trains leave their changes, by turns: one is read
     while the other is written.
     """
@@ -42,7 +41,7 @@ class _Worker:
         return self.trainer.train(work, positions, self.blocks[block])
 
 
-def require_no_draws(model: nn.Module, samples: Samples) -> None:
+def require_no_draws(model: nn.Module, samples: SampleSet) -> None:
     """Raise `EngineError` for a model that threads cannot train, as it shows with these samples."""
     device = torch.device("cpu")
     before = generators(device)
@@ -82,10 +81,10 @@ class ThreadsEngine:
 
     def _train(self, work: CohortWork) -> Iterator[Changes]:
         waiting = chunks(work.steps, len(self._workers), self._workers[0].blocks.shape[1])
-        running = dict[Future[Losses], tuple[_Worker, Indices, int]]()
+        running = dict[Future[Losses], tuple[_ThreadWorker, Indices, int]]()
         with ThreadPoolExecutor(len(self._workers), thread_name_prefix="training") as pool:
 
-            def give(worker: _Worker, block: int) -> None:
+            def give(worker: _ThreadWorker, block: int) -> None:
                 if (positions := next(waiting, None)) is not None:
                     running[pool.submit(worker.train, work, positions, block)] = worker, positions, block
 
@@ -103,7 +102,7 @@ class ThreadsEngine:
                     worker.trainer.stop()
 
 
-def _worker(recipe: ModelRecipe, device: str, arithmetic: Arithmetic) -> _Worker:
+def _worker(recipe: ModelRecipe, device: str, arithmetic: Arithmetic) -> _ThreadWorker:
     trainer = LocalTrainer(recipe, device, arithmetic)
     n_values = trainer.layout.n_values
-    return _Worker(trainer, torch.empty(2, rows_of_block(n_values), n_values))
+    return _ThreadWorker(trainer, torch.empty(2, rows_of_block(n_values), n_values))

@@ -17,15 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData
-from umbel.sim.data.samples import Samples
 from umbel.sim.engines.device import whole_float32
-from umbel.sim.engines.local.training import LocalTrainer, Losses
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.training import LocalTrainer, Losses
 from umbel.sim.engines.work import CohortWork
-from umbel.sim.engines.workers.channel import Channel, Message
-from umbel.sim.engines.workers.shared import SharedTensor, mapped
-from umbel.sim.tether import when_the_starter_is_gone
+from umbel.sim.engines.workers.channel import Channel, SharedTensor, WorkerMessage, mapped
+from umbel.sim.processes import when_the_starter_is_gone
 
 
 def send_model(channel: Channel, recipe: ModelRecipe, device: str, arithmetic: str) -> None:
@@ -66,7 +65,7 @@ class Worker:
                 reason = "".join(traceback.format_exception(error))
                 self._channel.send("failed", {"error": f"{type(error).__name__}: {error}", "traceback": reason})
 
-    def _heed(self, message: Message) -> None:
+    def _heed(self, message: WorkerMessage) -> None:
         match message.kind:
             case "model":
                 self._make(message.fields)
@@ -84,7 +83,7 @@ class Worker:
     def _train(self, fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> Losses:
         assert self._trainer is not None
         rows, starts, seeds, steps = arrays
-        data = CohortData(Samples(*self._shared["samples"]), rows, starts)
+        data = CohortData(SampleSet(*self._shared["samples"]), rows, starts)
         work = CohortWork.on(data, seeds, steps, fields["terms"])
         if self._cohort != fields["cohort"]:
             self._trainer.begin(self._shared["start"][0], work)
@@ -93,7 +92,7 @@ class Worker:
             return self._trainer.train(work, np.arange(len(seeds)), self._shared["block"][0][fields["half"]])
 
 
-def _mapped(message: Message) -> list[Tensor]:
+def _mapped(message: WorkerMessage) -> list[Tensor]:
     tensors = list[Tensor]()
     for (name, shape), fd in zip(message.fields["tensors"], message.fds, strict=True):
         tensors.append(mapped(fd, shape, getattr(torch, name)))

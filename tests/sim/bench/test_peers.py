@@ -13,19 +13,19 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from umbel.sim.bench.peers import pfl as peer_pfl
-from umbel.sim.bench.peers.flower import flower_setups
-from umbel.sim.bench.peers.job import Job, layers_of
-from umbel.sim.bench.peers.pfl import pfl_setups
-from umbel.sim.bench.peers.run import PeerFailed, run_peer, versions_of
-from umbel.sim.bench.peers.work import Work, write_report
+from umbel.sim.bench.simulate import peer_pfl
+from umbel.sim.bench.simulate.peer_flower import flower_setups
+from umbel.sim.bench.simulate.peer_job import Job, layers_of
+from umbel.sim.bench.simulate.peer_pfl import pfl_setups
+from umbel.sim.bench.simulate.peer_run import PeerFailed, run_peer, versions_of
+from umbel.sim.bench.simulate.peer_work import Work, write_report
 from umbel.sim.bench.simulate.peers import Peers, find_peers, peer_rows
 from umbel.sim.bench.simulate.tight_loop import TightLoop
 from umbel.sim.bench.simulate.timing import PlainLoop, seeds_of
 from umbel.sim.bench.simulate.workloads import Workload, workloads
 from umbel.sim.commands import bench_app
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.threads import one_thread
+from umbel.sim.data.data_set import SampleSet
+from umbel.sim.engines.device import one_thread
 
 VERSIONS = {"flwr": "1.41.0", "ray": "2.55.1", "torch": "2.13.0"}
 COHORTS = (np.array([5, 0, 7]), np.array([1, 5, 2]))
@@ -120,7 +120,7 @@ def test_each_turn_has_every_epoch_of_its_client_s_samples(tmp_path: Path, job: 
     job.write(tmp_path)
     work, cohort = Work(tmp_path), job.population.data_of(COHORTS[1])
     for position in range(3):
-        own: Samples = cohort.of(position)
+        own: SampleSet = cohort.of(position)
         seen = torch.cat([targets for _, targets in work.batches(3 + position)])
         assert sorted(seen.tolist()) == sorted(own.targets.tolist() * 5)
         assert max(len(targets) for _, targets in work.batches(3 + position)) <= 11

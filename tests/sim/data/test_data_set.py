@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.data.data_set import DataError, DataSet, Natural, held_out, natural_of
+from umbel.sim.data.data_set import DataError, DataSet, Natural, SampleSet, held_out, natural_of
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
 
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -17,8 +16,8 @@ def rows(*numbers: int) -> Indices:
     return np.array(numbers, dtype=np.int64)
 
 
-def samples(n: int) -> Samples:
-    return Samples(torch.arange(2.0 * n).view(n, 2), torch.arange(n) % 3)
+def samples(n: int) -> SampleSet:
+    return SampleSet(torch.arange(2.0 * n).view(n, 2), torch.arange(n) % 3)
 
 
 def wards() -> DataSet:

@@ -17,13 +17,13 @@ from tests.sim.data.sets.test_shakespeare import HEADER, written
 from umbel.sim.data.data_set import DataError, DataSet
 from umbel.sim.data.load import load
 from umbel.sim.data.section import DataSection
-from umbel.sim.data.sets.sources import SOURCES, RemoteFile
+from umbel.sim.data.sets.fetch import SOURCES, RemoteFile
 from umbel.sim.data.sets.synthetic import SyntheticPopulation
 
 OWN = """
 import numpy as np
 from umbel.sim.data.sets.arrays import dataset
-from umbel.sim.data.samples import TrainAndTest
+from umbel.sim.data.data_set import TrainAndTest
 
 def wards():
     return dataset(np.eye(10), [0, 1] * 5, groups=["east"] * 5 + ["west"] * 5)
@@ -108,7 +108,7 @@ def test_one_s_own_code_is_found_where_it_is_run(tmp_path: Path, monkeypatch: py
     drawn = [loaded(DataSection("own_wards:drawn")).samples.inputs for _ in range(2)]
     assert torch.equal(*drawn), "what is drawn at random is drawn alike every time"
     for name, why in {
-        "pairs": r"gave a tuple; .* as umbel\.sim\.data\.arrays\.dataset\(",
+        "pairs": r"gave a tuple; .* as umbel\.sim\.data\.sets\.arrays\.dataset\(",
         "gone": "name a DataSet",
         "np": "name a DataSet",
     }.items():

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sim.data.populations import population
+from umbel.sim.data.data_set import SampleSet, TrainAndTest
 from umbel.sim.data.partition.partition import Partition
-from umbel.sim.data.population import population
-from umbel.sim.data.samples import Samples, TrainAndTest
 
-TRAIN = Samples(torch.arange(12.0)[:, None], torch.arange(12))
-TEST = Samples(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
+TRAIN = SampleSet(torch.arange(12.0)[:, None], torch.arange(12))
+TEST = SampleSet(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
 DATA = TrainAndTest(TRAIN, TEST)
 SHARDS = (np.array([0, 5, 6]), np.array([1]), np.array([2, 11]))
 HOLDOUTS = (np.array([7]), np.array([], dtype=np.int64), np.array([3, 4]))

@@ -7,7 +7,7 @@ import pytest
 from tests.sim.made_records import ended_round, live_round
 from umbel.aggregation.run.records import Fate, LiveRound
 from umbel.sim.demo.board import Board
-from umbel.sim.demo.kills import Interrupted, ReportLost, is_the_moment
+from umbel.sim.demo.kills import InterruptedRound, ReportLost, is_the_moment
 from umbel.sim.demo.plan import make_plan
 
 PLAN = make_plan(0, 24, calm=False)
@@ -15,7 +15,7 @@ REPORTED = frozenset(f"clinic-{number:02}" for number in range(1, 10))
 
 
 def board_after(n_rounds: int) -> Board:
-    board = Board(PLAN, {}, lambda _event: None)
+    board = Board(PLAN, lambda _event: None)
     for number in range(1, n_rounds + 1):
         if number == 3:
             board.note_kill("clinic-10")
@@ -55,16 +55,16 @@ def test_it_is_killed_once_and_never_in_a_calm_demo() -> None:
 
 
 def test_a_round_that_counts_every_report_accepted_before_the_kill_passes() -> None:
-    Interrupted(5, 1, REPORTED).check(ended_round(PLAN, 5).record)
+    InterruptedRound(5, 1, REPORTED).check(ended_round(PLAN, 5).record)
 
 
 def test_a_lost_report_fails_the_demo_and_is_named() -> None:
     record = ended_round(PLAN, 5).record
     clients = tuple(replace(c, fate=Fate.RELEASED) if c.client == "clinic-07" else c for c in record.clients)
     with pytest.raises(ReportLost, match="round 5 lost accepted reports: clinic-07"):
-        Interrupted(5, 1, REPORTED).check(replace(record, clients=clients))
+        InterruptedRound(5, 1, REPORTED).check(replace(record, clients=clients))
 
 
 def test_an_abandoned_round_has_lost_them_all() -> None:
     with pytest.raises(ReportLost, match="clinic-01, clinic-02"):
-        Interrupted(5, 1, REPORTED).check(ended_round(PLAN, 5, committed=False).record)
+        InterruptedRound(5, 1, REPORTED).check(ended_round(PLAN, 5, committed=False).record)

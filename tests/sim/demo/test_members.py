@@ -11,15 +11,15 @@ from umbel.client.policy.members_store import members_in_force
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
-from umbel.sim.demo.client import POLICY_FILE, Site, make_key
+from umbel.sim.demo.client import POLICY_FILE, DemoSite, make_key
 from umbel.sim.demo.members import LIST_FILE, OFFICERS, agree, members_line, pin
 from umbel.sim.demo.plan import MINIMUM, RUN, make_plan
 
 KEYS = {name: public_key(name) for name in ("clinic-01", "clinic-02", "clinic-03")}
 
 
-def site_in(folder: Path, name: str) -> Site:
-    return Site(name, str(folder / name), "http://127.0.0.1:8750", RUN, "token", 0.0, has_policy=True)
+def site_in(folder: Path, name: str) -> DemoSite:
+    return DemoSite(name, str(folder / name), "http://127.0.0.1:8750", RUN, "token", 0.0, has_policy=True)
 
 
 def test_a_clinic_makes_its_key_at_home_and_has_the_same_when_it_is_started_again(tmp_path: Path) -> None:

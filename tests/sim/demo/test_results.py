@@ -18,14 +18,14 @@ from umbel.sim.demo.members import members_line
 from umbel.sim.demo.plan import SPLIT, make_plan
 from umbel.sim.demo.plot import curves, draw_curves
 from umbel.sim.demo.proof import Proof
-from umbel.sim.demo.summary import round_line, summarize, table
+from umbel.sim.demo.summary import round_line, si_bytes, summarize, table
 
 PLAN = make_plan(0, 24, calm=False)
 BASELINES = Baselines(0.98, tuple(0.4 + i / 40 for i in range(12)))
 
 
 def board_of(*rounds: DemoRound) -> Board:
-    board = Board(PLAN, {}, lambda _event: None, rounds=list(rounds), baselines=BASELINES, coordinator_killed_in=3)
+    board = Board(PLAN, lambda _event: None, rounds=list(rounds), baselines=BASELINES, coordinator_killed_in=3)
     board.note_proof(Proof(len(rounds) + 1, 3, f"{3:064x}"))
     return board
 
@@ -112,3 +112,11 @@ def test_the_test_set_is_held_out_and_the_shards_make_up_the_rest() -> None:
     assert sum(map(len, data.shards)) == 1347
     assert data.class_counts.sum() == 1347
     assert asdict(SPLIT)["n_clients"] == len(data.shards)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (38_100_000, "38.1 MB"), (2 * 10**12, "2e+03 GB")],
+)
+def test_bytes_are_written_for_people(n_bytes: int, text: str) -> None:
+    assert si_bytes(n_bytes) == text

@@ -8,18 +8,23 @@ import pytest
 from rich.console import Console
 
 from tests.sim.made_records import ended_round, live_round
-from umbel.aggregation.run.records import Fate
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.plans.assignment import ModelRef
+from umbel.aggregation.run.records import Fate, RunView
 from umbel.sim.demo.baselines import Baselines
-from umbel.sim.demo.board import STATES, Board, DemoRound
+from umbel.sim.demo.board import Board, DemoRound
 from umbel.sim.demo.plan import make_plan
 from umbel.sim.demo.proof import Proof
-from umbel.sim.demo.view import View, si_bytes, sparkline
+from umbel.sim.demo.view import View, sparkline
 
 PLAN = make_plan(0, 24, calm=False)
 
 
+RUN = RunView("demo", RunStatus.RUNNING, "", 0, 24, 0.0, ModelRef(0, "0" * 64, 135_000, "0" * 64))
+
+
 def new_board(told: list[str]) -> Board:
-    return Board(PLAN, {client.name: 100 for client in PLAN.clients}, told.append)
+    return Board(PLAN, told.append, run=RUN)
 
 
 def drawn(board: Board, events: Sequence[str] = (), width: int = 100, height: int = 40) -> str:
@@ -41,7 +46,8 @@ def test_every_phase_is_drawn_within_forty_lines(phase: str, width: int) -> None
     board.live = live_round(PLAN, 2, phase)
     text = drawn(board, ["something happened"], width)
     assert phase in text
-    assert "round 2 of 24" in text
+    assert "0 of 24 rounds" in text
+    assert f"round 2: {phase}" in text
     assert "clinic-12" in text
     assert len(text.splitlines()) <= 40
 
@@ -56,16 +62,10 @@ def test_the_picture_fits_the_terminal_and_its_newest_events_are_shown(width: in
     lines = drawn(board, told, width, height).splitlines()
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
-    assert "round 20/24" in lines[-2]
-    assert "round 18/24" in lines[-4]
-    assert any("clinic-11" in line and "7 of 28 steps" in line for line in lines)
-    assert any("clinic-10" in line and "will be killed" in line for line in lines)
-
-
-def test_few_events_leave_the_picture_as_high_as_many() -> None:
-    board = new_board([])
-    heights = {len(drawn(board, ["something happened"] * count, 80, 24).splitlines()) for count in (0, 1, 9)}
-    assert heights == {24}
+    assert "round 20/24" in lines[-1]
+    assert "round 18/24" in lines[-3]
+    if height > 40:
+        assert any("clinic-11" in line and "7 of 28" in line for line in lines)
 
 
 def test_before_the_first_round_the_stage_is_shown() -> None:
@@ -124,9 +124,9 @@ def test_a_killed_coordinator_is_the_stage_until_it_is_back() -> None:
     board.note_coordinator_kill(5, 9)
     while_down = drawn(board, width=80)
     assert "the coordinator is killed (SIGKILL) in round 5, 9 reports in" in while_down
-    assert "7 of 28 steps" in while_down, "who has reported in this round is still to be seen"
+    assert "7 of 28" in while_down, "who has reported in this round is still to be seen"
     board.note_coordinator_return(4.1)
-    assert "window closes" in drawn(board, width=80)
+    assert "the coordinator is back" in drawn(board, width=80)
     assert told[-1] == "the coordinator is back over the same files after 4.1 s"
     assert board.coordinator_killed_in == 5
 
@@ -134,7 +134,7 @@ def test_a_killed_coordinator_is_the_stage_until_it_is_back() -> None:
 def test_without_a_terminal_no_line_is_longer_than_eighty_columns() -> None:
     file = io.StringIO()
     view = View(Console(file=file, width=200))
-    view.board = board = Board(PLAN, {}, view.tell)
+    view.board = board = Board(PLAN, view.tell)
     for number in range(1, 12):
         board.add(ended_round(PLAN, number))
     board.add(ended_round(PLAN, 12, committed=False))
@@ -150,22 +150,10 @@ def test_without_a_terminal_no_line_is_longer_than_eighty_columns() -> None:
 def test_without_a_terminal_each_event_is_one_line() -> None:
     file = io.StringIO()
     view = View(Console(file=file, width=40))
-    view.board = Board(PLAN, {}, view.tell)
+    view.board = Board(PLAN, view.tell)
     view.board.add(ended_round(PLAN, 3))
     assert len(file.getvalue().splitlines()) == 1
     assert "lost 10" in file.getvalue()
-
-
-def test_every_fate_has_a_word() -> None:
-    assert set(STATES) == set(Fate)
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (38_100_000, "38.1 MB"), (2 * 10**12, "2e+03 GB")],
-)
-def test_bytes_are_written_for_people(n_bytes: int, text: str) -> None:
-    assert si_bytes(n_bytes) == text
 
 
 def test_a_sparkline_has_one_bar_per_value_and_survives_the_ends() -> None:

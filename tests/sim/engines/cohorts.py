@@ -9,11 +9,11 @@ from torch import Tensor
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.round import TrainingPlan
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import CohortData, ShardedPopulation
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.resident import start_vector
-from umbel.sim.engines.local.training import Losses
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.training import Losses
 from umbel.sim.engines.work import Changes, CohortWork, Engine, LocalOptimizer
 
 MODELS = "tests.sim.engines.models"
@@ -39,7 +39,7 @@ def cohort_data(sizes: Sequence[int], seed: int = 1) -> CohortData:
     rng = np.random.default_rng(seed)
     n = sum(sizes) + 5
     inputs = torch.from_numpy(rng.normal(size=(n, N_FEATURES)).astype(np.float32))
-    samples = Samples(inputs, torch.from_numpy(rng.integers(N_CLASSES, size=n)))
+    samples = SampleSet(inputs, torch.from_numpy(rng.integers(N_CLASSES, size=n)))
     shards = np.split(rng.permutation(n)[:-5], np.cumsum(sizes)[:-1])
     return ShardedPopulation(samples, shards, samples.take(np.arange(5))).data_of(np.arange(len(sizes)))
 

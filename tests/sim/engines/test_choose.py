@@ -8,7 +8,7 @@ import torch
 
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.sim.engines.choose import AutoEngine, named_engine
-from umbel.sim.engines.local.sequential import SequentialEngine
+from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import EngineError
 
 

@@ -16,16 +16,16 @@ from torch._subclasses.fake_tensor import (
 
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
 from umbel.aggregation.model.layout import Layout
+from umbel.sim.engines import training
 from umbel.sim.engines.choose import named_engine
 from umbel.sim.engines.device import CPU, found_device, moved, require_device_name, whole_float32
-from umbel.sim.engines.local import training as local
-from umbel.sim.engines.local.training import Draws, LocalTrainer
-from umbel.sim.engines.losses import LOSSES
+from umbel.sim.engines.recipe import LOSSES
 from umbel.sim.engines.schedule import devices_of
 from umbel.sim.engines.stacked.dense import dense_chain, train_dense
 from umbel.sim.engines.stacked.lockstep import lockstep
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.stacked.traced import _stack_of, stacked_gradients  # pyright: ignore[reportPrivateUsage]
+from umbel.sim.engines.training import Draws, LocalTrainer
 from umbel.sim.engines.work import EngineError, LocalOptimizer
 from umbel.sim.federation.local_work import Meter
 
@@ -173,7 +173,7 @@ def test_what_is_recorded_of_a_module_names_no_device() -> None:
 def test_clients_one_after_another_are_trained_where_the_model_is(
     gpu: str, optimizer: LocalOptimizer, mu: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "difference", lambda *_: Draws.NOTHING)  # of generators, which are no fake ones
+    monkeypatch.setattr(training, "difference", lambda *_: Draws.NOTHING)  # of generators, which are no fake ones
     made_by = recipe("mlp")
     trainer = LocalTrainer(made_by, gpu)
     work = work_of(SIZES, STEPS, optimizer=optimizer, proximal_mu=mu)

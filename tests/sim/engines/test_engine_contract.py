@@ -15,10 +15,9 @@ from umbel.aggregation.codec.vectors.registry import vector_codec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.sample_order import sample_order
 from umbel.sim.engines.choose import named_engine
-from umbel.sim.engines.local.sequential import SequentialEngine
-from umbel.sim.engines.local.training import Losses
 from umbel.sim.engines.recipe import ModelRecipe
 from umbel.sim.engines.schedule import part_of
+from umbel.sim.engines.training import Losses, SequentialEngine
 from umbel.sim.engines.work import CohortWork, Engine, EngineError, LocalOptimizer
 from umbel.sim.engines.workers.processes import ProcessesEngine
 from umbel.sim.engines.workers.threads import ThreadsEngine

@@ -10,8 +10,8 @@ from tests.repository import ROOT
 from tests.servers.real_data import real_files
 from umbel.aggregation.messages import RunStatus
 from umbel.sim import simulate
-from umbel.sim.data.sets.sources import SOURCES
-from umbel.sim.experiment.file import Experiment, Trial, read_experiment
+from umbel.sim.data.sets.fetch import SOURCES
+from umbel.sim.experiment.file import Experiment, TrialSpec, read_experiment
 
 EXAMPLES = sorted((ROOT / "examples" / "simulate").glob("*.toml"))
 
@@ -26,7 +26,7 @@ def data_for(experiment: Experiment) -> Path | None:
     return folder
 
 
-def shortened(trial: Trial) -> Trial:
+def shortened(trial: TrialSpec) -> TrialSpec:
     """Its first round alone, with one pass or some steps."""
     run = trial.run
     training = (

@@ -63,7 +63,7 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_refused(
 ) -> None:
     size = (kept / RUN / ROWS_FILE).stat().st_size
     rewritten(kept / RUN / CHECKPOINT_FILE, change)
-    with pytest.raises(CheckpointError, match=r"is damaged .*; remove its folder to begin anew"):
+    with pytest.raises(CheckpointError, match=r"is damaged .*; remove its folder to start again"):
         simulate(table(rounds={"count": 2}), kept)
     assert (kept / RUN / ROWS_FILE).stat().st_size == size
 
@@ -175,7 +175,7 @@ def made():
 OWN_DATA = """
 import torch
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.data.samples import Samples
+from umbel.sim.data.data_set import Samples
 import numpy as np
 
 def made():

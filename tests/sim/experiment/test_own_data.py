@@ -13,7 +13,7 @@ from tests.servers.real_data import real_files
 from umbel.aggregation.messages import RunStatus
 from umbel.sim import simulate
 from umbel.sim.data.sets import arrays, hugging_face
-from umbel.sim.data.sets.sources import SHAKESPEARE
+from umbel.sim.data.sets.fetch import SHAKESPEARE
 
 PAGE = (ROOT / "docs" / "how-to" / "simulate-your-own-data-and-model.md").read_text()
 SECTION = PAGE.split("\n## Your own data and model\n")[1].split("\n## ")[0]

@@ -10,9 +10,9 @@ from torch import nn
 from tests.sim.federation.worlds import table
 from umbel.sim import simulate
 from umbel.sim.engines.work import EngineError
-from umbel.sim.experiment.file import Trial, experiment_of
-from umbel.sim.experiment.watcher import Watcher
-from umbel.sim.federation.possible import SimulationError
+from umbel.sim.experiment.file import TrialSpec, experiment_of
+from umbel.sim.experiment.trials import Watcher
+from umbel.sim.federation.standing import SimulationError
 from umbel.sim.models import ModelError
 
 HERE = __name__
@@ -21,7 +21,7 @@ HERE = __name__
 class Unheard(Watcher):
     """Fails where a run begins."""
 
-    def begins(self, trial: Trial) -> None:
+    def begins(self, trial: TrialSpec) -> None:
         raise AssertionError(f"{trial.name} has begun")
 
 
@@ -75,10 +75,10 @@ def test_a_model_beyond_the_memory_is_refused_before_it_is_made() -> None:
 
 def test_memory_that_does_not_suffice_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     class Greedy(Watcher):
-        def begins(self, trial: Trial) -> None:
+        def begins(self, trial: TrialSpec) -> None:
             torch.empty(1 << 60)
 
-    with pytest.raises(SimulationError, match="memory does not suffice"):
+    with pytest.raises(SimulationError, match="there is too little memory"):
         simulate(table(), watcher=Greedy())
 
 

@@ -19,10 +19,9 @@ from umbel.sim import simulate
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
 from umbel.sim.federation.federation import Federation
-from umbel.sim.federation.memory import Memory
-from umbel.sim.federation.possible import SimulationError
-from umbel.sim.federation.standing import beginning
-from umbel.sim.federation.uplink import Uplink
+from umbel.sim.federation.standing import SimulationError, beginning
+from umbel.sim.federation.uplink import PlainUplink
+from umbel.sim.federation.versions import Memory
 
 
 def test_rounds_are_committed_until_the_file_has_enough() -> None:
@@ -101,11 +100,11 @@ LAYOUT = Layout.of_state({"w": torch.zeros(5, 7)})
 VALUES = torch.randn(3, 35, generator=torch.Generator().manual_seed(0)) * 10
 
 
-def added(values: Tensor) -> Uplink:
+def added(values: Tensor) -> PlainUplink:
     """A float32 round of the clients a, b and c."""
     names = [ClientId(name) for name in "abc"]
-    uplink = Uplink(PLAN, LAYOUT, {name: i for i, name in enumerate(names)}, 0, Memory())
-    uplink.add(names, values, [3, 1, 50])
+    uplink = PlainUplink(PLAN, LAYOUT, {name: i for i, name in enumerate(names)}, 0, Memory())
+    uplink.add(names, values, [], [3, 1, 50])
     return uplink
 
 

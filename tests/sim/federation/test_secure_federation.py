@@ -23,15 +23,13 @@ from umbel.aggregation.secagg.numbers.plan import first_plans
 from umbel.aggregation.secagg.numbers.totals import totals
 from umbel.aggregation.secagg.parameters import parameters_for
 from umbel.aggregation.types import ClientId, RunId
-from umbel.sim.experiment.file import Trial, experiment_of
-from umbel.sim.experiment.watcher import Watcher
-from umbel.sim.federation.federation import Attempt
-from umbel.sim.federation.masked_uplink import MaskedUplink
-from umbel.sim.federation.memory import Memory
+from umbel.sim.experiment.file import TrialSpec, experiment_of
+from umbel.sim.experiment.trials import Watcher
+from umbel.sim.federation.federation import SimulatedAttempt
 from umbel.sim.federation.rows import Row
 from umbel.sim.federation.secure_window import without_enough_work
-from umbel.sim.federation.uplink import Uplink
-from umbel.sim.federation.versions import ModelState
+from umbel.sim.federation.uplink import MaskedUplink, PlainUplink
+from umbel.sim.federation.versions import Memory, ModelState
 from umbel.sim.federation.window import Cohort
 from umbel.sim.secure.rounds import secure_plan
 from umbel.sim.simulation import simulate
@@ -57,7 +55,7 @@ def losing(per_round: float, stage: str) -> dict[str, Any]:
     return {"dropouts": {"per_round": per_round, **weights}}
 
 
-def both_ways(described: dict[str, Any]) -> tuple[list[Attempt], list[Attempt]]:
+def both_ways(described: dict[str, Any]) -> tuple[list[SimulatedAttempt], list[SimulatedAttempt]]:
     """Its attempts without masks, and with them."""
     engine = {"name": "batched"}
     with_masks = {**described, "engine": {**engine, "masks": True}}
@@ -266,9 +264,9 @@ def test_the_model_is_that_of_the_sum_of_the_integers() -> None:
     plan, model = a_round(w=torch.zeros(50, 7))
     values = torch.randn(3, 350, generator=torch.Generator().manual_seed(0))
     uplink = MaskedUplink(plan, model.layout, RANKS, keeps=False)
-    uplink.add(CLIENTS, values, WORKS)
+    uplink.add(CLIENTS, values, WORKS, WEIGHTS)
     kept = MaskedUplink(plan, model.layout, RANKS, keeps=True)
-    kept.add(CLIENTS, values, WORKS)
+    kept.add(CLIENTS, values, WORKS, WEIGHTS)
     bits = uplink.composition.secure.bits
     levels = sum(lift(torch.cat(list(one.levels())), bits).to(torch.int64) for one in kept.made.values())
     words = sum(one.words for one in kept.made.values())
@@ -288,9 +286,9 @@ def test_where_the_integers_are_the_same_the_model_is_that_of_a_plain_round() ->
     assert not any(spec.is_coded for spec in model.layout.owners())
     values = torch.randn(3, 42, generator=torch.Generator().manual_seed(0)) * 10
     masked = MaskedUplink(plan, model.layout, RANKS, keeps=False)
-    masked.add(CLIENTS, values, WORKS)
-    plain = Uplink(replace(plan, codec=CodecPlan(), secure=None), model.layout, RANKS, 0, Memory())
-    plain.add(CLIENTS, values, WEIGHTS)
+    masked.add(CLIENTS, values, WORKS, WEIGHTS)
+    plain = PlainUplink(replace(plan, codec=CodecPlan(), secure=None), model.layout, RANKS, 0, Memory())
+    plain.add(CLIENTS, values, WORKS, WEIGHTS)
     ours = model.after(masked.totals(CLIENTS, 3, None).mean, 1.0, None)
     theirs = model.after(plain.codec.mean(plain.total, plain.parts), 1.0, None)
     assert ours.file == theirs.file
@@ -316,7 +314,7 @@ def test_nobody_draws_the_same_noise_twice() -> None:
     drawn = set[bytes]()
     for plan in (first, replace(first, attempt=2), replace(first, number=2), replace(first, seed=1)):
         uplink = MaskedUplink(plan, layout, RANKS, keeps=True)
-        uplink.add(CLIENTS, torch.zeros(3, 350), WORKS)
+        uplink.add(CLIENTS, torch.zeros(3, 350), WORKS, WEIGHTS)
         drawn |= {torch.cat(list(one.levels())).numpy().tobytes() for one in uplink.made.values()}
     assert len(drawn) == 4 * len(CLIENTS)
 
@@ -356,7 +354,7 @@ class _Interrupting(Watcher):
     def __init__(self, n_rows: int) -> None:
         self.n_left = n_rows
 
-    def row(self, trial: Trial, row: Row) -> None:
+    def row(self, trial: TrialSpec, row: Row) -> None:
         self.n_left -= 1
         if not self.n_left:
             raise KeyboardInterrupt

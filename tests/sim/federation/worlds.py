@@ -7,7 +7,7 @@ from torch import nn
 
 from umbel.sim.experiment.file import experiment_of
 from umbel.sim.experiment.world import make_world
-from umbel.sim.federation.federation import Attempt, Federation
+from umbel.sim.federation.federation import Federation, SimulatedAttempt
 from umbel.sim.federation.standing import beginning
 
 SMALL: dict[str, Any] = {
@@ -29,7 +29,7 @@ def table(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**SMALL, **merged}.items() if value is not None}
 
 
-def attempts_of(described: dict[str, Any]) -> list[Attempt]:
+def attempts_of(described: dict[str, Any]) -> list[SimulatedAttempt]:
     """All attempts of the experiment's first run."""
     trial = experiment_of(described).trials[0]
     made = make_world(trial, Path(), None)

@@ -12,8 +12,8 @@ from tests.sim.fleet.sure import require_drawn, require_share
 from umbel.aggregation.secagg.turns import Phase
 from umbel.client.wire.bandwidth import Link
 from umbel.sim.fleet.build import build_fleet
-from umbel.sim.fleet.dropouts import Course, Losses, Stage
-from umbel.sim.fleet.fates import CohortAsk, Fates, Lines, disturbed, reserve_s, undisturbed
+from umbel.sim.fleet.dropouts import DeviceStage, Losses, RoundTimes
+from umbel.sim.fleet.fates import CohortAsk, Fates, LineRates, disturbed, reserve_s, undisturbed
 from umbel.sim.fleet.section import DropoutsSection, FleetSection, HoursSection, NetworkSection, SpeedSection
 
 N = 20_000
@@ -26,8 +26,8 @@ def ask_of(n: int, steps: int = 50, window_s: float = 600.0, secure: bool = Fals
     return CohortAsk(np.full(n, steps), 32, np.array([4_000_000]), np.array([1_000_000]), window_s, secure=secure)
 
 
-def lines_of(down: float, up: float, latency_s: float = 0.0) -> Lines:
-    return Lines(np.array([down]), np.array([up]), np.array([up]), np.array([latency_s]))
+def lines_of(down: float, up: float, latency_s: float = 0.0) -> LineRates:
+    return LineRates(np.array([down]), np.array([up]), np.array([up]), np.array([latency_s]))
 
 
 @example(
@@ -90,9 +90,9 @@ def test_steps_are_those_of_a_device_that_takes_one_after_the_other(
     lines = lines_of(1000.0, 1000.0)
     course, done = undisturbed(ask, lines, np.array([step_s]))
     lost_s = 1.0 + (min(lost_in, int(done[0]) - 1) + part) * step_s
-    losses = Losses(np.array([lost_s]), np.array([away_s]), np.array([Stage.TRAINING], np.int8))
+    losses = Losses(np.array([lost_s]), np.array([away_s]), np.array([DeviceStage.TRAINING], np.int8))
     if not is_lost:
-        losses = Losses(np.array([np.inf]), np.array([np.inf]), np.array([Stage.NONE], np.int8))
+        losses = Losses(np.array([np.inf]), np.array([np.inf]), np.array([DeviceStage.NONE], np.int8))
     found, n_done = disturbed(ask, lines, np.array([step_s]), course, losses)
     if is_lost and lost_s + away_s >= window_s:
         assert (n_done[0], found.report_s[0], found.trained_s[0]) == (0, np.inf, np.inf)
@@ -120,15 +120,15 @@ SLOW = SpeedSection(step_s=5.0)
 
 def test_drop_outs_are_as_many_as_the_section_says_and_where() -> None:
     fates = fleet_fates(FleetSection(speed=SLOW, dropouts=DropoutsSection(per_round=0.3, training=2.0)), ask_of(N))
-    require_share(fates.stage == Stage.NONE, 0.7)
-    for stage, weight in ((Stage.DOWNLOAD, 1), (Stage.TRAINING, 2), (Stage.UPLOAD, 1)):
+    require_share(fates.stage == DeviceStage.NONE, 0.7)
+    for stage, weight in ((DeviceStage.DOWNLOAD, 1), (DeviceStage.TRAINING, 2), (DeviceStage.UPLOAD, 1)):
         require_share(fates.stage == stage, 0.3 * weight / 4)
     is_lost = np.isfinite(fates.lost_s)
-    assert (is_lost == (fates.stage != Stage.NONE)).all()
+    assert (is_lost == (fates.stage != DeviceStage.NONE)).all()
     assert np.isinf(fates.report_s[is_lost]).all()
     assert not fates.steps_done[is_lost].any()
     untroubled = fleet_fates(FleetSection(speed=SLOW), ask_of(N))
-    in_download, in_training = fates.stage == Stage.DOWNLOAD, fates.stage == Stage.TRAINING
+    in_download, in_training = fates.stage == DeviceStage.DOWNLOAD, fates.stage == DeviceStage.TRAINING
     assert np.isinf(fates.fetched_s[in_download]).all()
     require_drawn((fates.lost_s / untroubled.fetched_s)[in_download])
     begun_s, ended_s = untroubled.fetched_s, untroubled.trained_s
@@ -153,15 +153,15 @@ def test_losses_at_work_have_a_constant_rate() -> None:
 def test_in_secure_rounds_devices_fall_silent_in_every_phase_and_do_not_come_back() -> None:
     section = FleetSection(speed=SLOW, dropouts=DropoutsSection(per_round=0.5, training=1.0, returns=1.0))
     fates = fleet_fates(section, ask_of(N, secure=True))
-    for stage in set(Stage) - {Stage.NONE}:
+    for stage in set(DeviceStage) - {DeviceStage.NONE}:
         require_share(fates.stage == stage, 0.5 / 7)
     assert np.isinf(fates.back_s).all()
-    is_late = np.isin(fates.stage, [Stage.NONE, Stage.CONSISTENCY_CHECK, Stage.UNMASKING])
+    is_late = np.isin(fates.stage, [DeviceStage.NONE, DeviceStage.CONSISTENCY_CHECK, DeviceStage.UNMASKING])
     assert (np.isfinite(fates.report_s) == is_late).all()
-    after = np.isin(fates.stage, [Stage.CONSISTENCY_CHECK, Stage.UNMASKING])
+    after = np.isin(fates.stage, [DeviceStage.CONSISTENCY_CHECK, DeviceStage.UNMASKING])
     assert (fates.lost_s[after] == fates.report_s[after]).all()
-    assert not fates.lost_s[fates.stage == Stage.ADVERTISE_KEYS].any()
-    assert {Stage(stage).silent_from for stage in fates.stage} == {None, *Phase}
+    assert not fates.lost_s[fates.stage == DeviceStage.ADVERTISE_KEYS].any()
+    assert {DeviceStage(stage).silent_from for stage in fates.stage} == {None, *Phase}
     assert set(fleet_fates(section, ask_of(N)).stage) == {0, 1, 2, 3}
 
 
@@ -213,7 +213,7 @@ def test_bytes_count_until_a_device_is_lost_or_told_to_stop() -> None:
     assert (fates.bytes_down[reports] == 4_000_000).all()
     assert (fates.bytes_up[reports] == 1_000_000).all()
     in_download, in_training, in_upload = (
-        gone & (fates.stage == stage) for stage in (Stage.DOWNLOAD, Stage.TRAINING, Stage.UPLOAD)
+        gone & (fates.stage == stage) for stage in (DeviceStage.DOWNLOAD, DeviceStage.TRAINING, DeviceStage.UPLOAD)
     )
     require_drawn((fates.bytes_down[in_download] + 0.5) / 4_000_001)
     assert (fates.bytes_down[in_training | in_upload] == 4_000_000).all()
@@ -239,6 +239,6 @@ def test_what_was_spent_only_grows_and_ends_with_the_work(seed: int, moments: li
 
 def test_a_course_says_what_a_device_is_about() -> None:
     one = np.array([1.0])
-    course = Course(one * 0.1, one, one * 5, one * 7)
+    course = RoundTimes(one * 0.1, one, one * 5, one * 7)
     for moment, stage in ((0.0, 1), (0.99, 1), (1.0, 2), (4.9, 2), (5.0, 3), (7.0, 0)):
         assert course.stage_at(np.array([moment])).tolist() == [stage]

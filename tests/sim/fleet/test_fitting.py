@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.fleet.fitting import fit
+from umbel.sim.fleet.recorded import fit
 
 
 @pytest.mark.parametrize(("cut_at", "near"), [(np.inf, 0.05), (1.2, 0.1), (0.5, 0.15)])

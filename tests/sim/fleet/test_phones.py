@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.fleet.phones import NotPhones, Phone, phone_traits, read_phones
+from umbel.sim.fleet.build import NotPhones, Phone, phone_traits, read_phones
 
 PHONE = {"down_u": 7491.4, "down_sigma": 3369.3, "up_u": 4935.2, "up_sigma": 2767.3}
 

@@ -14,6 +14,7 @@ from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.aggregation.types import ClientId
 from umbel.sim.data.population import client_number
 from umbel.sim.fleet.build import build_fleet
+from umbel.sim.fleet.draws import Trait
 from umbel.sim.fleet.faults import Faults
 from umbel.sim.fleet.fleet import Fleet
 from umbel.sim.fleet.presence import Always, Hours
@@ -27,8 +28,7 @@ from umbel.sim.fleet.section import (
     NetworkSection,
     SpeedSection,
 )
-from umbel.sim.fleet.traits import Trait
-from umbel.sim.recorded.compare import compare
+from umbel.sim.recorded.asked_again import compare
 
 N = 150
 HONEST = Faults(0, CorruptSection(0.0), MaliciousSection(0.0))

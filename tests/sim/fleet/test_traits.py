@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.sim.fleet.sure import Floats, require_drawn
-from umbel.sim.fleet.traits import Trait, log_normal
+from umbel.sim.fleet.draws import Trait, log_normal
 
 N = 50_000
 DEVICES = np.arange(N)

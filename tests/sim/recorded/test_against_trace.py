@@ -16,9 +16,9 @@ from umbel.__main__ import app, mount
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.trace import Trace, trace_of
 from umbel.sim import simulate
-from umbel.sim.recorded.against_plot import beside_the_record
-from umbel.sim.recorded.against_tables import tables
 from umbel.sim.recorded.against_trace import AGAIN, POINTS_MAX, RECORDED, AgainstTrace
+from umbel.sim.results.against_plot import beside_the_record
+from umbel.sim.results.against_tables import tables
 
 FLEET = {"speed": {"step_s": 2.0, "spread": 0.4}, "network": {"up_bytes_per_s": 1e4, "down_bytes_per_s": 1e5}}
 
@@ -178,7 +178,7 @@ def test_one_command_tells_the_error_and_what_each_point_asks(sweep: Path) -> No
         RECORDED,
         AGAIN,
         "window_s=600.0 asks what was recorded",
-        "window_s=20.0 asks otherwise than was recorded: window_s 20, not 600",
+        "window_s=20.0 differs from the recorded run: window_s 20, not 600",
         "recorded.png",
     ):
         assert words in told
@@ -188,7 +188,7 @@ def test_one_command_tells_the_error_and_what_each_point_asks(sweep: Path) -> No
 @pytest.mark.parametrize(
     ("window_s", "sentences"),
     [
-        (15.0, ["all ask otherwise than was recorded: window_s 15, not 600"]),
+        (15.0, ["all points differ from the recorded run: window_s 15, not 600"]),
         (600.0, []),
     ],
 )
@@ -198,7 +198,7 @@ def test_what_all_points_ask_otherwise_is_said_once(
     rounds = {"count": 1, "window_s": window_s}
     found = against(trace, tmp_path, rounds=rounds, sweep={"rounds.target": [3, 4]})
     told = "\n".join(one.plain for one in tables(found) if isinstance(one, Text)).splitlines()
-    own = [f"target={target} asks otherwise than was recorded: target {target}, not 6" for target in (3, 4)]
+    own = [f"target={target} differs from the recorded run: target {target}, not 6" for target in (3, 4)]
     assert [line for line in told if "otherwise" in line] == [*sentences, *own]
 
 

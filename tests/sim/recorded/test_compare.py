@@ -7,7 +7,7 @@ import pytest
 from tests.aggregation.run.test_trace import DONE, LOST, RECORD
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.trace import trace_of
-from umbel.sim.recorded.compare import ErrorRow, compare
+from umbel.sim.recorded.asked_again import ErrorRow, compare
 
 RECORDED = trace_of([RECORD, replace(RECORD, round=4, open_s=37.5, committed=False)])
 

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from tests.sim.federation.worlds import table
 from umbel.__main__ import app, mount
 from umbel.sim import simulate
-from umbel.sim.data.data_set import DataSet, Natural
-from umbel.sim.data.samples import Samples
-from umbel.sim.results.estimate import Estimate
+from umbel.sim.data.data_set import DataSet, Natural, SampleSet
+from umbel.sim.experiment.estimate import Estimate
 from umbel.sim.results.panels import panels
 from umbel.sim.results.shown import as_table
 
@@ -133,7 +132,7 @@ def wards() -> DataSet:
     classes[100:] = 1 - classes[100:]
     parts = [np.arange(0, 40), np.arange(40, 100), np.arange(100, 180)]
     trained, held = tuple(p[: -len(p) // 10] for p in parts), tuple(p[-len(p) // 10 :] for p in parts)
-    samples = Samples(inputs, classes)
+    samples = SampleSet(inputs, classes)
     natural = Natural("ward", ("east", "north", "turned"), trained, held)
     return DataSet("wards", samples, np.concatenate(trained), samples.take(np.concatenate(held)), 2, natural)
 

@@ -5,32 +5,31 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.sim.secure.playing import PlayedRound, device_fates, play
 from umbel.aggregation.round.states import Abandoned, Committed
 from umbel.aggregation.secagg.messages import share_keys_bytes
 from umbel.aggregation.secagg.parameters import parameters_for, survivors_min
 from umbel.aggregation.secagg.turns import Phase
-from umbel.sim.secure.devices import Luck, lucks
+from umbel.sim.secure.devices import DeviceFate
 from umbel.sim.secure.rounds import (
     WINDOW_S,
-    Played,
     bits_of_sums,
     client_name,
     composition_of,
     made_contribution,
     plain_sums,
-    play,
     secure_plan,
 )
 
 WORD_PHASES = (Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS, Phase.CONSISTENCY_CHECK)
 
 
-def played(luck: list[Luck], n_values: int = 1000) -> Played:
+def played(luck: list[DeviceFate], n_values: int = 1000) -> PlayedRound:
     plan = secure_plan(len(luck), bits=bits_of_sums(len(luck)))
     return play(plan, composition_of(plan, n_values), luck)
 
 
-def require_exact(outcome: Played, n: int, n_values: int = 1000) -> None:
+def require_exact(outcome: PlayedRound, n: int, n_values: int = 1000) -> None:
     """The sums are those of the plain integers of whom it names, and the words say how many these are."""
     composition = composition_of(secure_plan(n, bits=bits_of_sums(n)), n_values)
     levels, words = plain_sums(composition, [int(name[-5:]) for name in outcome.inputs])
@@ -42,13 +41,13 @@ def require_exact(outcome: Played, n: int, n_values: int = 1000) -> None:
     assert counts.clients == len(outcome.inputs)
 
 
-def set_sizes(outcome: Played) -> list[int]:
+def set_sizes(outcome: PlayedRound) -> list[int]:
     assert outcome.exchange is not None
     return [len(outcome.exchange.who(phase)) for phase in WORD_PHASES]
 
 
 def test_a_round_of_fifty_in_which_some_fall_silent_in_every_phase() -> None:
-    outcome = played(lucks(50, seed=0, dropping=0.2))
+    outcome = played(device_fates(50, seed=0, dropping=0.2))
 
     assert set_sizes(outcome) == [48, 46, 42]
     assert len(outcome.inputs) == 44
@@ -58,7 +57,7 @@ def test_a_round_of_fifty_in_which_some_fall_silent_in_every_phase() -> None:
 
 
 def test_a_round_in_which_everybody_stays_is_over_when_the_slowest_is() -> None:
-    luck = lucks(10, seed=1, dropping=0)
+    luck = device_fates(10, seed=1, dropping=0)
     outcome = played(luck)
 
     assert len(outcome.inputs) == 10
@@ -71,7 +70,10 @@ def test_one_too_few_in_any_phase_and_nothing_is_opened(phase: Phase) -> None:
     """t is 7 of 10. Who never advertises is not counted: of those that are left, it takes two thirds again."""
     n, t = 10, 7
     n_silent = n - 2 if phase is Phase.ADVERTISE_KEYS else n - t + 1
-    luck = [replace(one, silent_from=phase if i < n_silent else None) for i, one in enumerate(lucks(n, 2, dropping=0))]
+    luck = [
+        replace(one, silent_from=phase if i < n_silent else None)
+        for i, one in enumerate(device_fates(n, 2, dropping=0))
+    ]
     outcome = played(luck, n_values=100)
 
     assert isinstance(outcome.ended, Abandoned)
@@ -81,7 +83,7 @@ def test_one_too_few_in_any_phase_and_nothing_is_opened(phase: Phase) -> None:
 
 @pytest.mark.parametrize("phase", list(Phase)[1:])
 def test_as_few_as_the_threshold_are_enough_in_every_phase(phase: Phase) -> None:
-    luck = [replace(one, silent_from=phase if i < 3 else None) for i, one in enumerate(lucks(10, 2, dropping=0))]
+    luck = [replace(one, silent_from=phase if i < 3 else None) for i, one in enumerate(device_fates(10, 2, dropping=0))]
     outcome = played(luck, n_values=100)
 
     assert isinstance(outcome.ended, Committed)
@@ -89,7 +91,7 @@ def test_as_few_as_the_threshold_are_enough_in_every_phase(phase: Phase) -> None
 
 
 def test_the_same_seed_gives_the_same_round() -> None:
-    one, same = (played(lucks(8, seed=5, dropping=0.2), n_values=100) for _ in range(2))
+    one, same = (played(device_fates(8, seed=5, dropping=0.2), n_values=100) for _ in range(2))
     assert (one.ended, one.took_s, one.up, one.down) == (same.ended, same.took_s, same.up, same.down)
 
 
@@ -97,7 +99,7 @@ def test_bytes_are_those_of_the_messages() -> None:
     n, n_values = 6, 1000
     plan = secure_plan(n, bits=bits_of_sums(n))
     composition = composition_of(plan, n_values)
-    outcome = play(plan, composition, lucks(n, seed=0, dropping=0))
+    outcome = play(plan, composition, device_fates(n, seed=0, dropping=0))
 
     update = 64 + composition.modular.n_bytes + 8 * composition.n_words + 64  # header, vectors, signature
     assert outcome.up[client_name(0)] == 132 + share_keys_bytes(n - 1) + update + 64 + (8 + n * 37)
@@ -107,7 +109,7 @@ def test_bytes_are_those_of_the_messages() -> None:
 
 def test_who_is_silent_neither_sends_nor_fetches() -> None:
     silent = {0: Phase.ADVERTISE_KEYS, 1: Phase.SHARE_KEYS}
-    luck = [replace(one, silent_from=silent.get(i)) for i, one in enumerate(lucks(8, seed=0, dropping=0))]
+    luck = [replace(one, silent_from=silent.get(i)) for i, one in enumerate(device_fates(8, seed=0, dropping=0))]
     outcome = played(luck, n_values=100)
     assert [(outcome.up[client_name(i)], outcome.down[client_name(i)]) for i in silent] == [(0, 0), (132, 0)]
     assert isinstance(outcome.ended, Committed)
@@ -123,7 +125,7 @@ def test_what_a_client_brings_is_the_same_whenever_it_is_made() -> None:
 @pytest.mark.nightly
 def test_a_thousand_clients_of_whom_a_tenth_falls_silent() -> None:
     """The sparse graph. In each phase twenty more are gone; what is left is above what every client asks for."""
-    outcome = played(lucks(1000, seed=0, dropping=0.1))
+    outcome = played(device_fates(1000, seed=0, dropping=0.1))
 
     assert parameters_for(980).k < 979, "nobody has all others for neighbours"
     n_keys, n_shared, n_agreed = set_sizes(outcome)

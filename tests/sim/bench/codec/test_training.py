@@ -1,20 +1,134 @@
-"""The rows that training adds to `umbel bench codec`: what they promise, and that a picture is drawn of it."""
+"""The training that codecs are compared by: it learns, counts every byte, and keeps its promises."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
+from tests.aggregation.codec.conftest import PATHS, compiled_paths
 from tests.sim.data.sets.test_idx_files import idx_bytes
-from umbel.sim.bench.codec.contenders import CONTENDERS, DEVICES, FLOAT32, PROMISED
-from umbel.sim.bench.codec.federation import CodecRun, Scored
-from umbel.sim.bench.codec.training import Contest, measure_training, training_note, training_rows
+from umbel.aggregation.codec.kernels import native
+from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.codec.vectors.sign import Sign
+from umbel.aggregation.model.layout import Layout, TensorSpec
+from umbel.aggregation.update.wire import HEADER_BYTES
+from umbel.sim.bench.codec.training import (
+    CONTENDERS,
+    DEVICES,
+    FLOAT32,
+    N_VALUES,
+    PROMISED,
+    CodecContest,
+    CodecRun,
+    Contender,
+    Scored,
+    Setting,
+    hold_codec_contest,
+    measure_training,
+    training_note,
+    training_rows,
+)
 from umbel.sim.bench.codec.training_plot import draw
-from umbel.sim.bench.report import Row
+from umbel.sim.bench.report import BenchRow
 from umbel.sim.commands import bench_app
+from umbel.sim.data.data_set import SampleSet, TrainAndTest
+from umbel.sim.data.sets.mnist import N_CLASSES, N_PIXELS
+
+LAYOUT = Layout((TensorSpec("w", (N_VALUES,), "float32", 0),))
+TINY = Setting("tiny", 8, 5, n_asked=4, learning_rate=0.05, n_steps=8, n_last=1, data=f"{__name__}:made_data")
+
+
+def made_samples(n_samples: int, seed: int) -> SampleSet:
+    """A pattern of its own for each class, and noise."""
+    rng = np.random.default_rng(seed)
+    labels = torch.from_numpy(rng.integers(0, N_CLASSES, n_samples))
+    patterns = torch.from_numpy(np.random.default_rng(0).random((N_CLASSES, N_PIXELS), dtype=np.float32))
+    noise = torch.from_numpy(rng.random((n_samples, N_PIXELS), dtype=np.float32))
+    return SampleSet(0.7 * patterns[labels] + 0.3 * noise, labels)
+
+
+def made_data() -> TrainAndTest:
+    return TrainAndTest(made_samples(640, 1), made_samples(200, 2))
+
+
+def trained(section: CodecSection, setting: Setting = TINY) -> CodecRun:
+    ((_, run),) = hold_codec_contest(setting, None, [Contender(section.name, section)]).runs
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "section", [CodecSection(), PROMISED.codec, CodecSection(name="eden", bits=2)], ids=lambda s: s.name
+)
+def test_a_few_rounds_teach_it_much(section: CodecSection) -> None:
+    before, *_, after = trained(section, replace(TINY, n_rounds=16)).curve
+    assert after.accuracy > max(0.5, before.accuracy)
+
+
+@pytest.mark.nightly
+def test_the_model_does_not_depend_on_which_kernels_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[CodecRun]()
+    for path in PATHS:
+        monkeypatch.setenv(native.VARIABLE, path)
+        native.chosen.cache_clear()
+        if path is native.Path.TORCH or path in compiled_paths():
+            runs.append(trained(PROMISED.codec))
+    monkeypatch.undo()
+    native.chosen.cache_clear()
+    assert all(one == runs[0] for one in runs), "hash, bytes and accuracy"
+    assert len(runs) > 1 or not compiled_paths()
+
+
+@pytest.mark.slow
+def test_a_lossless_codec_gives_float32_s_model_in_fewer_bytes_and_a_lossy_one_another_each_time_the_same() -> None:
+    planes = Contender("planes", CodecSection(name="planes"))
+    again = Contender("again", PROMISED.codec)
+    contest = hold_codec_contest(TINY, None, [FLOAT32, planes, PROMISED, again])
+    whole, lossless, lossy, same = (run for _, run in contest.runs)
+    assert lossless.sha256 == whole.sha256
+    assert [scored.accuracy for scored in lossless.curve] == [scored.accuracy for scored in whole.curve]
+    assert lossless.n_bytes < whole.n_bytes
+    assert lossy == same
+    assert lossy.sha256 != whole.sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("section", "update_bytes"),
+    [
+        (CodecSection(), HEADER_BYTES + 4 * N_VALUES),
+        (CodecSection(name="sign"), HEADER_BYTES + Sign().payload_bytes(LAYOUT)[0]),
+    ],
+    ids=["float32", "sign"],
+)
+def test_every_byte_of_every_update_counts(section: CodecSection, update_bytes: int) -> None:
+    run = trained(section)
+    assert run.n_updates == TINY.n_rounds * TINY.n_asked
+    assert run.n_bytes == run.n_updates * update_bytes
+    assert run.bits == pytest.approx(8 * update_bytes / N_VALUES)
+    each_round = TINY.n_asked * update_bytes / TINY.n_clients
+    assert [(one.number, one.client_bytes) for one in run.curve] == [(i, i * each_round) for i in range(1, 6)]
+    assert run.client_bytes == run.n_bytes / TINY.n_clients
+
+
+@pytest.mark.slow
+def test_error_feedback_works_where_clients_come_back_every_round() -> None:
+    silos = replace(TINY, n_asked=8, n_rounds=20)
+    share = CodecSection(name="topk", share=0.002)
+    plain, fed = (trained(section, silos) for section in (share, replace(share, error_feedback=True)))
+    assert plain.n_bytes == pytest.approx(fed.n_bytes, rel=0.05)
+    assert fed.accuracy(3) > plain.accuracy(3) + 0.1
+
+
+def test_the_accuracy_at_the_end_is_the_mean_of_the_last_scores() -> None:
+    run = CodecRun(tuple(Scored(number, 1.0, number / 10) for number in (1, 2, 3, 4)), 4, 4, "0" * 64)
+    assert run.accuracy(3) == pytest.approx(0.3)
+
 
 N_UPDATES = 1000
 
@@ -24,14 +138,13 @@ def made_run(accuracy: float, update_bytes: int) -> CodecRun:
     curve = tuple(
         Scored(number, number / 100 * n_bytes / DEVICES.n_clients, accuracy * min(1.0, 0.5 + number / 80))
         for number in range(1, 101)
-        if DEVICES.is_scored(number)
     )
-    return CodecRun(curve, 199_210, N_UPDATES, n_bytes, "0" * 64)
+    return CodecRun(curve, N_UPDATES, n_bytes, "0" * 64)
 
 
-def rows_of(accuracy: float, update_bytes: int, *, quick: bool = False) -> list[Row]:
+def rows_of(accuracy: float, update_bytes: int, *, quick: bool = False) -> list[BenchRow]:
     runs = ((FLOAT32, made_run(0.94, 800_000)), (PROMISED, made_run(accuracy, update_bytes)))
-    return training_rows([Contest(DEVICES, runs)], quick=quick)
+    return training_rows([CodecContest(DEVICES, runs)], quick=quick)
 
 
 def test_it_is_promised_that_half_a_point_is_lost_at_most_in_a_32nd_of_the_bytes() -> None:
@@ -56,7 +169,7 @@ def test_float32_comes_first_everywhere_and_titles_differ() -> None:
 
 def test_every_codec_of_the_contest_is_drawn(tmp_path: Path) -> None:
     contests = [
-        Contest(setting, [(contender, made_run(0.9, 10_000 + i)) for i, contender in enumerate(contenders)])
+        CodecContest(setting, [(contender, made_run(0.9, 10_000 + i)) for i, contender in enumerate(contenders)])
         for setting, contenders in CONTENDERS.items()
     ]
     draw(contests, tmp_path / "new" / "training.png")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.repository import ROOT
-from umbel.sim.bench.coordinator.capacity import BUSY, MEASURED, Fleet, need
+from tests.sim.bench.coordinator.capacity import BUSY, MEASURED, Fleet, need
 
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
 

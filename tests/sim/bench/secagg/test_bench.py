@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from umbel.sim.bench.report import Report, Row
-from umbel.sim.bench.secagg.bytes import Traffic, formula_bytes, traffic, update_bytes
+from umbel.sim.bench.report import BenchRow, Report
+from umbel.sim.bench.secagg.bytes import MessageBytes, formula_bytes, traffic, update_bytes
 from umbel.sim.bench.secagg.flower import flower_rows
 from umbel.sim.bench.secagg.masks import keystream, mask_rows
 from umbel.sim.bench.secagg.plot import draw
@@ -24,7 +24,7 @@ def test_traffic_is_the_length_of_every_message_but_the_update() -> None:
     dealt, held = 2 * 16 + 82, 2 * 16
     up = 132 + (4 + 32 + (n - 1) * dealt + held + 64) + 64 + 64 + (8 + 37 * n)
     down = (4 + 32 + 132 * n) + (4 + 4 * n + (n - 1) * dealt) + (4 + 4 * n) + (4 + 68 * n)
-    assert traffic(n) == Traffic(up, down)
+    assert traffic(n) == MessageBytes(up, down)
 
 
 def test_an_update_takes_its_bits_a_value() -> None:
@@ -70,10 +70,10 @@ def test_the_peer_is_measured_where_it_is_installed() -> None:
 
 def test_the_picture_shows_every_time_and_what_is_sent(tmp_path: Path) -> None:
     rows = (
-        Row("masks", 1.0, "a keystream", 0.8, "ms"),
-        Row("coordinator", 0.9, "a keystream", 0.5, "s"),
-        Row("mask step", 60.0, "Flower's SecAgg+", 700.0, "ms"),
-        Row("one of 100 clients, 1,000,000 values, 23 bits: sent", 2.9, "float32, when", 4.0, "MB"),
+        BenchRow("masks", 1.0, "a keystream", 0.8, "ms"),
+        BenchRow("coordinator", 0.9, "a keystream", 0.5, "s"),
+        BenchRow("mask step", 60.0, "Flower's SecAgg+", 700.0, "ms"),
+        BenchRow("one of 100 clients, 1,000,000 values, 23 bits: sent", 2.9, "float32, when", 4.0, "MB"),
     )
     draw(tmp_path / "new" / "secagg.png", Report("secagg", rows))
     picture = imread(tmp_path / "new" / "secagg.png")

@@ -8,14 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.sim.data.populations import population
+from umbel.sim.data.data_set import SampleSet, TrainAndTest
 from umbel.sim.data.partition.feature_skew import FeaturesSection, GrowingNoise, Rotation, transform_of, turned
-from umbel.sim.data.partition.partition import Partition, shards_of, with_holdouts
-from umbel.sim.data.population import ShardedPopulation, Transform, population
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.partition.partition import Partition, Transform, shards_of, with_holdouts
+from umbel.sim.data.population import ShardedPopulation
 
 N, SIDE = 60, 6
-TRAIN = Samples(torch.rand(N, SIDE * SIDE, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 4)
-TEST = Samples(torch.zeros(3, SIDE * SIDE), torch.zeros(3, dtype=torch.int64))
+TRAIN = SampleSet(torch.rand(N, SIDE * SIDE, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 4)
+TEST = SampleSet(torch.zeros(3, SIDE * SIDE), torch.zeros(3, dtype=torch.int64))
 SHARDS = shards_of(np.random.default_rng(0).integers(0, 8, N), 8)
 transforms = st.sampled_from([GrowingNoise(0.3, 8, 5), Rotation(90.0, 4), Rotation(25.0, 14)])
 
@@ -107,7 +108,7 @@ def test_inputs_that_cannot_be_changed_are_refused_when_the_population_is_made(
     transform: Transform, inputs: torch.Tensor
 ) -> None:
     with pytest.raises(ValueError, match=r"these inputs are|can be rotated"):
-        population(TrainAndTest(Samples(inputs, TRAIN.targets), TEST), Partition(SHARDS), transform)
+        population(TrainAndTest(SampleSet(inputs, TRAIN.targets), TEST), Partition(SHARDS), transform)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.sim.data.partition.groups import natural_partition
+from umbel.sim.data.partition.partition import natural_partition
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(1, 4))

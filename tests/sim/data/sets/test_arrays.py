@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from umbel.sim.data.data_set import DataError
-from umbel.sim.data.samples import Samples, TrainAndTest
+from umbel.sim.data.data_set import DataError, SampleSet, TrainAndTest
 from umbel.sim.data.sets.arrays import dataset, from_samples, from_torch
 
 INPUTS = np.arange(60.0).reshape(20, 3)
@@ -134,7 +133,7 @@ def test_arrays_that_do_not_fit_are_refused(bad: dict[str, Any], why: str) -> No
 
 
 def test_samples_stay_as_they_are() -> None:
-    part = Samples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+    part = SampleSet(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     data = from_samples(TrainAndTest(part, part), "ward")
     assert data.name == "ward"
     assert data.samples.inputs.data_ptr() == part.inputs.data_ptr()

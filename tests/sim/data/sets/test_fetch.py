@@ -16,8 +16,7 @@ import pytest
 
 from tests.servers.real_data import real_files
 from umbel.sim.data.data_set import DataError
-from umbel.sim.data.sets.fetch import have
-from umbel.sim.data.sets.sources import SOURCES, Archive, RemoteFile, Source
+from umbel.sim.data.sets.fetch import SOURCES, Archive, DataSource, RemoteFile, have
 
 IMAGES, LABELS = b"\x1f\x8bimages" * 9000, b"labels"
 
@@ -26,7 +25,7 @@ def remote(name: str, data: bytes) -> RemoteFile:
     return RemoteFile(name, len(data), hashlib.sha256(data).hexdigest())
 
 
-SOURCE = Source("Tiny", "tiny", None, (remote("images.gz", IMAGES), remote("labels.gz", LABELS)))
+SOURCE = DataSource("Tiny", "tiny", None, (remote("images.gz", IMAGES), remote("labels.gz", LABELS)))
 RIGHT = {"/t/images.gz": IMAGES, "/t/labels.gz": LABELS}
 
 
@@ -190,7 +189,7 @@ def test_an_archive_that_is_none_or_lacks_them_is_refused(tmp_path: Path, packed
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
-def test_the_digests_are_those_of_the_published_files(source: Source) -> None:
+def test_the_digests_are_those_of_the_published_files(source: DataSource) -> None:
     folder = real_files(source) / source.folder
     for file in source.files:
         assert remote(file.name, (folder / file.name).read_bytes()) == file

@@ -9,8 +9,8 @@ import torch
 
 from tests.servers.real_data import real_files
 from umbel.sim.data.data_set import DataError
+from umbel.sim.data.sets.fetch import HEART_DISEASE
 from umbel.sim.data.sets.heart_disease import complete_records, load_heart_disease, split_of
-from umbel.sim.data.sets.sources import HEART_DISEASE
 
 SIZES = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from umbel.sim.data.sets.idx_files import Array, NotIdx, read_idx
+from umbel.sim.data.sets.mnist import Array, NotIdx, read_idx
 
 TYPES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 # The first image of two by three bytes, spelled out: type 08, two dimensions, 2, 3, the values.

@@ -9,9 +9,8 @@ import torch
 
 from tests.servers.real_data import real_files
 from tests.sim.data.sets.test_idx_files import idx_bytes
-from umbel.sim.data.sets.idx_files import Array, NotIdx
-from umbel.sim.data.sets.mnist import load_images, load_mnist
-from umbel.sim.data.sets.sources import SOURCES
+from umbel.sim.data.sets.fetch import SOURCES
+from umbel.sim.data.sets.mnist import Array, NotIdx, load_images
 
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint64).astype(np.uint8).reshape(3, 28, 28)
 LABELS = np.array([7, 0, 9], dtype=np.uint8)
@@ -26,7 +25,7 @@ def write(folder: Path, images: Array = IMAGES, labels: Array = LABELS) -> Path:
 
 
 def test_images_come_flat_between_0_and_1_with_their_digits(tmp_path: Path) -> None:
-    data = load_mnist(write(tmp_path))
+    data = load_images(write(tmp_path) / "mnist")
     for samples in (data.train, data.test):
         assert samples.targets.tolist() == [7, 0, 9]
         assert samples.inputs.dtype == torch.float32
@@ -46,12 +45,12 @@ def test_images_come_flat_between_0_and_1_with_their_digits(tmp_path: Path) -> N
 )
 def test_files_that_hold_something_else_are_refused(tmp_path: Path, images: Array, labels: Array) -> None:
     with pytest.raises(NotIdx, match=r"ubyte\.gz"):
-        load_mnist(write(tmp_path, images, labels))
+        load_images(write(tmp_path, images, labels) / "mnist")
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="train-images"):
-        load_mnist(tmp_path)
+        load_images(tmp_path / "mnist")
 
 
 @pytest.mark.parametrize(("name", "first"), [("mnist", [5, 0, 4, 1, 9]), ("fashion-mnist", [9, 0, 0, 3, 0])])

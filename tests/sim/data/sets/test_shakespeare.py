@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.servers.real_data import real_files
-from umbel.sim.data.data_set import DataError, DataSet, Task
+from umbel.sim.data.data_set import DataError, DataSet, LearningTask
+from umbel.sim.data.sets.fetch import SHAKESPEARE
 from umbel.sim.data.sets.shakespeare import CHARACTERS, FILE, WINDOW, lines_of_roles, load_shakespeare, roles_data
-from umbel.sim.data.sets.sources import SHAKESPEARE
 
 HEADER = "line_id\tplay\tline_number\tspeaker\ttext\n"
 LINES = """1	Hamlet		Stage Directions	Enter HAMLET
@@ -79,7 +79,7 @@ def test_windows_are_those_of_each_role_alone_the_first_lines_to_train_on_and_th
         tested += expected(lines[-cut:])
     assert np.array_equal(np.concatenate(data.natural.shards), data.rows)
     assert [text_of(text) for text in data.test.inputs] == [text for text, _ in tested]
-    assert (data.task, data.n_classes, data.input_shape) == (Task.NEXT_CHARACTER, 80, (80,))
+    assert (data.task, data.n_classes, data.input_shape) == (LearningTask.NEXT_CHARACTER, 80, (80,))
 
 
 def test_a_million_windows_share_one_text() -> None:

@@ -14,11 +14,10 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.population import ShardedPopulation
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.local.resident import start_vector
-from umbel.sim.engines.orders import sample_orders
-from umbel.sim.engines.stacked.lockstep import batches_in_pass
+from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.stacked.lockstep import batches_in_pass, sample_orders
 from umbel.sim.engines.stacked.stacked import StackedEngine
 from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
 
@@ -83,7 +82,7 @@ def work_of(
 ) -> CohortWork:
     draw = torch.Generator().manual_seed(1)
     n = sum(sizes)
-    samples = Samples(torch.randn(n, N_IN, generator=draw), torch.randint(N_CLASSES, (n,), generator=draw))
+    samples = SampleSet(torch.randn(n, N_IN, generator=draw), torch.randint(N_CLASSES, (n,), generator=draw))
     shards = np.split(np.random.default_rng(2).permutation(n), np.cumsum(sizes)[:-1])
     data = ShardedPopulation(samples, shards, samples).data_of(np.arange(len(sizes)))
     mu, optimizer = OPTIMIZERS[how]

@@ -18,8 +18,8 @@ from tests.repository import ROOT
 from tests.servers.interrupts import heed_interrupts
 from tests.servers.waits import LIMIT_S, wait_until
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
-from umbel.sim.engines.local.sequential import SequentialEngine
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import EngineError
 from umbel.sim.engines.workers.processes import ProcessesEngine
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
-from umbel.sim.engines.local.sequential import SequentialEngine
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import EngineError, LocalOptimizer
 from umbel.sim.engines.workers import ray_engine
-from umbel.sim.engines.workers.ray_actor import packed, unpacked
-from umbel.sim.engines.workers.ray_engine import RayEngine
+from umbel.sim.engines.workers.ray_engine import RayEngine, packed, unpacked
 
 SIZES = [4 + 2 * (i % 5) for i in range(20)]
 WORK = work_of(SIZES, [3 + i % 4 for i in range(20)], proximal_mu=0.1, optimizer=LocalOptimizer(0.9, 0.01, 0.5))

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
 from umbel.aggregation.run.trace import Trace
 from umbel.sim.recorded.against_trace import AGAIN, RECORDED, AgainstTrace
 from umbel.sim.recorded.courses import went_in
 from umbel.sim.results.plot import COLOURS, as_drawn, dress
-from umbel.sim.results.plot_style import INK, as_percent
+from umbel.sim.results.plot_style import INK, as_percent, new_figure
 from umbel.sim.results.results import Results
 
 _POINTS_MAX = 6
@@ -20,10 +19,8 @@ _POINTS_MAX = 6
 
 def beside_the_record(results: Results) -> Figure:
     """The picture: a row for each trace. Of a sweep of more than six points, the first ones."""
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.05, wspace=0.05)
     n_rows = len(results.against)
-    figure = Figure(figsize=(12.5, 0.6 + 4.0 * n_rows), dpi=130, layout=layout, facecolor="white")
-    figure.suptitle(f"{results.name}: beside the record", x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
+    figure = new_figure(12.5, 0.6 + 4.0 * n_rows, f"{results.name}: beside the record")
     for row, one in enumerate(results.against):
         _reports(figure.add_subplot(n_rows, 2, 2 * row + 1), one)
         _closings(figure.add_subplot(n_rows, 2, 2 * row + 2), one, results)

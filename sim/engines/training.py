@@ -1,15 +1,15 @@
-"""The local training of one client after another on one resident model: what the SDK's trainer does, and its bits.
+"""The engine "sequential": trains one client after another on one resident model, with the bits of the SDK's trainer.
 
-Batches, their order, the mean loss, FedProx's term, what the codec lets be trained, the optimizer and what dropout
-draws are those of `client.trainer.TorchClient` with the client's seed; what the SDK makes anew for every client (a copy
-of the model, an optimizer, a loader, all generators) is kept here and put back.
-`tests/sim/engines/local/test_training.py` compares the bits.
+Batches, their order, the mean loss, FedProx's term, the codec's projection of gradients, the optimizer and dropout's
+draws are those of `client/training/trainer.py` with the client's seed. The SDK makes a model, an optimizer, a loader
+and generators anew for every client; here they are kept and reset. `tests/sim/engines/test_training.py` compares the
+bits. The other engines are measured against this one.
 
-On a CPU, models with two-dimensional convolutions are kept in the order that those like best, channels last, and take
-their steps in one call for all tensors: up to a third faster, and equal within rounding (`arithmetic = "fast"`).
+On a CPU, models with two-dimensional convolutions are kept in channels-last memory format, and one call takes a step
+for all tensors: up to a third faster, and equal within rounding (`arithmetic = "fast"`).
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import count, islice
@@ -20,20 +20,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.sgd import sgd
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
 from umbel.client.training.proximal import ProximalTerm
 from umbel.client.training.randomness import generators, seeded, set_generators
+from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
-from umbel.sim.data.samples import Samples
-from umbel.sim.engines.device import found_device
-from umbel.sim.engines.local.resident import ResidentModel
-from umbel.sim.engines.local.sgd import Sgd
+from umbel.sim.engines.device import found_device, one_thread, whole_float32
 from umbel.sim.engines.recipe import ModelRecipe
-from umbel.sim.engines.work import Changes, CohortWork, EngineError
+from umbel.sim.engines.resident import ResidentModel
+from umbel.sim.engines.schedule import rows_of_block
+from umbel.sim.engines.work import Changes, CohortWork, EngineError, LocalOptimizer
+
+
+class Sgd:
+    """`torch.optim.SGD` over these parameters. `is_fused`: one call for all of them, with fewer roundings."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], plan: TrainingPlan, optimizer: LocalOptimizer, *, is_fused: bool
+    ) -> None:
+        self._parameters, self._plan, self._optimizer = parameters, plan, optimizer
+        self._is_fused = is_fused or None  # None: as torch chooses
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all momentum, as for another client."""
+        self._velocities: list[Tensor | None] = [None] * len(self._parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        used = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
+        gradients = [gradient for p in self._parameters if (gradient := p.grad) is not None]
+        velocities = [self._velocities[i] for i in used]
+        sgd(
+            [self._parameters[i] for i in used],
+            gradients,
+            velocities,
+            has_sparse_grad=any(gradient.is_sparse for gradient in gradients),
+            fused=self._is_fused,
+            weight_decay=self._optimizer.weight_decay,
+            momentum=self._optimizer.momentum,
+            lr=self._plan.learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if self._optimizer.momentum:
+            for i, velocity in zip(used, velocities, strict=True):
+                self._velocities[i] = velocity
+
 
 Arithmetic = Literal["auto", "sdk", "fast"]
 Losses = NDArray[np.float64]
@@ -47,7 +88,7 @@ class Draws(Enum):
     OTHERS = "others"
 
 
-class Stopped(Exception):
+class TrainingStopped(Exception):
     """Training was told to stop in mid-client."""
 
 
@@ -106,7 +147,7 @@ class LocalTrainer:
         (k, n_values), on the CPU.
 
         Returns the mean loss, the first and the last of each, (k, 3). `work` may be another part of the cohort that
-        was begun. Raises `Stopped` after `stop`.
+        was begun. Raises `TrainingStopped` after `stop`.
         """
         losses = np.empty((len(positions), 3), dtype=np.float64)
         with self._generators_kept():
@@ -144,20 +185,20 @@ class LocalTrainer:
             total = total + last.to(torch.float32) * len(chosen)
             n_seen += len(chosen)
             if self._is_stopped:
-                raise Stopped
+                raise TrainingStopped
         return total.item() / n_seen, first.item(), last.item()
 
-    def _loss_of(self, samples: Samples, chosen: Tensor) -> Tensor:
+    def _loss_of(self, samples: SampleSet, chosen: Tensor) -> Tensor:
         output = self._resident.module(samples.inputs.index_select(0, chosen))
         return self._loss(output, samples.targets.index_select(0, chosen))
 
-    def _samples_of(self, work: CohortWork, position: int) -> tuple[Samples, Indices]:
+    def _samples_of(self, work: CohortWork, position: int) -> tuple[SampleSet, Indices]:
         """Samples on the device, and which of them are the client's."""
         data = work.data
         if self._device.type == "cpu":
             return data.samples, data.rows[data.starts[position] : data.starts[position + 1]]
         own = data.of(position)
-        here = Samples(own.inputs.to(self._device), own.targets.to(self._device))
+        here = SampleSet(own.inputs.to(self._device), own.targets.to(self._device))
         return here, np.arange(len(own), dtype=np.int64)
 
     def _batches(self, rows: Indices, work: CohortWork, position: int) -> Iterator[Tensor]:
@@ -245,3 +286,26 @@ def _gains_by_channels_last(module: nn.Module, device: torch.device) -> bool:
     """Whether "fast" was measured to be faster for such a model: float32 convolutions on a CPU."""
     is_float32 = all(p.dtype == torch.float32 for p in module.parameters())
     return device.type == "cpu" and is_float32 and any(isinstance(part, nn.Conv2d) for part in module.modules())
+
+
+class SequentialEngine:
+    """Trains on `device`, with one thread of torch's own; `arithmetic`: as `LocalTrainer` has it."""
+
+    name = "sequential"
+
+    def __init__(self, recipe: ModelRecipe, device: str = "cpu", arithmetic: Arithmetic = "auto") -> None:
+        self._trainer = LocalTrainer(recipe, device, arithmetic)
+        n_values = self._trainer.layout.n_values
+        self._values = torch.empty(rows_of_block(n_values), n_values)
+
+    def train(self, start: Tensor, work: CohortWork) -> Iterator[Changes]:
+        """As `Engine.train`: in the order of the cohort."""
+        self._trainer.begin(start, work)
+        for first in range(0, len(work.data), len(self._values)):
+            positions = np.arange(first, min(first + len(self._values), len(work.data)))
+            with one_thread(), whole_float32(self._trainer.device):
+                losses = self._trainer.train(work, positions, self._values)
+            yield changes_of(positions, self._values[: len(positions)], losses)
+
+    def close(self) -> None:
+        """Nothing is held."""

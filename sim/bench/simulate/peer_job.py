@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umbel.sim.bench.peers.work import write_work
+from umbel.sim.bench.simulate.peer_work import write_work
 from umbel.sim.bench.simulate.tight_loop import steps_of
 from umbel.sim.bench.simulate.timing import seeds_of
 from umbel.sim.bench.simulate.workloads import Workload

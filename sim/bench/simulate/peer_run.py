@@ -23,10 +23,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from umbel.sim.bench.peers import work as peer_work
+from umbel.sim.bench.simulate import peer_work
 
 if TYPE_CHECKING:  # whoever names `PeerFailed` need not load the workloads
-    from umbel.sim.bench.peers.job import Job
+    from umbel.sim.bench.simulate.peer_job import Job
 
 _MARK = "UMBEL_PEER_FOLDER"
 _PROBE_S, _GRACE_S, _LOG_LINES = 60.0, 10.0, 15

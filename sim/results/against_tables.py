@@ -20,7 +20,7 @@ def tables(one: AgainstTrace) -> Iterator[RenderableType]:
     else:
         yield Text(
             f"\n{file} does not say at how many reports its rounds were to close, for an older coordinator has "
-            "recorded them: so how far off the simulation is is not known"
+            "recorded them: the simulation error is unknown"
         )
     yield Text("\nbeside the record; hours and MB of a committed round", style="italic")
     yield _courses(one)
@@ -32,17 +32,17 @@ def _words(one: AgainstTrace) -> Iterator[str]:
     all_unlike = {point.course.label: (*point.unlike, *point.work_unlike) for point in one.points}
     shared = [word for word in next(iter(all_unlike.values()), ()) if all(word in one for one in all_unlike.values())]
     if len(all_unlike) > 1 and shared:
-        yield f"all ask otherwise than was recorded: {'; '.join(shared)}"
+        yield f"all points differ from the recorded run: {'; '.join(shared)}"
     for label, unlike in all_unlike.items():
         own = [word for word in unlike if len(all_unlike) == 1 or word not in shared]
         if own:
-            yield f"{label} asks otherwise than was recorded: {'; '.join(own)}"
+            yield f"{label} differs from the recorded run: {'; '.join(own)}"
         elif not unlike:
-            yield f"{label} asks what was recorded: by what it differs is an error, too"
+            yield f"{label} asks what was recorded, so every difference is a simulation error"
     if one.calibration.is_secure:
         yield (
-            "updates were masked then, and of work only the whole time is known: other bytes or steps do not change it "
-            "here"
+            "the recorded updates were masked, so only the total time of the work is known: other bytes or steps do "
+            "not change it here"
         )
 
 

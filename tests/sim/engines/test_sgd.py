@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from tests.repository import ROOT
 from umbel.aggregation.plans.round import TrainingPlan
-from umbel.sim.engines.local.sgd import Sgd
+from umbel.sim.engines.training import Sgd
 from umbel.sim.engines.work import LocalOptimizer
 
 SHAPES = [(33, 17), (129,), (5, 3, 3, 3)]
@@ -63,7 +63,7 @@ def test_training_does_not_load_torchs_compiler() -> None:
     program = """
 import sys
 from tests.sim.engines.cohorts import all_changes, recipe, start_of, work_of
-from umbel.sim.engines.local.sequential import SequentialEngine
+from umbel.sim.engines.training import SequentialEngine
 from umbel.sim.engines.work import LocalOptimizer
 
 for name in ("convolutions", "with_dropout"):

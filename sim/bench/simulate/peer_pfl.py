@@ -8,7 +8,7 @@ takes its batches from the work.
 
 from collections.abc import Mapping, Sequence
 
-from umbel.sim.bench.peers.run import Setup
+from umbel.sim.bench.simulate.peer_run import Setup
 from umbel.sim.engines.schedule import n_cores
 
 _FILE_NAME = "pfl_driver.py"

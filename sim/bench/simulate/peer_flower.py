@@ -7,7 +7,7 @@ function by its name and does not carry it in each message. Written for flwr 1.4
 
 from collections.abc import Mapping, Sequence
 
-from umbel.sim.bench.peers.run import Setup
+from umbel.sim.bench.simulate.peer_run import Setup
 from umbel.sim.engines.schedule import n_cores
 
 _FILE_NAME = "flower_driver.py"

@@ -20,11 +20,10 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import LocalPlan
 from umbel.client.training.trainer import TorchClient
-from umbel.sim.engines.local.resident import start_vector
-from umbel.sim.engines.local.sequential import SequentialEngine
-from umbel.sim.engines.local.threads import one_thread
-from umbel.sim.engines.local.training import Arithmetic, Draws, LocalTrainer, Stopped
+from umbel.sim.engines.device import one_thread
 from umbel.sim.engines.recipe import ModelRecipe
+from umbel.sim.engines.resident import start_vector
+from umbel.sim.engines.training import Arithmetic, Draws, LocalTrainer, SequentialEngine, TrainingStopped
 from umbel.sim.engines.work import CohortWork, EngineError, LocalOptimizer
 
 SIZES = [9, 1, 4, 5, 13, 3, 8, 2]  # one sample; a last batch of one, of three, and none; fewer than a batch
@@ -188,7 +187,7 @@ def test_stopped_training_ends_in_mid_client() -> None:
     trainer, work, start = LocalTrainer(made_by), work_of([8], [100]), start_of(made_by)
     trainer.begin(start, work)
     trainer.stop()
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingStopped):
         trainer.train(work, np.arange(1), torch.empty(1, len(start)))
 
 

@@ -1,1 +1,0 @@
-"""Other simulators, run as their users run them."""

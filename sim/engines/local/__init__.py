@@ -1,1 +1,0 @@
-"""One client after another."""

@@ -1,1 +1,0 @@
-"""Experiments: a file that says what to simulate, the simulated runs of it, and what they showed."""
