@@ -37,7 +37,7 @@ def closing_job(round_id: int) -> str:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedReplica:
     """A replica as it was last seen: its counter, and for how many looks that has stood still."""
 
     beat: int
@@ -52,7 +52,7 @@ class Replicas:
         self.is_alone = database.is_exclusive
         self._db = database
         self._clock = clock
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedReplica] = {}
         self._gone: set[str] = set()
         self._n_looks = 0
         self._clock_watch = ClockWatch()
@@ -152,7 +152,7 @@ class Replicas:
         for replica, beat in found.items():
             watched = self._watched.get(replica)
             if watched is None or watched.beat != beat:
-                self._watched[replica] = _Watched(beat)
+                self._watched[replica] = _WatchedReplica(beat)
             else:
                 watched.stood_still += 1
         self._gone = (self._gone | self._watched.keys()) - found.keys()

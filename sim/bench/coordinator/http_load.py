@@ -1,6 +1,6 @@
 """Many simulated devices from one thread: scripts that send raw HTTP/1.1 requests over keep-alive sockets.
 
-A script is a generator: it yields the bytes of a request and is sent its `HttpAnswer`, or yields an `Until`. Scripts
+A script is a generator: it yields the bytes of a request and is sent its `RawAnswer`, or yields an `Until`. Scripts
 that are ready queue for an idle connection, so ten thousand devices do not need ten thousand sockets. Only what the
 measurement needs is parsed, because the load must cost a fraction of what the server does.
 """
@@ -29,7 +29,7 @@ class Until:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class RawAnswer:
     """One response. `body`: without the head; `took_s`: from the request's being due to the answer's last byte."""
 
     status: int
@@ -37,7 +37,7 @@ class HttpAnswer:
     took_s: float
 
 
-Script: TypeAlias = Generator["bytes | Until", HttpAnswer, None]
+Script: TypeAlias = Generator["bytes | Until", RawAnswer, None]
 
 
 class LoadFailed(Exception):
@@ -73,7 +73,7 @@ class Tally:
         if set(self.statuses) - {status}:
             raise LoadFailed(f"not every answer was {status}: {dict(self.statuses)}, such as {self.first_refusal!r}")
 
-    def note(self, answer: HttpAnswer) -> None:
+    def note(self, answer: RawAnswer) -> None:
         self.latencies_s.append(answer.took_s)
         self.statuses[answer.status] += 1
         if answer.status >= 300 and not self.first_refusal:
@@ -160,7 +160,7 @@ class Load:
                 break
         return bool(self._paused or self._ready) or len(self._idle) < len(self._links)
 
-    def _step(self, script: Script, answer: HttpAnswer | None, due_at: float) -> None:
+    def _step(self, script: Script, answer: RawAnswer | None, due_at: float) -> None:
         """Let a script go on, and queue what it wants next."""
         try:
             wanted = next(script) if answer is None else script.send(answer)
@@ -191,7 +191,7 @@ class Load:
         if (parsed := _parse(link.received)) is None:
             return
         now = time.perf_counter()
-        answer = HttpAnswer(*parsed, now - link.due_at)
+        answer = RawAnswer(*parsed, now - link.due_at)
         tally.note(answer)
         script, link.script = link.script, None
         self._idle.append(link)
