@@ -11,14 +11,7 @@ from umbel.sim.federation.window import DeviceTime
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`accuracy`, `loss`: of the model on the test set, None where it was not measured; `train_loss`: the clients' own,
-    as they trained. `wall_s`: real seconds; `virtual_s`: from the opening of the attempt to its end; `now_s`: at its
-    end, since the run began. `busy_s`: how long devices were at work, all together; `wasted_s`: those whose work came
-    to nothing, for it was late, lost, or not needed any more. `evaluation`: what clients measured of the model that
-    they were given. `steps_asked`, `update_bytes`, `fetched_bytes`: means over those that have reported, 0 where nobody
-    has: steps of training, and bytes of an update, and of what was fetched for it. `epsilon`: of a private run, what it
-    has cost by then.
-    """
+    """One ended attempt. Values that were not measured are None."""
 
     round: int
     attempt: int
@@ -27,9 +20,9 @@ class Row:
     reason: str
     model_version: int
     model_sha256: str | None
-    accuracy: float | None
-    loss: float | None
-    train_loss: float | None
+    accuracy: float | None  # of the model on the test set
+    loss: float | None  # of the model on the test set
+    train_loss: float | None  # the mean of the clients' training losses
     selected: int
     reported: int
     partial: int
@@ -37,19 +30,19 @@ class Row:
     sample_count: int
     bytes_up: int
     bytes_down: int
-    wall_s: float
-    virtual_s: float
-    now_s: float
+    wall_s: float  # real seconds
+    virtual_s: float  # from the opening of the attempt to its end
+    now_s: float  # from the start of the run to the end of the attempt
     window_s: float
-    busy_s: float = 0.0
-    wasted_s: float = 0.0
-    evaluation: dict[str, float] = field(default_factory=dict[str, float])
+    busy_s: float = 0.0  # how long all devices together were at work
+    wasted_s: float = 0.0  # of that, work that was late, lost, or no longer needed
+    evaluation: dict[str, float] = field(default_factory=dict[str, float])  # what clients measured of the old model
     target: int = 0
     over_selection: float = 0.0
-    steps_asked: float = 0.0
+    steps_asked: float = 0.0  # this and the next two: means over the clients that reported; 0 if none did
     update_bytes: float = 0.0
     fetched_bytes: float = 0.0
-    epsilon: float | None = None
+    epsilon: float | None = None  # the privacy cost so far, of a private run
 
     @property
     def makes_model(self) -> bool:

@@ -1,4 +1,4 @@
-"""What becomes of each device of a cohort in one attempt at a round: when it is done with what, or lost.
+"""What becomes of each device of a cohort in one attempt at a round: when it finishes each stage, or is lost.
 
 A device hears of its work after a round trip, fetches the model, trains, uploads, reports. It trains as the SDK does
 (`client/training/trainer.py`): step after step until all are done, or the next would end later than the window's end
@@ -20,32 +20,25 @@ from umbel.sim.fleet.presence import Flags
 
 @dataclass(frozen=True, slots=True)
 class CohortAsk:
-    """What the devices of a cohort are asked in one attempt.
+    """What the devices of a cohort are asked in one attempt. Bytes are int64, (k,) or (1,) where all are alike."""
 
-    `steps`: int64 (k,), of each, at least 1; `batch_size`: samples in one. `down_bytes`: of the model, or of the change
-    that a device fetches; `update_bytes`: of its update. Both int64, (k,) or (1,) where all are alike.
-    `is_new`: (k,), devices that have never sent an update and know not how fast their line is; None: nobody.
-    `update_bytes_max`: as long as an update can be, where that is not how long it is.
-    """
-
-    steps: Indices
-    batch_size: int
-    down_bytes: Indices
+    steps: Indices  # int64 (k,), of each device, at least 1
+    batch_size: int  # samples in a step
+    down_bytes: Indices  # of the model, or of the change that a device fetches
     update_bytes: Indices
     window_s: float
-    is_new: Flags | None = None
+    is_new: Flags | None = None  # (k,), devices that have never sent an update, so they have not measured their line
     secure: bool = False
-    update_bytes_max: int | None = None
+    update_bytes_max: int | None = None  # the greatest length of an update, if it differs from `update_bytes`
 
 
 @dataclass(frozen=True, slots=True)
 class LineRates:
-    """Of each device, in this attempt: bytes per second both ways, and seconds of a round trip. `up_expected`: what it
-    takes its line for, from the last time it has sent an update."""
+    """The lines of devices in this attempt: bytes per second, and seconds of a round trip."""
 
     down: Floats
     up: Floats
-    up_expected: Floats
+    up_expected: Floats  # what a device measured when it last sent an update
     latency_s: Floats
 
 
@@ -60,29 +53,24 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """In the cohort's order, times in seconds from the round's opening.
+    """What becomes of each device, in the cohort's order. Times are seconds from the round's opening; inf is never.
 
-    `fetched_s`: when it has the model, `trained_s`: when it begins to upload, `report_s`: when its report comes; inf
-    where that is never. A report may come after the window's end, or after the round has closed: whoever drives the
-    round knows that, and tells the device to stop (`spent`). `step_s`: a step's; `steps_done`: of those asked, 0 where
-    it does not report.
-    `lost_s`: when it falls silent, inf where it does not; `back_s`: when it is back and goes on where it was, inf where
-    it does not come; `stage`: what it was about then, int8, of `DeviceStage`. A device that is lost at
-    `DeviceStage.CONSISTENCY_CHECK` or `UNMASKING` has reported. `fault`: what is wrong with its work, int8, of `Fault`.
+    A report may come after the window's end, or after the round has closed. The caller knows that, and says until when
+    a device worked (`spent`). A device that is lost at `DeviceStage.CONSISTENCY_CHECK` or `UNMASKING` has reported.
     """
 
     devices: Indices
     ask: CohortAsk
     lines: LineRates = field(repr=False)
-    fetched_s: Floats
-    step_s: Floats
-    trained_s: Floats
-    steps_done: Indices
-    report_s: Floats
-    lost_s: Floats
-    back_s: Floats
-    stage: Stages
-    fault: Kinds
+    fetched_s: Floats  # when it has the model
+    step_s: Floats  # how long a step takes
+    trained_s: Floats  # when it begins to upload
+    steps_done: Indices  # 0 if it does not report
+    report_s: Floats  # when its report arrives
+    lost_s: Floats  # when it falls silent
+    back_s: Floats  # when it is back and resumes its work
+    stage: Stages  # what it did when it was lost: int8, of `DeviceStage`
+    fault: Kinds  # what is wrong with its work: int8, of `Fault`
 
     def spent(self, until_s: float | Floats = NEVER) -> Spent:
         """What it cost until then, or in all; `until_s`: when a device was told to stop, of each or of all."""

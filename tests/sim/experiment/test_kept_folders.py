@@ -86,7 +86,7 @@ def test_rows_that_are_damaged_are_refused(kept: Path, damage: str) -> None:
         case _:
             path.unlink()
             path.mkdir()
-    with pytest.raises(CheckpointError, match=r"rounds\.jsonl is damaged, or gone; remove its folder"):
+    with pytest.raises(CheckpointError, match=r"rounds\.jsonl is damaged or missing; remove its folder"):
         simulate(table(rounds={"count": 2}), kept)
 
 
@@ -175,12 +175,12 @@ def made():
 OWN_DATA = """
 import torch
 from umbel.sim.data.data_set import DataSet
-from umbel.sim.data.data_set import Samples
+from umbel.sim.data.data_set import SampleSet
 import numpy as np
 
 def made():
     torch.manual_seed(3)
-    samples = Samples(torch.randn(200, 4), torch.randint(3, (200,)))
+    samples = SampleSet(torch.randn(200, 4), torch.randint(3, (200,)))
     return DataSet("own", samples, np.arange(150), samples.take(np.arange(150, 200)), 3)
 """
 
