@@ -100,7 +100,7 @@ def test_one_that_drifts_while_running_is_warned_of_once_and_again_when_it_recur
         await replicas.close()
         await database.close()
 
-    with caplog.at_level(logging.WARNING, "umbel.server.store.clock_check"):
+    with caplog.at_level(logging.WARNING, "umbel.server.store.clocks"):
         asyncio.run(scenario())
     [record] = caplog.records
     assert "s ahead of the database's: windows close" in record.getMessage()
