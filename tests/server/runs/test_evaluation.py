@@ -117,9 +117,9 @@ def test_an_evaluation_may_be_cut_short_by_a_pause_or_a_rollback(tmp_path: Path)
             for verb, body in (("pause", {"now": True}), ("rollback", {"to": 0})):
                 await train(devices[0], LAYOUT, 0.5)
                 [one, _] = await asyncio.gather(*(device.work(LAYOUT) for device in devices[1:]))
+                await it.nobody_waits()  # after a rollback the next round begins at once, and must ask d0
                 await obeyed(it, verb, **body)
                 assert (await measure(devices[1], one, 10, loss=1.0)).json()["outcome"] == "abandoned"
-                await it.nobody_waits()  # d1 and d2 have left, so the next round asks d0
                 await obeyed(it, "resume")
             ended = await it.ended(4)
             assert [(one["task"], one["round"]) for one in ended] == [
