@@ -150,8 +150,8 @@ def _known(section: ModelSection, data: Described) -> nn.Module:
 
 
 def _own(name: str) -> nn.Module:
-    from umbel.client.cli.named_code import OptionWords, make_named
     from umbel.client.errors import AppError
+    from umbel.client.user_code import OptionWords, make_named
 
     try:
         made = make_named(name, nn.Module, OptionWords("name in [model]", "my_model:net", "an nn.Module"))

@@ -1,4 +1,4 @@
-"""The one command line, `umbel`: it mounts what each part offers and says what to install for what is missing."""
+"""The command line, `umbel`: the verbs of each part. If a library is missing, it names the extra to install."""
 
 import sys
 from collections.abc import Callable
@@ -11,23 +11,41 @@ from typer.core import TyperGroup
 import umbel
 
 
-class Verbs(TyperGroup):
-    """The verbs and groups of the command line; of a verb that stands in a group, it says which."""
+class RootGroup(TyperGroup):
+    """The top level. For a verb that belongs to a group, the error names the group."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: the click that typer brings is its own, private
-        if self.get_command(ctx, args[0]) is None and (groups := self._groups_with(args[0])):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's click is private
+        if self.get_command(ctx, args[0]) is None and (groups := self._groups_with(ctx, args[0])):
             ctx.fail(f"No such command {args[0]!r}. Try: {' or '.join(f'umbel {name} {args[0]}' for name in groups)}")
         return super().resolve_command(ctx, args)
 
-    def _groups_with(self, verb: str) -> list[str]:
-        return [
-            name for name, group in self.commands.items() if isinstance(group, TyperGroup) and verb in group.commands
-        ]
+    def _groups_with(self, ctx: Any, verb: str) -> list[str]:
+        groups = [(name, group) for name, group in self.commands.items() if isinstance(group, TyperGroup)]
+        return [name for name, group in groups if group.get_command(ctx, verb) is not None]
+
+
+def lazy_group(load: Callable[[], typer.Typer], help_text: str) -> typer.Typer:
+    """A group whose verbs `load` imports when one of them, or their list, is needed: `umbel --help` does not wait."""
+
+    class LazyGroup(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            self._load()
+            return super().list_commands(ctx)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            self._load()
+            return super().get_command(ctx, cmd_name)
+
+        def _load(self) -> None:
+            if not self.commands:
+                self.commands.update(typer.main.get_group(load()).commands)
+
+    return typer.Typer(cls=LazyGroup, help=help_text, no_args_is_help=True)
 
 
 app = typer.Typer(
     name="umbel",
-    cls=Verbs,
+    cls=RootGroup,
     help="Federated learning: many clients train one model together, and their data never leaves them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -54,33 +72,64 @@ def root(
 
 @cache
 def mount() -> None:
-    """Each part's commands, once. They import their heavy libraries when they run, so that `--help` is quick."""
-    from umbel.client.cli import commands as client
-    from umbel.client.cli import members_commands as members
+    """Add each part's verbs, once."""
+    from umbel.client.cli.site import join, show_fingerprint
     from umbel.server import commands as server
     from umbel.sim import commands as sim
 
     app.command("demo")(sim.demo)
     app.command("simulate")(sim.simulate)
     app.command("serve")(server.serve)
-    app.command("join")(client.join)
-    app.add_typer(client.run_app, name="run")
-    app.add_typer(client.client_app, name="client")
-    app.add_typer(client.token_app, name="token")
-    app.add_typer(client.model_app, name="model")
-    app.add_typer(members.members_app, name="members")
-    app.command("fingerprint")(members.show_fingerprint)
+    app.command("join")(join)
+    runs = "Training runs: create, list, show, watch; pause, resume, stop, rollback; versions, export, export-trace."
+    app.add_typer(lazy_group(_runs, runs), name="run")
+    app.add_typer(lazy_group(_clients, "Enrolled clients: list, remove."), name="client")
+    app.add_typer(lazy_group(_tokens, "One-time enrolment tokens."), name="token")
+    app.add_typer(lazy_group(_models, "Model files."), name="model")
+    members = "The member list of a consortium: the keys that a site trusts. Made, signed and checked offline."
+    app.add_typer(lazy_group(_members, members), name="members")
+    app.command("fingerprint")(show_fingerprint)
     app.add_typer(sim.bench_app, name="bench")
 
 
+def _runs() -> typer.Typer:
+    from umbel.client.cli.runs import run_app
+
+    return run_app
+
+
+def _clients() -> typer.Typer:
+    from umbel.client.cli.clients import client_app
+
+    return client_app
+
+
+def _tokens() -> typer.Typer:
+    from umbel.client.cli.clients import token_app
+
+    return token_app
+
+
+def _models() -> typer.Typer:
+    from umbel.client.cli.models import model_app
+
+    return model_app
+
+
+def _members() -> typer.Typer:
+    from umbel.client.cli.members import members_app
+
+    return members_app
+
+
 def main() -> None:
-    """The `umbel` command. Exits non-zero with one sentence where something is missing."""
+    """Run the `umbel` command."""
     mount()
     run_or_explain(app)
 
 
 def run_or_explain(command: Callable[[], object]) -> None:
-    """Run `command`; turn a missing optional library into the sentence that says which extra to install."""
+    """Run `command`. If an optional library is missing, exit with a sentence that says which extra to install."""
     try:
         command()
     except ModuleNotFoundError as error:
@@ -93,7 +142,7 @@ def run_or_explain(command: Callable[[], object]) -> None:
 
 
 def _extra_that_brings(error: ModuleNotFoundError) -> str | None:
-    """The extra whose part was being imported when a library was missing; None if the fault is somebody else's."""
+    """The extra of the part that imported the missing library; None without one, or if umbel lacks a module."""
     trace, extra = error.__traceback__, None
     while trace is not None:
         part = ".".join(str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[:2])

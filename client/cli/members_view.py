@@ -1,4 +1,4 @@
-"""A member list as it is shown: to programs (`--json`), and to people, who compare fingerprints."""
+"""How a member list is shown: to programs (`--json`), and to people, who compare fingerprints."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ from umbel.client.operator.members_editing import Difference, difference
 
 @dataclass(frozen=True, slots=True)
 class ShownKey:
-    """`has_signed`: of an officer; never of a member."""
+    """A member or an officer."""
 
     name: str
     public_key: str
     fingerprint: str
-    has_signed: bool = False
+    has_signed: bool = False  # only officers sign
 
 
 @dataclass(frozen=True, slots=True)
 class ShownList:
-    """A list as `--json` tells it. `fingerprint`: its SHA-256 as it is read out. `changes`: of the list before."""
+    """A member list as `--json` prints it."""
 
     name: str
     epoch: int
     sha256: str
-    fingerprint: str
+    fingerprint: str  # the SHA-256 in groups, to read out
     previous: str
     quorum: int
     members: tuple[ShownKey, ...]
     officers: tuple[ShownKey, ...]
     signed_by: tuple[str, ...]
     concerns: tuple[str, ...]
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # since the list before, a sentence each
 
 
 def shown_list(signed: SignedMembers, changes: tuple[str, ...] = ()) -> ShownList:
@@ -78,14 +78,14 @@ def table_of(shown: ShownList) -> Table:
 
 
 def changes_of(old: MemberList, new: MemberList) -> tuple[str, ...]:
-    """What `new` changes of `old`, a sentence each."""
+    """The changes from `old` to `new`, a sentence each."""
     require_follows(old, new)
     members, officers = difference(old, new)
     quorum = [f"quorum: {new.quorum} instead of {old.quorum}"] if new.quorum != old.quorum else []
-    return (*_said(members, "member"), *_said(officers, "officer"), *quorum)
+    return (*_changes_in_words(members, "member"), *_changes_in_words(officers, "officer"), *quorum)
 
 
-def _said(found: Difference, kind: str) -> Iterable[str]:
+def _changes_in_words(found: Difference, kind: str) -> Iterable[str]:
     yield from (f"{kind} added: {name}" for name in found.added)
     yield from (f"{kind} removed: {name}" for name in found.removed)
     yield from (f"{kind} with another key: {name}" for name in found.rekeyed)

@@ -1,15 +1,20 @@
-"""Where the command line's words go: to a person at a terminal, or to a file or a pipe, where nothing is wrapped."""
+"""How the command line prints: text, tables and JSON on standard output, one-sentence errors and the log on standard
+error. Nothing is wrapped in a file or a pipe.
+"""
 
 import logging
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import RunView
@@ -17,10 +22,11 @@ from umbel.client.errors import ClientError
 from umbel.client.printable import printable
 
 _UNWRAPPED_COLUMNS = 1 << 16
+_GAP = 2  # between two columns
 
 
 def screen() -> Console:
-    """Standard output: as wide as the terminal, or, where it is none, as wide as what is written."""
+    """Standard output: as wide as the terminal, and unwrapped where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_UNWRAPPED_COLUMNS)
 
@@ -30,8 +36,8 @@ def print_json(value: object) -> None:
     typer.echo(adapter.dump_json(value).decode())
 
 
-def tell_run(view: RunView, as_json: bool) -> None:
-    """How a run stands, after something was done to it."""
+def print_run(view: RunView, as_json: bool) -> None:
+    """Print a run's state, after an order was carried out."""
     if as_json:
         print_json(view)
     else:
@@ -41,7 +47,7 @@ def tell_run(view: RunView, as_json: bool) -> None:
 
 @contextmanager
 def one_sentence_errors() -> Generator[None]:
-    """Errors that a person can act on become one sentence and exit status 1; bugs keep their traceback."""
+    """Turn errors that a person can act on into one sentence and exit status 1; bugs keep their traceback."""
     try:
         yield
     except OSError as error:
@@ -51,9 +57,83 @@ def one_sentence_errors() -> Generator[None]:
 
 
 def log_to_stderr() -> None:
-    """This process's log on standard error: coloured at a terminal; elsewhere a line a message, with the full date."""
+    """Log to standard error: in colours at a terminal; elsewhere one line a message, with the full date."""
     logging.basicConfig(level=logging.WARNING, handlers=[_handler()])
     logging.getLogger("umbel").setLevel(logging.INFO)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table that must fit a width."""
+
+    head: str
+    cells: Sequence[Text]
+    worth: int  # columns of greater worth get room first
+    least: int | None = None  # the width that it may be cut to; None: never cut
+
+    @property
+    def wanted(self) -> int:
+        """The width when nothing is cut."""
+        return max(len(self.head), *(cell.cell_len for cell in self.cells), 0)
+
+    @property
+    def needed(self) -> int:
+        return self.wanted if self.least is None else min(self.least, self.wanted)
+
+
+def table_lines(columns: Sequence[Column], width: int) -> list[Text]:
+    """Lay out a table: one line for the heads, then one for each row."""
+    widths = _widths(columns, width)
+    shown = [(columns[place], widths[place]) for place in sorted(widths)]
+    heads = [Text(column.head, "bold") for column, _ in shown]
+    rows = zip(*(column.cells for column, _ in shown), strict=True)
+    return [_line(cells, [width for _, width in shown]) for cells in (heads, *rows)]
+
+
+def figure(value: float) -> str:
+    """A number in four digits, with trailing zeros, so that a column can be compared."""
+    return f"{value:#.4g}".rstrip(".")
+
+
+def figures(means: Mapping[str, float]) -> str:
+    """Each mean with its name, sorted by name."""
+    return "  ".join(f"{printable(name)} {figure(value)}" for name, value in sorted(means.items()))
+
+
+def moment(unix_s: float) -> str:
+    """Date and time, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%MZ")
+
+
+def time_of_day(unix_s: float) -> str:
+    """The time alone, in UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%H:%MZ")
+
+
+def _widths(columns: Sequence[Column], width: int) -> dict[int, int]:
+    """Choose the columns that fit, by index; room that is left goes to those that were cut."""
+    left, widths = width + _GAP, dict[int, int]()
+    by_worth = sorted(range(len(columns)), key=lambda place: -columns[place].worth)
+    for place in by_worth:
+        if columns[place].needed + _GAP <= left:
+            widths[place] = columns[place].needed
+            left -= columns[place].needed + _GAP
+    for place in widths:
+        more = min(left, columns[place].wanted - widths[place])
+        widths[place] += more
+        left -= more
+    return widths
+
+
+def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text()
+    for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        part = cell.copy()
+        part.truncate(width, overflow="ellipsis", pad=place < len(widths) - 1)
+        line.append_text(part)
+        if place < len(widths) - 1:
+            line.append(" " * _GAP)
+    return line
 
 
 def _handler() -> logging.Handler:

@@ -1,6 +1,6 @@
-"""A run's progress as something to look at: the round under way first, who does what in it, then those that ended.
+"""A picture of a run's progress: the round under way with its clients, then the rounds that ended.
 
-On a page all of it is told. On a screen, which is as high as it is, the newest of it that fits.
+A page shows all of it; a screen shows the newest part that fits.
 """
 
 from collections import Counter
@@ -13,14 +13,14 @@ from rich.text import Text
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RoundRecord, RunView, TurnedAway
 from umbel.aggregation.trust.fingerprint import short_groups
-from umbel.client.cli.tables import Column, table_lines
+from umbel.client.cli.output import Column, table_lines
 from umbel.client.cli.view_rounds import LEGEND, Notes, absent_words, name_of, table_of
 from umbel.client.printable import printable
 
 ENDED_SHOWN = 50
 CLIENTS_SHOWN = 20
-_PROSE_LINES_MAX = 3  # of a sentence on a screen
-_ENDED_ROWS_MIN = 4  # so many ended rounds have a place on a screen, however many clients are at work
+_PROSE_LINES_MAX = 3  # lines of one sentence on a screen
+_ENDED_ROWS_MIN = 4  # ended rounds that a screen shows even if many clients are at work
 _STYLES = {
     Fate.TRAINING: "cyan",
     Fate.ACCEPTED: "green",
@@ -35,13 +35,13 @@ _AT_WORK_FIRST = (Fate.TRAINING, Fate.DECLINED, Fate.LOST, Fate.UNFIT, Fate.PART
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """The whole picture. `fits_screen`: no higher than the console it is drawn on."""
+    """Draws a run with rich."""
 
     run: RunView
     ended: Sequence[RoundRecord]
     live: LiveRound | None
     turned_away: Sequence[TurnedAway] = ()
-    fits_screen: bool = False
+    fits_screen: bool = False  # draw no more lines than the console has
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         pen = _Pen(console, options.max_width)
@@ -59,16 +59,16 @@ class RunPicture:
         lines += pen.prose(*map(_away, self.turned_away))
         if newest:
             lines += table_of(newest, pen.width)
-            lines += pen.prose(*_notes_on(self._told_of(newest), notes))
+            lines += pen.prose(*_notes_on(self._with_notes(newest), notes))
         if any(record.evaluation for record in newest):
             lines += pen.prose(Text(LEGEND, "dim"))
         if n_older := len(self.ended) - len(newest):
             older = counted(n_older, "older attempt is", "older attempts are")
-            lines += pen.prose(Text(f"{older} not shown here; --json tells all of them", "dim"))
+            lines += pen.prose(Text(f"{older} not shown here; --json shows all of them", "dim"))
         return lines
 
-    def _told_of(self, newest: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
-        """Of whom notes are made: what canaries have found stays, however long ago."""
+    def _with_notes(self, newest: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
+        """The rounds to write notes on: the newest, and every canary."""
         older = self.ended[: len(self.ended) - len(newest)]
         return (*(record for record in older if record.task.tries_clients), *newest)
 
@@ -87,19 +87,19 @@ class RunPicture:
         return lines[:height]
 
     def _newest_notes(self, pen: "_Pen", room: int) -> list[Text]:
-        """Those of the newest rounds for which there is room, in the order of the rounds; cut if there is no room for
-        those of one round.
-        """
-        noted, told = list[RoundRecord](), list[Text]()
+        """The notes on the newest rounds that fit, oldest round first. Notes on a single round are cut to fit."""
+        noted, fitting = list[RoundRecord](), list[Text]()
         for record in reversed(self.ended):
             if Notes().on(record) is None:
                 continue
             noted.insert(0, record)
-            lines = pen.prose(*_notes_on(noted, Notes()))  # the oldest of them have the whole reasons
+            lines = pen.prose(*_notes_on(noted, Notes()))  # the oldest round has the whole reasons
             if len(lines) > room:
                 break
-            told = lines
-        return told if told or not noted or room < 1 else pen.prose(*_notes_on(noted[-1:], Notes()), lines_max=room)
+            fitting = lines
+        return (
+            fitting if fitting or not noted or room < 1 else pen.prose(*_notes_on(noted[-1:], Notes()), lines_max=room)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class _Pen:
     width: int
 
     def prose(self, *sentences: Text, lines_max: int | None = None) -> list[Text]:
-        """What does not fit in so many lines each ends in an ellipsis."""
+        """Wrap the sentences; one that needs more than `lines_max` lines ends in an ellipsis."""
         return [line for sentence in sentences for line in self._wrapped(sentence, lines_max)]
 
     def _wrapped(self, sentence: Text, lines_max: int | None) -> list[Text]:
@@ -136,11 +136,11 @@ def _notes_on(records: Sequence[RoundRecord], notes: Notes) -> list[Text]:
 
 
 def _terms(run: RunView) -> Iterator[Text]:
-    """What it has cost in privacy, whose keys it is bound to, and by what it can be audited."""
+    """The run's privacy cost, member list and audit head."""
     if run.privacy is not None:
         yield Text(f"privacy: {run.privacy.words}")
     if run.members_sha256:
-        yield Text(f"member list {printable(short_groups(run.members_sha256))} … (--json tells the whole hash)", "dim")
+        yield Text(f"member list {printable(short_groups(run.members_sha256))} … (--json shows the whole hash)", "dim")
     if run.audit_head:
         yield Text(f"audit head {printable(run.audit_head)}", "dim")
 
@@ -153,12 +153,12 @@ def _live_words(live: LiveRound) -> list[Text]:
 
 
 def _away(one: TurnedAway) -> Text:
-    """Who may not take part, and why: nobody else would tell who waits for them."""
+    """A client that may not take part, and why."""
     return Text(f"{printable(one.client)} turned away: {printable(one.reason)}", "magenta")
 
 
 def _client_lines(clients: Sequence[ClientRecord], width: int, n_max: int) -> list[Text]:
-    """A row a client; where they are too many for `n_max` rows, those still at work first, and the others counted."""
+    """One row for each client. Beyond `n_max` rows, clients at work come first and the others are counted."""
     if not clients or n_max < 1:
         return []
     if len(clients) <= n_max:
@@ -171,7 +171,7 @@ def _client_lines(clients: Sequence[ClientRecord], width: int, n_max: int) -> li
 
 
 def _samples_of(clients: Sequence[ClientRecord]) -> list[Column]:
-    """Nothing where nobody knows it, as in secure rounds."""
+    """The column of sample counts; none if they are unknown, as in secure rounds."""
     if not any(one.sample_count for one in clients):
         return []
     return [Column("samples", [Text(str(one.sample_count or "")) for one in clients], worth=10)]

@@ -1,14 +1,24 @@
-"""Rounds that ended, as lines: a table of them, and what did not go as planned in each, and why."""
+"""Rounds as text: a table, notes on what did not go as planned, and event lines for a log."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 from rich.text import Text
 
-from umbel.aggregation.phrases import counted, some
+from umbel.aggregation.phrases import counted, part_of, some
 from umbel.aggregation.round.coverage import Gap
-from umbel.aggregation.run.records import Absent, AbsentClient, ClientRecord, Fate, Judged, LiveRound, RoundRecord
-from umbel.client.cli.tables import Column, figure, table_lines, time_of_day
+from umbel.aggregation.run.records import (
+    Absent,
+    AbsentClient,
+    ClientRecord,
+    Fate,
+    Judged,
+    LiveRound,
+    RoundRecord,
+    RunProgress,
+)
+from umbel.client.cli.output import Column, figure, figures, table_lines, time_of_day
 from umbel.client.printable import printable
 
 EXCEPTIONS_SHOWN = 6
@@ -18,19 +28,19 @@ LEGEND = (
     " that did not train it."
 )
 _NAME_CHARS = 40
-_REASON_CHARS = 120  # of what the coordinator says of a client; a reason for declining is never cut
-_NAMES_SHOWN = 12  # of the clients that declined for one reason
+_REASON_CHARS = 120  # a reason for declining is never cut
+_NAMES_SHOWN = 12  # clients that declined for one reason
 _WORST_FIRST = (Fate.UNFIT, Fate.DECLINED, Fate.LOST, Fate.RELEASED, Fate.PARTIAL)
 _VERDICTS = {Fate.ACCEPTED: "passes", Fate.PARTIAL: "passes"}
 
 
 def name_of(attempt: LiveRound | RoundRecord) -> str:
-    """Which round, what kind where it is not of training, and which attempt where it is not the first."""
+    """The round's name: its number, its kind unless it trains, and its attempt unless it is the first."""
     return f"round {_number(attempt)}"
 
 
 def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
-    """A row a round. Where not all columns fit, how far it came and what it measured stay the longest."""
+    """Lay out a row for each round. Progress and metrics are the last columns to be left out of a narrow table."""
 
     def column(head: str, worth: int, cells: Sequence[str]) -> Column:
         return Column(head, [Text(cell) for cell in cells], worth)
@@ -54,7 +64,7 @@ def table_of(records: Sequence[RoundRecord], width: int) -> list[Text]:
 
 
 def _data_in(records: Sequence[RoundRecord]) -> list[Column]:
-    """How much of the data that was asked for came; nobody knows that of secure rounds."""
+    """The share of the invited data that was in the round; unknown in secure rounds."""
     if all(one.secure for one in records):
         return []
     cells = ["" if one.secure else f"{one.samples_share:.0%}" for one in records]
@@ -62,7 +72,7 @@ def _data_in(records: Sequence[RoundRecord]) -> list[Column]:
 
 
 def _costs(records: Sequence[RoundRecord]) -> list[Column]:
-    """What a private run had cost with each of its rounds."""
+    """The privacy cost of a private run after each round."""
     if all(one.epsilon is None for one in records):
         return []
     cells = ["" if one.epsilon is None else f"{one.epsilon:.3g}" for one in records]
@@ -77,30 +87,28 @@ def measured(where: str, worth: int, means: Sequence[Mapping[str, float]]) -> li
 
 
 class Notes:
-    """Writes notes on rounds, in the order of the calls. Each reason for declining is written whole, and once: a later
-    round refers to the round whose notes have it.
-    """
+    """Writes notes on rounds. Each reason for declining is written once, in full; later rounds refer to that round."""
 
     def __init__(self) -> None:
-        self._rounds: dict[str, str] = {}  # reasons for declining that are written already: the name of the round
+        self._rounds: dict[str, str] = {}  # reason for declining: the round whose notes have it
 
     def on(self, record: RoundRecord) -> Text | None:
-        """Why it was abandoned, what is not covered, whose work is missing or partial; None if all went as planned."""
+        """Say why it was abandoned, what is not covered, and whose work is missing or partial; None without a note."""
         if record.task.tries_clients:
             return _canary(record)
         parts = [] if record.committed else [f"abandoned: {printable(record.reason)}"]
         parts += [_counts(record.judged)] if record.judged else []
-        told = "" if record.committed else record.reason  # already, and not again of each client
-        parts += [_uncovered(gap, record.absent, told) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
-        parts += self._exceptions(record, told)
+        known = "" if record.committed else record.reason  # written above, so it is not repeated for each client
+        parts += [_uncovered(gap, record.absent, known) for gap in record.uncovered[:EXCEPTIONS_SHOWN]]
+        parts += self._exceptions(record, known)
         if record.absent is not None and record.absent.clients:
             parts.append(absent_words(record.absent))
-            if record.samples_selected:  # a secure round is not told who has how much
+            if record.samples_selected:  # unknown in a secure round
                 parts.append(f"{record.share_of_known:.0%} of all known data is in")
         return Text(f"{name_of(record)}: " + "; ".join(parts)) if parts else None
 
     def on_declined(self, live: LiveRound, table: Sequence[Text]) -> Text | None:
-        """The reasons for declining in the round under way that its `table` of clients cuts; None if it cuts none."""
+        """The reasons for declining that the `table` of the round under way cuts off; None if it cuts none."""
         rows = [line.plain for line in table]
         cut = [
             one
@@ -110,23 +118,64 @@ class Notes:
         parts = [self._exception(group, live, "") for group in _groups(cut)[:EXCEPTIONS_SHOWN]]
         return Text("; ".join(parts)) if parts else None
 
-    def _exceptions(self, record: RoundRecord, told: str) -> list[str]:
+    def _exceptions(self, record: RoundRecord, known: str) -> list[str]:
         groups = _groups(record.clients)
         rest = Counter(client.fate.value for group in groups[EXCEPTIONS_SHOWN:] for client in group)
         more = ["and " + ", ".join(f"{count} {fate}" for fate, count in sorted(rest.items()))] if rest else []
-        return [self._exception(group, record, told) for group in groups[:EXCEPTIONS_SHOWN]] + more
+        return [self._exception(group, record, known) for group in groups[:EXCEPTIONS_SHOWN]] + more
 
-    def _exception(self, group: Sequence[ClientRecord], attempt: LiveRound | RoundRecord, told: str) -> str:
+    def _exception(self, group: Sequence[ClientRecord], attempt: LiveRound | RoundRecord, known: str) -> str:
         fate, reason = group[0].fate, group[0].reason
         who = f"{some([printable(client.client) for client in group], _NAMES_SHOWN)} {fate.value}"
         if fate is not Fate.DECLINED:
-            return f"{who}: {_short(reason, told)}"
+            return f"{who}: {_short(reason, known)}"
         before = self._rounds.setdefault(reason, name_of(attempt))
-        return f"{who}: {_whole(reason, told)}" if before == name_of(attempt) else f"{who}, as in {before}"
+        return f"{who}: {_whole(reason, known)}" if before == name_of(attempt) else f"{who}, as in {before}"
+
+
+class Events:
+    """A run's news as lines for a log, a file or a pipe: each line is given once, with date and time."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+        self._notes = Notes()
+
+    def new_in(self, progress: RunProgress) -> Iterator[str]:
+        """The lines that are new in this page of progress, dated now."""
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        for line in self._lines(progress):
+            yield f"{now} {line}"
+
+    def _lines(self, progress: RunProgress) -> Iterator[str]:
+        for record in progress.ended:
+            yield _outcome_of(record)
+            if notes := self._notes.on(record):
+                yield from notes.plain.splitlines()
+        for away in progress.turned_away:
+            yield from self._if_new(f"away {away.client}", f"{away.client} turned away: {away.reason}")
+        run, live = progress.run, progress.live
+        state = f"{run.name}: {run.status.value}" + (f", {run.reason}" if run.reason else "")
+        how_far = f", {part_of(run.rounds_done, run.rounds_planned, 'round', 'is', 'are')} done"
+        if self._is_new("run", state):
+            yield printable(state) + how_far
+        if live is not None and self._is_new("live", f"{name_of(live)}: {live.phase}"):
+            left = "" if live.closes_in_s is None else f", closes in {live.closes_in_s:.0f} s"
+            asked = f", {counted(len(live.clients), 'client is', 'clients are')} asked" if live.clients else ""
+            absent = f"; {absent_words(live.absent)}" if live.absent and live.absent.clients else ""
+            yield printable(f"{name_of(live)}: {live.phase}{asked}{left}; {live.why}{absent}")
+
+    def _if_new(self, topic: str, line: str) -> Iterator[str]:
+        if self._is_new(topic, line):
+            yield printable(line)
+
+    def _is_new(self, topic: str, line: str) -> bool:
+        is_new = self._last.get(topic) != line
+        self._last[topic] = line
+        return is_new
 
 
 def absent_words(absent: Absent) -> str:
-    """Who was not there to be asked; the first few by name."""
+    """The absent clients, the first few by name."""
     named = [f"{printable(one.client)} ({_known(one.sample_count)}{_heard(one)})" for one in absent.named]
     more = absent.clients - len(named)
     is_known = absent.samples and all(one.sample_count for one in absent.named)
@@ -135,7 +184,7 @@ def absent_words(absent: Absent) -> str:
 
 
 def _known(sample_count: int) -> str:
-    """Nothing of a client that did not say how much data it has, as in secure rounds."""
+    """Empty for a client whose sample count is unknown, as in secure rounds."""
     return f"{counted(sample_count, 'sample')}, " if sample_count else ""
 
 
@@ -153,7 +202,7 @@ def _state(record: RoundRecord) -> str:
 
 
 def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
-    """How much of all known data was in, where somebody was not there to be asked."""
+    """The share of all known data that was in the round, if any round had absent clients."""
     if not any(one.absent is not None and one.absent.clients and one.samples_selected for one in records):
         return []
     shares = ["" if one.absent is None else f"{one.share_of_known:.0%}" for one in records]
@@ -161,7 +210,7 @@ def _of_known(records: Sequence[RoundRecord]) -> list[Column]:
 
 
 def _groups(clients: Sequence[ClientRecord]) -> list[list[ClientRecord]]:
-    """Clients whose work is missing or partial, the worst first. Those that declined for one reason are one group."""
+    """Group the clients whose work is missing or partial, the worst first: one group for each reason for declining."""
     found = sorted(
         (client for client in clients if client.fate in _WORST_FIRST),
         key=lambda client: (_WORST_FIRST.index(client.fate), client.client),
@@ -174,13 +223,13 @@ def _groups(clients: Sequence[ClientRecord]) -> list[list[ClientRecord]]:
 
 
 def _counts(judged: Judged) -> str:
-    """What early stopping goes by, which is not the mean over all samples."""
+    """The value that early stopping uses, which is not the mean over all samples."""
     value = "" if judged.value is None else f"counts as {figure(judged.value)}, "
     return printable(f"{judged.metric}: {value}{judged.why}")
 
 
 def _canary(record: RoundRecord) -> Text:
-    """What was found, client by client, in full: this is what a canary is for."""
+    """All that the canary found, client by client."""
     lines = [f"{name_of(record)}: {printable(record.reason)}"]
     lines += [
         f"  {printable(one.client)} {_VERDICTS.get(one.fate, one.fate.value)}: {printable(one.reason)}"
@@ -189,21 +238,36 @@ def _canary(record: RoundRecord) -> Text:
     return Text("\n".join(lines))
 
 
-def _uncovered(gap: Gap, absent: Absent | None, told: str) -> str:
-    """How much data is missing there is left out where nobody knows it."""
+def _uncovered(gap: Gap, absent: Absent | None, known: str) -> str:
+    """Name what is not covered, and how much data is missing if that is known."""
     samples = gap.sample_count or (absent.samples_of(gap.name) if absent and gap.kind == "site" else 0)
     how_much = f", {counted(samples, 'sample')}" if samples else ""
-    return f"{printable(gap.what)} not covered{how_much}: {_short(gap.reason, told)}"
+    return f"{printable(gap.what)} not covered{how_much}: {_short(gap.reason, known)}"
 
 
-def _short(reason: str, told: str) -> str:
-    """Cuts what `_whole` gives at `_REASON_CHARS`."""
-    words = _whole(reason, told)
+def _short(reason: str, known: str) -> str:
+    """The reason without `known`, cut to `_REASON_CHARS`."""
+    words = _whole(reason, known)
     return words if len(words) <= _REASON_CHARS else words[: _REASON_CHARS - 1] + "…"
 
 
-def _whole(reason: str, told: str) -> str:
-    """A reason, which may be a peer's words, without what was told before. `printable` cuts it where the coordinator
-    refuses a longer one (`messages.REASON_CHARS_MAX`).
+def _whole(reason: str, known: str) -> str:
+    """The reason, which a peer may have written, without the words that are `known` already.
+
+    `printable` cuts it at the length that the coordinator accepts (`messages.REASON_CHARS_MAX`).
     """
-    return printable(reason.replace(told, "").rstrip(": ") if told and reason != told else reason)
+    return printable(reason.replace(known, "").rstrip(": ") if known and reason != known else reason)
+
+
+def _outcome_of(record: RoundRecord) -> str:
+    outcome = "done" if record.committed else "failed" if record.task.tries_clients else "abandoned"
+    counts = f"{record.reported} of {counted(record.selected, 'client')} reported"
+    if record.samples_selected:  # unknown in a secure round
+        counts += f", {record.samples_share:.0%} of their data"
+    means = [
+        f"{where}: {figures(found)}"
+        for where, found in (("training", record.metrics), ("held-out", record.evaluation))
+        if found
+    ]
+    cost = [] if record.epsilon is None else [f"epsilon {record.epsilon:.3g} so far"]
+    return f"{name_of(record)}: {outcome} in {record.wall_s:.1f} s, {'; '.join([counts, *means, *cost])}"

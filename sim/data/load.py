@@ -68,9 +68,9 @@ def _own(name: str) -> DataSet:
     """
     import torch
 
-    from umbel.client.cli.named_code import OptionWords, make_named
     from umbel.client.errors import AppError
     from umbel.client.training.randomness import seeded
+    from umbel.client.user_code import OptionWords, make_named
     from umbel.sim.data.sets.arrays import from_samples
 
     try:

@@ -28,7 +28,7 @@ from tests.federations.server_device import (
 from tests.servers.waits import until
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.trust.public_keys import public_key_text
-from umbel.client.cli.audit_console import audit_run, replay_run, verify_file
+from umbel.client.cli.audit import audit_run, replay_run, verify_file
 from umbel.client.operator.operator import Operator
 
 N_CLIENTS = 3
@@ -144,7 +144,7 @@ def test_updates_that_are_not_kept_leave_a_chain_that_says_so(
     told = capsys.readouterr()
     assert "3 bundles fit" in told.out
     assert (
-        "round 1 cannot be made again: its updates were deleted when the round had ended: the run file says "
+        "round 1 cannot be computed again: its updates were deleted when the round had ended: the run file says "
         'retention.updates = "none"' in told.err
     )
 
@@ -164,7 +164,7 @@ def test_updates_are_kept_for_as_many_rounds_as_the_policy_says(
     in_house(tmp_path, act)
     told = capsys.readouterr()
     assert told.out.count("the same hash") == 2
-    assert "round 1 cannot be made again: its updates were deleted at 20" in told.err
+    assert "round 1 cannot be computed again: its updates were deleted at 20" in told.err
     assert "by the run's policy, retention.updates = '2 rounds'\n" in told.err
 
     async def again(it: House) -> None:

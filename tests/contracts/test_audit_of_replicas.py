@@ -8,7 +8,7 @@ from tests.federations.lifecycle_house import lifecycle_run, measure, obeyed, tr
 from tests.federations.server_device import house, houses_over, small_state
 from tests.servers.postgres import Cluster
 from umbel.aggregation.model.layout import Layout
-from umbel.client.cli.audit_console import audit_run, replay_run
+from umbel.client.cli.audit import audit_run, replay_run
 
 LAYOUT = Layout.of_state(small_state())
 MORE = '[evaluation]\nevery = 1\nclients = 2\n[retention]\nupdates = "all"\n'

@@ -12,7 +12,7 @@ from tests.client.doubles.double import kind_of
 from tests.contracts.test_client_and_coordinator import Coordinator, coordinator
 from umbel.aggregation.model.artifact import encode_model
 from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
-from umbel.client.cli.audit_console import replay_run
+from umbel.client.cli.audit import replay_run
 
 pytestmark = pytest.mark.slow
 __all__ = ["coordinator"]  # the fixture

@@ -103,7 +103,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 
 def umbel(coordinator: Coordinator, group: str, *arguments: str) -> Any:
     process = start(
-        f"umbel.client.cli.commands.{group}",
+        f"umbel.client.cli.{group}",
         *arguments,
         "--json",
         UMBEL_SERVER=coordinator.url,
@@ -119,20 +119,20 @@ def join(
         (token,) = operator.create_tokens()
     arguments = ["--server", coordinator.url, "--app", app, "--run", run, "--state", str(state), "--json"]
     arguments += ["--name", state.name, "--label", "tier=ward", "--label", f"side={state.name}"]
-    return start("umbel.client.cli.commands.join", *arguments, cwd=cwd, UMBEL_TOKEN=token, **more)
+    return start("umbel.client.cli.site.join", *arguments, cwd=cwd, UMBEL_TOKEN=token, **more)
 
 
 @pytest.mark.nightly
 def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinator, tmp_path: Path) -> None:
-    [token] = umbel(coordinator, "token_app", "create", "--name", "ward", "--label", "tier=gold")["tokens"]
+    [token] = umbel(coordinator, "clients.token_app", "create", "--name", "ward", "--label", "tier=gold")["tokens"]
     again = ["create", "--name", "ward", "--count", "2", "--server", coordinator.url]
-    refused = start("umbel.client.cli.commands.token_app", *again, UMBEL_ADMIN_KEY=coordinator.admin_key)
+    refused = start("umbel.client.cli.clients.token_app", *again, UMBEL_ADMIN_KEY=coordinator.admin_key)
     assert "order one for each client" in fails(refused)
     where = ["--server", coordinator.url, "--app", "examples.my_hospital:client", "--run", "absent"]
     for name, sentence in (("other", "this token is for 'ward'"), ("ward", "unknown-run")):
         who = ["--name", name, "--state", str(tmp_path / "state"), "--label", "side=north"]
-        assert sentence in fails(start("umbel.client.cli.commands.join", *where, *who, UMBEL_TOKEN=token))
-    [ward] = umbel(coordinator, "client_app", "list")
+        assert sentence in fails(start("umbel.client.cli.site.join", *where, *who, UMBEL_TOKEN=token))
+    [ward] = umbel(coordinator, "clients.client_app", "list")
     assert (ward["id"], ward["is_name_bound"], ward["bound_labels"]) == ("ward", True, {"tier": "gold"})
     assert ward["labels"] == {"tier": "gold", "side": "north"}
 
@@ -140,8 +140,8 @@ def test_a_token_made_for_a_site_lets_in_that_site_alone(coordinator: Coordinato
 @pytest.mark.nightly
 def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp_path: Path) -> None:
     app, init = "examples.my_hospital:client", tmp_path / "init.safetensors"
-    ends(start("umbel.client.cli.commands.model_app", "init", "--app", app, "--out", str(init)))
-    umbel(coordinator, "run_app", "create", "examples/breast_cancer.toml", "--model", str(init))
+    ends(start("umbel.client.cli.models.model_app", "init", "--app", app, "--out", str(init)))
+    umbel(coordinator, "runs.run_app", "create", "examples/breast_cancer.toml", "--model", str(init))
     hospitals = [
         join(coordinator, tmp_path / "north", "breast-cancer", app, HOSPITAL="0"),
         join(coordinator, tmp_path / "south", "breast-cancer", "examples.own_training:client", HOSPITAL="1"),
@@ -153,22 +153,22 @@ def test_four_hospitals_train_one_model_to_the_end(coordinator: Coordinator, tmp
     with coordinator.operator() as operator:
         labels = {client.id: client.labels for client in operator.clients()}
     assert labels == {name: {"tier": "ward", "side": name} for name in ("north", "south", "east", "west")}
-    progress = umbel(coordinator, "run_app", "show", "breast-cancer")
+    progress = umbel(coordinator, "runs.run_app", "show", "breast-cancer")
     committed = [record["reported"] for record in progress["ended"] if record["committed"]]
     assert len(committed) == 10
     assert min(committed) >= 3
     assert sum(committed) == sum(end["accepted"] for end in farewells)
     assert progress["ended"][-1]["evaluation"]["accuracy"] > 0.9
     out = tmp_path / "final.safetensors"
-    newest = umbel(coordinator, "run_app", "export", "breast-cancer", "--out", str(out))
+    newest = umbel(coordinator, "runs.run_app", "export", "breast-cancer", "--out", str(out))
     assert newest["version"] == 10
     assert load_file(out).keys() == load_file(init).keys()
-    (listed,) = umbel(coordinator, "run_app", "list")
+    (listed,) = umbel(coordinator, "runs.run_app", "list")
     assert listed["status"] == "finished"
     watch = ["watch", "breast-cancer", "--server", coordinator.url]
-    picture = ends(start("umbel.client.cli.commands.run_app", *watch, UMBEL_ADMIN_KEY=coordinator.admin_key))
+    picture = ends(start("umbel.client.cli.runs.run_app", *watch, UMBEL_ADMIN_KEY=coordinator.admin_key))
     assert "10 of 10 rounds" in picture
-    lines = ends(start("umbel.client.cli.commands.run_app", *watch, "--json", UMBEL_ADMIN_KEY=coordinator.admin_key))
+    lines = ends(start("umbel.client.cli.runs.run_app", *watch, "--json", UMBEL_ADMIN_KEY=coordinator.admin_key))
     assert [json.loads(line)["round"] for line in lines.splitlines()] == list(range(1, 11))
 
 
@@ -177,8 +177,8 @@ def patient_run(coordinator: Coordinator, site: Path) -> None:
     (site / "patient.py").write_text(PATIENT_APP)
     (site / "run.toml").write_text(PATIENT_RUN)
     app = ["--app", "patient:Patient", "--out", "init.safetensors"]
-    ends(start("umbel.client.cli.commands.model_app", "init", *app, cwd=site))
-    umbel(coordinator, "run_app", "create", str(site / "run.toml"), "--model", str(site / "init.safetensors"))
+    ends(start("umbel.client.cli.models.model_app", "init", *app, cwd=site))
+    umbel(coordinator, "runs.run_app", "create", str(site / "run.toml"), "--model", str(site / "init.safetensors"))
 
 
 def test_a_client_killed_in_training_gets_its_assignment_again(coordinator: Coordinator, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.sim.fleet.test_recorded import HONEST
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.records import Fate, RoundRecord, RunProgress
-from umbel.client.cli.trace_console import export_trace
+from umbel.client.cli.trace import export_trace
 from umbel.client.errors import ClientError
 from umbel.client.operator.operator import Operator
 from umbel.sim import simulate
@@ -75,7 +75,7 @@ def test_a_run_under_way_becomes_a_trace_that_a_fleet_can_be_made_of(
     told = capsys.readouterr().out
     assert "3 clients in 2 attempts at rounds, 2 committed" in told
     assert f'[fleet] recorded = "{out}"' in told
-    assert "not known" not in told
+    assert "unknown" not in told
 
 
 def test_a_run_of_which_nothing_has_ended_and_one_that_there_is_not_are_told_apart(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_what_a_trace_does_not_tell_is_said(tmp_path: Path, capsys: pytest.Captu
     export_trace(operator, ["ward"], tmp_path / "trace.json", force=False, as_json=False)
     told = capsys.readouterr().out
     assert "left out: 1 attempt that shows no times" in told
-    assert "how long clients trained, of 1 of 1 report, whose updates were masked" in told
-    assert "but not another codec" in told
-    assert "who was not there to be asked, of 1 of 1 attempt" in told
+    assert "how long clients trained, in 1 of 1 report, whose updates were masked" in told
+    assert "but no other codec" in told
+    assert "which clients were absent, in 1 of 1 attempt" in told
 
 
 def test_a_folder_that_there_is_not_is_named_before_anything_is_fetched(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.plans.round import Task
 from umbel.client import Client, Evaluation, LocalPlan, Operator, TrainResult, run_client
-from umbel.client.cli.commands import run_app
+from umbel.client.cli.runs import run_app
 from umbel.client.loop import RunEnd
 
 pytestmark = pytest.mark.slow
@@ -205,7 +205,7 @@ def test_a_version_is_listed_and_exported_as_it_is(house: House, tmp_path: Path)
         assert sentence in refused.stderr
     assert not (tmp_path / "no.safetensors").exists()
     assert "the run is finished for good and cannot be paused" in house.umbel("pause", "life").stderr
-    assert ends(start("umbel.client.cli.commands.run_app", "--help")).count("rollback") >= 1
+    assert ends(start("umbel.client.cli.runs.run_app", "--help")).count("rollback") >= 1
 
 
 def test_watching_a_run_that_is_stopped_ends_with_status_one(house: House) -> None:

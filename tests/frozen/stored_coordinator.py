@@ -13,7 +13,7 @@ from typing import Any
 from tests.federations.audit_house import operating
 from tests.federations.server_device import House, Json, repr_digest
 from tests.frozen.over_http import SECURE, Played, Stage, StandingClock, again, begun, rounds, steady_house, unmask
-from umbel.client.cli.audit_console import audit_run, replay_run
+from umbel.client.cli.audit import audit_run, replay_run
 
 ABOUT = "about.json"
 _LONG = "over_selection = 1.0"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.repository import ROOT
 from tests.servers.waits import LIMIT_S, wait_for_file
-from umbel.client.cli.commands import join
+from umbel.client.cli.site import join
 from umbel.server.commands import serve
 from umbel.server.http.door import FILES_WANTED
 from umbel.server.process import GRACE_S

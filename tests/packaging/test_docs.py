@@ -51,6 +51,7 @@ from umbel.sim.experiment.file import EngineSection, LocalSection, experiment_of
 from umbel.sim.fleet.section import FleetSection
 from umbel.sim.models import ModelSection
 
+NO_CONTEXT: Any = None  # finding a command needs none
 _SECTIONS: dict[str, type[Any]] = {
     "": RunFile,
     "rounds": RoundsSection,
@@ -146,8 +147,8 @@ def test_every_command_and_option_that_is_named_exists(page: Path, cli: TyperGro
         command: Any = cli  # typer does not export the base of its commands
         while isinstance(command, TyperGroup) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
             name = words.pop(0)
-            assert name in command.commands, f"{page.name}: umbel has no command {name!r} in {line!r}"
-            command = command.commands[name]
+            command = command.get_command(NO_CONTEXT, name)
+            assert command is not None, f"{page.name}: umbel has no command {name!r} in {line!r}"
         known = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
         for option in (word for word in words if re.fullmatch(r"--[a-z-]+", word)):
             assert option in known, f"{page.name}: {line!r} uses {option}, which {command.name} does not have"
@@ -173,7 +174,7 @@ def test_every_command_of_a_shell_block_is_complete(
 def _require_complete(cli: TyperGroup, words: list[str]) -> None:
     command: Any = cli
     while isinstance(command, TyperGroup):
-        command = command.commands[words.pop(0)]
+        command = command.get_command(NO_CONTEXT, words.pop(0))
     try:
         context = command.make_context(command.name, list(words))
     except UsageError as error:

@@ -7,8 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.client.cli.answers import operator_that_hears
-from umbel.client.cli.clients import list_clients, remove_client
-from umbel.client.cli.commands import client_app
+from umbel.client.cli.clients import client_app, list_clients, remove_client
 from umbel.client.operator.operator import EnrolledClient
 
 CLIENTS = (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
 import umbel.__main__ as command_line
@@ -17,10 +18,13 @@ import umbel.client
 from tests.client.doubles.double import TOKEN, Double
 from tests.client.doubles.double_server import served
 from umbel.aggregation.model.artifact import decode_model
-from umbel.client.cli.commands import join, model_app, run_app
-from umbel.client.cli.loading import load_app
+from umbel.client.cli.models import model_app
+from umbel.client.cli.runs import run_app
+from umbel.client.cli.site import join
 from umbel.client.errors import AppError
+from umbel.client.user_code import load_app
 
+NO_CONTEXT: Any = None  # listing verbs needs none
 WARD = """
 import torch
 from umbel.client import Client, TrainResult
@@ -182,7 +186,8 @@ def test_a_client_that_joins_has_the_name_that_it_was_given(site: Path) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    check = "import sys, umbel.client.cli.commands; sys.exit('torch' in sys.modules)"
+    modules = ", ".join(f"umbel.client.cli.{name}" for name in ("runs", "clients", "models", "site"))
+    check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
@@ -213,7 +218,9 @@ def test_no_switch_of_a_command_is_on_unless_it_is_typed() -> None:
     switches = dict[str, object]()
     while waiting:
         name, command = waiting.pop()
-        waiting += [(f"{name} {verb}", one) for verb, one in getattr(command, "commands", {}).items()]
+        if isinstance(command, TyperGroup):
+            verbs = command.list_commands(NO_CONTEXT)
+            waiting += [(f"{name} {verb}", command.get_command(NO_CONTEXT, verb)) for verb in verbs]
         switches |= {f"{name} {one.opts[0]}": one.default for one in command.params if getattr(one, "is_flag", False)}
     assert {"umbel run list --json", "umbel run stop --yes", "umbel bench codec --json"} <= switches.keys()
     assert [switch for switch, is_on in switches.items() if is_on] == []

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.client.cli.test_view import EAST, FINE, ROUND, RUN
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RunProgress, TurnedAway
-from umbel.client.cli.events import Events
+from umbel.client.cli.view_rounds import Events
 
 LIVE = LiveRound(3, 1, "training", "0 of 2 reports are in", 0, 2, 60.0, (FINE,))
 NEWS = RunProgress(RUN, (), 0, LIVE)

@@ -10,7 +10,8 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import ClientRecord, Fate, LiveRound, RunView
 from umbel.client import Operator
-from umbel.client.cli import console, lifecycle
+from umbel.client.cli.clients import create_tokens
+from umbel.client.cli.runs import list_runs, stop_run
 from umbel.client.cli.view import RunPicture
 
 NAME = "[bold red]demo[/]\x1b]0;owned\x07"
@@ -19,7 +20,7 @@ RUN = RunView(NAME, RunStatus.RUNNING, "", 0, 1, 0.0, ModelRef(0, NAME, 1, "0" *
 
 
 def test_a_run_is_listed_by_its_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    console.list_runs(operator_that_hears({"GET /runs": [[RUN]]}), as_json=False)
+    list_runs(operator_that_hears({"GET /runs": [[RUN]]}), as_json=False)
     told = capsys.readouterr().out
     assert SHOWN in told
     assert "\x1b" not in told
@@ -28,12 +29,12 @@ def test_a_run_is_listed_by_its_name_as_it_is(capsys: pytest.CaptureFixture[str]
 def test_a_stopped_run_is_told_by_its_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     stopped = replace(RUN, status=RunStatus.STOPPED)
     answers = {"GET /runs/demo": RUN, "POST /runs/demo/stop": stopped}
-    lifecycle.stop_run(operator_that_hears(answers), "demo", "enough", yes=True, as_json=False)
+    stop_run(operator_that_hears(answers), "demo", "enough", yes=True, as_json=False)
     assert capsys.readouterr().out.startswith(SHOWN)
 
 
 def test_tokens_are_told_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    console.create_tokens(operator_that_hears({"POST /tokens": {"tokens": [NAME]}}), 1, 1.0, None, (), as_json=False)
+    create_tokens(operator_that_hears({"POST /tokens": {"tokens": [NAME]}}), 1, 1.0, None, (), as_json=False)
     assert capsys.readouterr().out == SHOWN + "\n"
 
 

@@ -15,8 +15,8 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunProgress, RunView, VersionRecord
 from umbel.client import Operator
-from umbel.client.cli.console import watch_run
-from umbel.client.cli.lifecycle import export_model, list_versions, pause_run, resume_run, roll_back, stop_run
+from umbel.client.cli.models import export_model, list_versions
+from umbel.client.cli.runs import pause_run, resume_run, roll_back, stop_run, watch_run
 
 RUN = RunView("ward", RunStatus.RUNNING, "", 3, 5, 1.7e9, ModelRef(3, "c" * 64, 100, "b" * 64))
 PAUSED = replace(RUN, status=RunStatus.PAUSED, reason="night shift")

@@ -17,8 +17,9 @@ from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunView
 from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.member_files import members_bytes
-from umbel.client.cli.commands import run_app
-from umbel.client.cli.model_console import careful_of_absence, careful_of_overrides, create_run, join
+from umbel.client.cli.new_run import careful_of_absence, careful_of_overrides, create_run
+from umbel.client.cli.runs import run_app
+from umbel.client.cli.site import join
 from umbel.client.operator.operator import Operator
 from umbel.client.operator.run_files import read_run_file
 from umbel.client.policy.members_store import MembersStore
@@ -89,7 +90,7 @@ def test_a_client_whose_policy_names_the_old_list_says_which_file_of_which_polic
     store.take(SECOND)
     Path("site.toml").write_text('members = "pilot-1.json"\n')
     with pytest.raises(Exit):
-        join(NOBODY, "listed_app:Ward", "ward", "token", None, (), site / "state", Path("site.toml"), as_json=False)
+        join(NOBODY, "listed_app:Ward", "ward", "token", None, None, site / "state", Path("site.toml"), as_json=False)
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("umbel: site.toml: pilot-1.json is epoch 1 of 'pilot', and this site trusts epoch 2 (")
     assert said.endswith('name the file of that epoch in the policy, members = "FILE"')
@@ -100,7 +101,7 @@ def test_a_policy_whose_list_is_not_there_is_named_with_the_key_and_the_file(
 ) -> None:
     Path("site.toml").write_text('members = "pilot-9.json"\n')
     with pytest.raises(Exit):
-        join(NOBODY, "listed_app:Ward", "ward", "token", None, (), site / "state", Path("site.toml"), as_json=False)
+        join(NOBODY, "listed_app:Ward", "ward", "token", None, None, site / "state", Path("site.toml"), as_json=False)
     assert capsys.readouterr().err.splitlines()[-1] == (
         "umbel: site.toml: the policy's key members names the file pilot-9.json, which cannot be read: No such file or "
         'directory. Name the file that holds the member list, members = "FILE"'

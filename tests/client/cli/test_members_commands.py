@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 from tests.federations.consortium import first_list, public_key, signed
 from umbel.aggregation.trust.member_files import FILE_BYTES_MAX, members_bytes, read_members
 from umbel.aggregation.trust.members import check_successor
-from umbel.client.cli.members_commands import members_app, show_fingerprint
+from umbel.client.cli.members import members_app
+from umbel.client.cli.site import show_fingerprint
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store
 
@@ -244,7 +245,7 @@ REFUSED = {
     ),
     "a hash with a letter that is no hex digit": (
         ("trust", "1.json", "--state", "s", "--sha256", "O" + "7" * 63),
-        "and 64 characters came, among them what is no hex digit: 'O'",
+        "and 64 characters came, of which these are no hex digits: 'O'",
     ),
     "a list that follows another": (("show", "1.json", "--previous", "1.json"), "after epoch 1 of 'pilot' comes 2"),
     "a signature under a list that follows another": (
@@ -340,7 +341,7 @@ def test_without_a_key_or_with_a_damaged_enrolment_it_says_so(desk: Path) -> Non
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    check = "import sys, umbel.client.cli.members_commands; sys.exit('torch' in sys.modules)"
+    check = "import sys, umbel.client.cli.members; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 

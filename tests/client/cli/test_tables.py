@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from umbel.client.cli.tables import Column, table_lines
+from umbel.client.cli.output import Column, table_lines
 
 
 def column(head: str, cell: str, worth: int, least: int | None = None) -> Column:

@@ -17,7 +17,7 @@ from umbel.aggregation.trust.bound_list import named_list
 from umbel.aggregation.trust.fingerprint import fingerprint, grouped
 from umbel.aggregation.trust.member_files import read_members
 from umbel.aggregation.trust.public_keys import public_key_bytes
-from umbel.client.cli.model_console import careful_of_absence
+from umbel.client.cli.new_run import careful_of_absence
 from umbel.client.operator.run_files import read_run_file
 from umbel.client.policy.members_store import MembersStore
 from umbel.client.policy.policy import SitePolicy

@@ -64,7 +64,7 @@ def test_a_private_run_says_what_it_has_cost_of_its_budget_and_a_bound_one_whose
     run = replace(RUN, privacy=spent, members_sha256="07f5be6fa2bdb100" + "0" * 48, audit_head="c" * 64)
     assert told([replace(ROUND, epsilon=5.327)], run=run)[1:5] == [
         "privacy: epsilon 5.33 of 8 is spent, at delta 1e-06, by 2 of at most 4 sums",
-        "member list 07F5 BE6F A2BD B100 … (--json tells the whole hash)",
+        "member list 07F5 BE6F A2BD B100 … (--json shows the whole hash)",
         "audit head " + "c" * 64,
         told([replace(ROUND, epsilon=5.327)])[1],
     ]
@@ -261,7 +261,7 @@ def test_of_clients_at_work_whose_samples_nobody_knows_none_are_told() -> None:
 def test_numbers_and_their_nouns_agree() -> None:
     assert told([], run=replace(RUN, rounds_planned=1))[0].startswith("ward  1 of 1 round  running")
     lines = told([replace(ROUND, round=number) for number in range(1, ENDED_SHOWN + 2)])
-    assert lines[-1] == "1 older attempt is not shown here; --json tells all of them"
+    assert lines[-1] == "1 older attempt is not shown here; --json shows all of them"
 
 
 def test_a_site_that_is_not_covered_has_the_samples_that_are_known_of_it_or_none_are_told() -> None:
@@ -274,7 +274,7 @@ def test_a_page_tells_of_every_canary_and_how_many_rounds_it_leaves_out() -> Non
     canary = replace(ROUND, task=Task.CANARY, reason="3 of 3 pass", clients=(replace(FINE, reason="takes 9 s"),))
     lines = told([canary] + [replace(ROUND, round=number) for number in range(1, ENDED_SHOWN + 10)])
     assert "h1 passes: takes 9 s" in lines
-    assert lines[-1] == "10 older attempts are not shown here; --json tells all of them"
+    assert lines[-1] == "10 older attempts are not shown here; --json shows all of them"
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 12), (60, 24), (80, 24), (120, 40), (200, 60)])

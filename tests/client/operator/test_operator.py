@@ -15,7 +15,7 @@ from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunProgress, RunView
 from umbel.client import Operator
-from umbel.client.cli.lifecycle import stop_run
+from umbel.client.cli.runs import stop_run
 from umbel.client.errors import CoordinatorUnreachable, OutOfTime
 
 RUN = RunView("ward", RunStatus.RUNNING, "", 1, 5, 1.7e9, ModelRef(1, "a" * 64, 100, "b" * 64))

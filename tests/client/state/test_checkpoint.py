@@ -242,7 +242,7 @@ def client():
     model = Slow(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     return TorchClient(model, nn.CrossEntropyLoss(), data, optimizer=torch.optim.Adam, device="cpu")
 """
-JOIN = "import typer; from umbel.client.cli.commands import join; typer.run(join)"
+JOIN = "import typer; from umbel.client.cli.site import join; typer.run(join)"
 
 
 def ends(folder: Path, url: str, state: str, **environment: str) -> int:

@@ -25,7 +25,7 @@ from umbel.aggregation.downlink.change import apply_change
 from umbel.aggregation.model.artifact import tensor_offsets
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.types import CHANGES_MAX
-from umbel.client.cli.audit_console import replay_run
+from umbel.client.cli.audit import replay_run
 from umbel.client.operator.operator import Operator
 from umbel.server.housekeeping import sweep_blobs
 from umbel.server.sums.model_removal import sweep_models

@@ -13,7 +13,7 @@ from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.grid import Grid
-from umbel.client.cli.audit_console import replay_run
+from umbel.client.cli.audit import replay_run
 
 STATE = {"w": torch.zeros(40, 50), "b": torch.zeros(1000)}
 PLANS = TypeAdapter(CodecPlan)

@@ -1,9 +1,10 @@
-"""What `run export-trace` does and prints: how runs went, as a file from which a simulation has clients like theirs."""
+"""`umbel run export-trace`: write how the rounds of runs went, so that a simulation can have clients like theirs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -11,8 +12,8 @@ from umbel.aggregation.canonical import canonical
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.trace import Trace, trace_of
-from umbel.client.cli.output import print_json
-from umbel.client.cli.tables import moment
+from umbel.client.cli.options import AsJson, KeyFile, Server, operator_at
+from umbel.client.cli.output import moment, print_json
 from umbel.client.files import write_atomically
 from umbel.client.operator.operator import Operator
 from umbel.client.printable import printable
@@ -20,37 +21,45 @@ from umbel.client.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class ExportedTrace:
-    """A trace that was written to `file`, and what is in it.
-
-    `attempts_ended`: of the runs, of which `attempts` show clients' times, and `committed` made a model. `first_at`,
-    `last_at`: when the first of them opened and the last one closed, in Unix seconds. `reports`: of all clients;
-    `with_train_s`, `with_upload_rate`: how many of them tell how long they trained, and how fast their update went.
-    `with_absent`: attempts of which it is known who was not there; `secure`: those with masked updates.
-    """
+    """A trace that was written to a file, and what it contains. Times are in Unix seconds."""
 
     file: str
     runs: tuple[str, ...]
     clients: int
-    attempts: int
-    attempts_ended: int
-    committed: int
-    first_at: float
-    last_at: float
+    attempts: int  # in the trace: those with times of training
+    attempts_ended: int  # of the runs in all
+    committed: int  # attempts in the trace that made a model
+    first_at: float  # when the first attempt opened
+    last_at: float  # when the last attempt closed
     reports: int
-    with_train_s: int
+    with_train_s: int  # reports with a training time
     with_upload_rate: int
-    with_absent: int
-    secure: int
+    with_absent: int  # attempts whose absent clients are known
+    secure: int  # attempts with masked updates
+
+
+def export_trace_verb(
+    runs: Annotated[list[str], typer.Argument(metavar="NAME", help="Runs of the same clients, one or more.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the trace, in JSON.")],
+    server: Server,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write how rounds went, without names, so that `umbel simulate` can have clients like these
+    (docs/reference/traces.md). A run under way is included as far as it has ended."""
+    with operator_at(server, admin_key_file) as operator:
+        export_trace(operator, runs, out, force, as_json)
 
 
 def export_trace(operator: Operator, runs: Sequence[str], out: Path, force: bool, as_json: bool) -> None:
-    """Write the trace of these runs, of the same clients, to `out`. Raises `ValueError`, `ClientError`, `OSError`."""
+    """Write the trace of these runs to `out`. Raises `ValueError`, `ClientError`, `OSError`."""
     if len(set(runs)) < len(runs):
         raise ValueError("a run is named twice; its rounds would count twice")
     if not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} to; make it first")
     if out.exists() and not force:
-        raise ValueError(f"{out} is there already; name another file, or say --force to write over it")
+        raise ValueError(f"{out} exists already; name another file, or pass --force to overwrite it")
     tally = _Tally()
     trace = _trace_of(operator, runs, tally)
     write_atomically(out, canonical(trace).encode())
@@ -63,7 +72,7 @@ def export_trace(operator: Operator, runs: Sequence[str], out: Path, force: bool
 
 @dataclass(slots=True)
 class _Tally:
-    """How many attempts have ended, as far as they were fetched."""
+    """Counts the attempts that were fetched."""
 
     ended: int = 0
 
@@ -77,7 +86,7 @@ def _trace_of(operator: Operator, runs: Sequence[str], tally: _Tally) -> Trace:
 
 
 def _ended(operator: Operator, run: str, tally: _Tally) -> Iterator[RoundRecord]:
-    """Every attempt of a run that has ended so far, a page at a time: not all of them need to fit into memory."""
+    """Yield every ended attempt of a run. Pages are fetched one at a time, so memory holds one page."""
     progress = operator.progress(run)
     while progress.ended:
         tally.ended += len(progress.ended)
@@ -106,14 +115,14 @@ def _facts(trace: Trace, out: Path, runs: Sequence[str], n_ended: int) -> Export
 
 
 def _words(facts: ExportedTrace) -> Iterator[str]:
-    """What is in it, what is not known, and how to use it: a line each."""
+    """What the trace contains, what is unknown, and how to use it: one line each."""
     attempts = f"{counted(facts.attempts, 'attempt')} at rounds, {facts.committed} committed"
     yield f"{printable(facts.file)}: {counted(facts.clients, 'client')} in {attempts}"
     yield f"from {moment(facts.first_at)} to {moment(facts.last_at)}, with {counted(facts.reports, 'report')}"
     if left_out := facts.attempts_ended - facts.attempts:
         yield (
             f"left out: {counted(left_out, 'attempt')} that {agreeing(left_out, 'shows', 'show')} no times of training "
-            "(evaluations, canaries, nobody was asked, or no coordinator was there for a while)"
+            "(evaluations, canaries, rounds without clients, or time without a coordinator)"
         )
     yield from _unknown(facts)
     yield f'no names are in it. In an experiment for `umbel simulate`: [fleet] recorded = "{printable(facts.file)}"'
@@ -121,14 +130,14 @@ def _words(facts: ExportedTrace) -> Iterator[str]:
 
 def _unknown(facts: ExportedTrace) -> Iterator[str]:
     if not facts.reports:
-        yield "not known: how long clients take, for none has reported; a simulation cannot be made of that"
+        yield "unknown: how long clients take, because none has reported; this trace cannot be simulated"
         return
     if without := facts.reports - facts.with_train_s:
         masked = ", whose updates were masked" if facts.secure else ""
-        yield f"not known: how long clients trained, of {without} of {counted(facts.reports, 'report')}{masked}"
+        yield f"unknown: how long clients trained, in {without} of {counted(facts.reports, 'report')}{masked}"
     if not facts.with_train_s:
-        yield "so it can be asked what another window or target does, but not another codec or number of steps"
+        yield "so a simulation can try another window or target, but no other codec or number of steps"
     elif without := facts.reports - facts.with_upload_rate:
-        yield f"not known: how fast updates went up, of {without} of {counted(facts.reports, 'report')}"
+        yield f"unknown: how fast updates were uploaded, in {without} of {counted(facts.reports, 'report')}"
     if without := facts.attempts - facts.with_absent:
-        yield f"not known: who was not there to be asked, of {without} of {counted(facts.attempts, 'attempt')}"
+        yield f"unknown: which clients were absent, in {without} of {counted(facts.attempts, 'attempt')}"

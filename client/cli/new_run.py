@@ -1,73 +1,51 @@
-"""What the verbs that need a model do and print: `join`, `run create`, `model init`. They bring torch, which takes a
-second or more to import; the other verbs are elsewhere, and do without.
-"""
+"""`umbel run create`: check all files here first, so that a mistake is named before anything is sent."""
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.trust.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.trust.member_files import members_bytes
 from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first
-from umbel.client.cli.console import labels_of
-from umbel.client.cli.loading import load_app, load_initial_model
-from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_json, tell_run
-from umbel.client.loop import run_client
-from umbel.client.operator.model_files import layout_in, write_model
+from umbel.client.cli.options import AsJson, KeyFile, Server, operator_at
+from umbel.client.cli.output import print_run
 from umbel.client.operator.operator import Operator
 from umbel.client.operator.run_files import read_run_file
 from umbel.client.policy.members_store import read_members_file
-from umbel.client.policy.policy_file import read_policy
 
 
-def join(
-    server: str,
-    app: str,
-    run: str,
-    token: str | None,
-    name: str | None,
-    labels: Sequence[str],
-    state: Path,
-    policy: Path | None,
-    as_json: bool,
+def create_verb(
+    file: Annotated[Path, typer.Argument(help="The run file, in TOML.")],
+    model: Annotated[Path, typer.Option("--model", help="The first model, in safetensors.")],
+    server: Server,
+    members: Annotated[
+        Path | None,
+        typer.Option(
+            "--members", metavar="FILE", help="The member list that the run file names: only members take part."
+        ),
+    ] = None,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
 ) -> None:
-    log_to_stderr()
-    with one_sentence_errors():
-        facts, limits = labels_of(labels), None if policy is None else read_policy(policy.expanduser())
-        with _blaming(policy):
-            end = run_client(
-                load_app(app), server, state.expanduser(), run, token=token, name=name, labels=facts, policy=limits
-            )
-    if as_json:
-        print_json(end)
-    else:
-        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})")
-    if end.status == RunStatus.FAILED:
-        raise typer.Exit(1)
-
-
-@contextmanager
-def _blaming(policy: Path | None) -> Generator[None]:
-    """What is wrong with the member list of a policy is said with the policy's file, where it is put right."""
-    try:
-        yield
-    except MembersRefused as error:
-        raise MembersRefused(f"{policy}: {error}") from error  # without a policy no list is read
+    """Create a run from a run file and its first model. The same command again changes nothing, with one exception: it
+    can add --members to a run that was created without it."""
+    with operator_at(server, admin_key_file) as operator:
+        create_run(operator, file, model, members, as_json)
 
 
 def create_run(operator: Operator, file: Path, model: Path, members: Path | None, as_json: bool) -> None:
-    """All files are checked here first, so that mistakes are named before anything is sent."""
+    """Check the files, upload the model and create the run. Warns of settings that sites may refuse."""
+    from umbel.client.operator.model_files import layout_in  # it imports torch
+
     text, run_file = read_run_file(file)
     signed = None if members is None else _list_for(run_file, members)
     list_text = None if signed is None else members_bytes(signed).decode()
     unsigned = "" if signed is None or members is None else careful_of_signatures(signed, members)
     layout_in(model)
-    tell_run(operator.create_run(run_file.name, text, operator.upload_model(model), list_text), as_json)
+    print_run(operator.create_run(run_file.name, text, operator.upload_model(model), list_text), as_json)
     if signed is None and named_list(run_file):
         typer.echo(
             "careful: without --members FILE the coordinator does not know who is on the member list that the run file "
@@ -81,8 +59,8 @@ def create_run(operator: Operator, file: Path, model: Path, members: Path | None
 
 
 def careful_of_signatures(signed: SignedMembers, path: Path) -> str:
-    """What to say of a member list that sites refuse, because too few of its officers have signed it; empty if enough
-    have. Raises `MembersRefused` for a signature that does not fit.
+    """A warning if too few officers have signed the list, so that sites refuse it; else empty. Raises `MembersRefused`
+    for a signature that does not verify.
     """
     try:
         check_first(signed)
@@ -94,9 +72,9 @@ def careful_of_signatures(signed: SignedMembers, path: Path) -> str:
 
 
 def careful_of_absence(run_file: RunFile) -> str:
-    """What to say of a run whose sums may lack a few of the clients that it asks; empty if they cannot.
+    """A warning if a sum may lack a few of the clients that a round asks; else empty.
 
-    Sites that name a member list refuse such sums by default (`SitePolicy.cohort_change`), unless there is noise.
+    Without noise, sites that name a member list refuse such sums by default (`SitePolicy.cohort_change`).
     """
     plan = run_file.round_plan(1, 1)
     if not named_list(run_file) or run_file.privacy is not None or plan.minimum == plan.n_wanted:
@@ -110,9 +88,9 @@ def careful_of_absence(run_file: RunFile) -> str:
 
 
 def careful_of_overrides(run_file: RunFile) -> str:
-    """What to say of a run whose training changes from round to round; empty if it does not.
+    """A warning if the training changes from round to round; else empty.
 
-    Sites that name a member list refuse such rounds by default (`SitePolicy.terms_change`), unless there is noise.
+    Without noise, sites that name a member list refuse such rounds by default (`SitePolicy.terms_change`).
     """
     changes = [one.first_round for one in run_file.override if set(one.of(TrainingPlan)) - {"evaluate"}]
     if not changes or not named_list(run_file) or run_file.privacy is not None:
@@ -125,21 +103,10 @@ def careful_of_overrides(run_file: RunFile) -> str:
 
 
 def _list_for(run_file: RunFile, path: Path) -> SignedMembers:
-    """A member list's file, to be given with this run file, which must name it."""
+    """Read a member list, which the run file must name."""
     signed = read_members_file(path)
     try:
         require_named(run_file, signed.list)
     except AnotherList as error:
         raise AnotherList(f"{path}: {error}") from error
     return signed
-
-
-def init_model(app: str, out: Path, seed: int, as_json: bool) -> None:
-    with one_sentence_errors():
-        layout = write_model(out, load_initial_model(app, seed).state_dict())
-    size_bytes = out.stat().st_size
-    facts = {"file": str(out), "size_bytes": size_bytes, "n_values": layout.n_values, "layout_digest": layout.digest}
-    if as_json:
-        print_json(facts)
-    else:
-        typer.echo(f"{out}: {layout.n_values} values, {size_bytes} bytes")

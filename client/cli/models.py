@@ -1,64 +1,84 @@
-"""What the command line does with a run that is there: pause, resume, stop, roll back; versions, and one as a file."""
+"""Model files on the command line: `umbel model init`, `umbel run versions` and `umbel run export`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
 import umbel
-from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.phrases import part_of
 from umbel.aggregation.run.records import VersionRecord
-from umbel.client.cli.output import print_json, screen, tell_run
-from umbel.client.cli.tables import Column, moment, table_lines
+from umbel.client.cli.options import App, AsJson, KeyFile, RunName, Server, operator_at
+from umbel.client.cli.output import Column, moment, one_sentence_errors, print_json, screen, table_lines
 from umbel.client.cli.view_rounds import measured
 from umbel.client.operator.operator import Operator
 from umbel.client.printable import printable
 
+model_app = typer.Typer(no_args_is_help=True)
+
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """A model version that was written to `file`. `round`: the one that made it, None for version 0 and rollbacks."""
+class ExportedModel:
+    """A model version that was written to a file."""
 
     file: str
     run: str
     version: int
-    round: int | None
+    round: int | None  # the round that made it; None for version 0 and rollbacks
     sha256: str
     size_bytes: int
     umbel: str
 
 
-def stop_run(operator: Operator, run: str, reason: str, yes: bool, as_json: bool) -> None:
-    view = operator.run(run)
-    if not (view.status.is_over or yes):
-        done = f"{part_of(view.rounds_done, view.rounds_planned, 'round', 'is', 'are')} done"
-        typer.confirm(f"Stop {run} for good, where {done}? `umbel run pause` can be undone", abort=True, err=True)
-    if view.status.is_over and not as_json:
-        typer.echo(f"{run} is over already, nothing was stopped", err=True)
-    tell_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
+@model_app.callback()
+def _group() -> None:
+    """Keep the verb's name: Typer drops it from a group of one verb."""
 
 
-def pause_run(operator: Operator, run: str, reason: str, now: bool, as_json: bool) -> None:
-    if operator.run(run).status is RunStatus.PAUSED and not now and not as_json:
-        typer.echo(f"{run} is paused already", err=True)
-    tell_run(operator.pause_run(run, reason, now), as_json)
+@model_app.command("init")
+def init_verb(
+    app: App,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
+    seed: Annotated[int, typer.Option(help="Seed of torch's generator: the same seed, the same weights.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write the model of an app (or a torch.nn.Module), as its code initialises it: the first model of a run."""
+    from umbel.client.operator.model_files import write_model
+    from umbel.client.user_code import load_initial_model
+
+    with one_sentence_errors():
+        layout = write_model(out, load_initial_model(app, seed).state_dict())
+    size_bytes = out.stat().st_size
+    facts = {"file": str(out), "size_bytes": size_bytes, "n_values": layout.n_values, "layout_digest": layout.digest}
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(f"{out}: {layout.n_values} values, {size_bytes} bytes")
 
 
-def resume_run(operator: Operator, run: str, as_json: bool) -> None:
-    if operator.run(run).status is RunStatus.RUNNING and not as_json:
-        typer.echo(f"{run} is not paused", err=True)
-    tell_run(operator.resume_run(run), as_json)
+def versions_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """List a run's model versions: where each is from, its metrics, and which were deleted."""
+    with operator_at(server, admin_key_file) as operator:
+        list_versions(operator, run, as_json)
 
 
-def roll_back(operator: Operator, run: str, to: str, reason: str, as_json: bool) -> None:
-    before, after = operator.run(run), operator.roll_back(run, _version_or_best(to), reason)
-    if after.model.version == before.model.version and not as_json:
-        typer.echo(f"{run} stands on this model already, nothing was changed", err=True)
-    tell_run(after, as_json)
+def export_verb(
+    run: RunName,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the model, in safetensors.")],
+    server: Server,
+    version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; by default the newest.")] = None,
+    full_precision: Annotated[
+        bool,
+        typer.Option("--full-precision", help="The coordinator's own copy, before it was rounded for its clients."),
+    ] = False,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model version to a file, checked against its digest; whole, or not at all."""
+    with operator_at(server, admin_key_file) as operator:
+        export_model(operator, run, version, out, as_json, full_precision=full_precision)
 
 
 def list_versions(operator: Operator, run: str, as_json: bool) -> None:
@@ -92,7 +112,7 @@ def export_model(
     else:
         operator.download_model(sha256, out)
     n_bytes = out.stat().st_size
-    facts = Exported(str(out), run, found.version, found.round, sha256, n_bytes, umbel.__version__)
+    facts = ExportedModel(str(out), run, found.version, found.round, sha256, n_bytes, umbel.__version__)
     if as_json:
         print_json(facts)
     else:
@@ -104,16 +124,8 @@ def _kept(found: Sequence[VersionRecord], run: str, version: int | None, newest:
     if not found or (version is not None and found[0].version != version):
         raise ValueError(f"run {run} has no version {version}, only 0 to {newest}")
     if found[0].deleted_at is not None:
-        raise ValueError(f"version {version} was deleted; `umbel run versions {run}` tells which are kept")
+        raise ValueError(f"version {version} was deleted; `umbel run versions {run}` lists those that are kept")
     return found[0]
-
-
-def _version_or_best(to: str) -> int | Literal["best"]:
-    if to == "best":
-        return "best"
-    if not (to.isascii() and to.isdigit() and len(to) < 16):
-        raise ValueError(f"--to must be a version's number, or best, not {to!r}")
-    return int(to)
 
 
 def _origin(version: VersionRecord) -> str:

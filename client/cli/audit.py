@@ -1,0 +1,277 @@
+"""An auditor's verbs: `umbel run audit`, `umbel run verify` and `umbel run replay`.
+
+What does not verify is one sentence and exit status 1.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, key_bytes
+from umbel.aggregation.audit.chain import Auditor
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.privacy.accounting import AccountantMissing
+from umbel.aggregation.run.records import PrivacySpent
+from umbel.aggregation.types import require_sha256
+from umbel.client.cli.options import AsJson, KeyFile, RunName, Server, operator_at
+from umbel.client.cli.output import one_sentence_errors, print_json
+from umbel.client.errors import ClientError
+from umbel.client.operator import audit
+from umbel.client.operator.audit import AuditLine
+from umbel.client.operator.operator import Operator
+from umbel.client.printable import printable
+
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        help="The coordinator's public audit key, from a source that you trust; may be repeated. "
+        "By default the key that the coordinator itself names.",
+    ),
+]
+Heads = Annotated[
+    list[str] | None,
+    typer.Option("--head", metavar="SHA256", help="A head noted earlier that must be in the chain; may be repeated."),
+]
+
+
+def _no_key() -> list[str]:
+    raise typer.BadParameter(
+        "no audit key: pass the public audit key, --key KEY; umbel serve prints it at its start, and umbel run audit "
+        "NAME prints it"
+    )
+
+
+def audit_verb(
+    run: RunName,
+    server: Server,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the bundles to this file, one a line.")] = None,
+    key: Keys = None,
+    head: Heads = None,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a run's audit bundles and verify them: hashes, signatures, links, models, clients' own reports."""
+    with operator_at(server, admin_key_file) as operator:
+        audit_run(operator, run, out, key or (), head or (), as_json)
+
+
+def verify_verb(
+    file: Annotated[Path, typer.Argument(help="The file that `umbel run audit --out` wrote.")],
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            default_factory=_no_key,
+            show_default=False,
+            help="The public audit key, required; may be repeated.",
+        ),
+    ],
+    head: Heads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a file of audit bundles without a coordinator."""
+    with one_sentence_errors():
+        verify_file(file, key, head or (), as_json)
+
+
+def replay_verb(
+    run: RunName,
+    server: Server,
+    round_: Annotated[int | None, typer.Option("--round", min=1, help="The round to compute again.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Compute every committed round again.")] = False,
+    key: Keys = None,
+    head: Heads = None,
+    admin_key_file: KeyFile = None,
+) -> None:
+    """Compute a round again from the stored updates. Exit status 0 only if the model hash is the same."""
+    if (round_ is None) is not all_:
+        raise typer.BadParameter(
+            f"name one round: umbel run replay {run} --round 1; or all: umbel run replay {run} --all"
+        )
+    with operator_at(server, admin_key_file) as operator:
+        replay_run(operator, run, round_, key or (), head or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What an audit has verified."""
+
+    run: str
+    bundles: int
+    head: str  # the hash of the newest bundle
+    rounds: int
+    reports_signed: int
+    reports_unsigned: int
+    keys: tuple[str, ...]
+    privacy: PrivacySpent | None = None  # by the signed plans; None for a run without noise
+    members_sha256: str = ""  # of the member list that the signed run file names; empty without one
+
+
+def audit_run(
+    operator: Operator, run: str, out: Path | None, keys: Sequence[str], heads: Iterable[str], as_json: bool
+) -> None:
+    trusted = _trusted(operator, keys)
+    with _failing_in_one_sentence(run):
+        auditor, lines = _verified(operator, run, trusted, _whole_hashes(heads))
+        found = _found(auditor, trusted)
+    if out is not None:
+        out.write_text("".join(f"{line.text}\n" for line in lines), encoding="utf-8")
+    if as_json:
+        print_json(found)
+        return
+    _print(found, f"umbel run audit {run}")
+    if not keys:
+        typer.echo(
+            f"careful: verified with the key that the coordinator itself names, {trusted[0]}: compare it with the key "
+            "that `umbel serve` printed at its start, and pin it with --key"
+        )
+    if found.bundles == 1:
+        typer.echo(f"so far there is only the run's creation: umbel run watch {run} shows when a round has ended")
+
+
+def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: bool) -> None:
+    """Verify a file of bundles that `audit_run` wrote."""
+    if not file.is_file() or not file.stat().st_size:
+        raise ValueError(f"there are no bundles in {file}; write them with umbel run audit NAME --out {file}")
+    with _failing_in_one_sentence(str(file)):
+        auditor, _ = audit.verify(audit.read_lines(file), [key_bytes(key) for key in keys])
+        for head in _whole_hashes(heads):
+            auditor.require_head(head)
+        found = _found(auditor, keys)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found, f"umbel run verify {file}")
+
+
+def replay_run(operator: Operator, run: str, number: int | None, keys: Sequence[str], heads: Iterable[str]) -> None:
+    """Compute a round again, or all (`number` None). Raises `typer.Exit` unless all hashes are the same."""
+    with _failing_in_one_sentence(run):
+        auditor, lines = _verified(operator, run, _trusted(operator, keys), _whole_hashes(heads))
+        typer.echo(f"{counted(len(lines), 'bundle fits', 'bundles fit')}; the head is {auditor.head}")
+        failed = [
+            one for one in _rounds_to_replay(auditor, number) if not _replay_one(operator, run, auditor, lines, one)
+        ]
+    if failed:
+        raise typer.Exit(1)
+
+
+def _rounds_to_replay(auditor: Auditor, number: int | None) -> list[int]:
+    show = f"umbel run show {auditor.run}"
+    if number is None and not auditor.rounds:
+        raise AuditFailed(
+            f"no round of it is committed yet, so there is nothing to compute again; {show} shows its progress"
+        )
+    if number is not None and number not in auditor.rounds:
+        raise AuditFailed(
+            f"round {number} is not committed, so it has no model to compute again; {show} lists committed rounds"
+        )
+    return sorted(auditor.rounds) if number is None else [number]
+
+
+def _replay_one(operator: Operator, run: str, auditor: Auditor, lines: Sequence[AuditLine], number: int) -> bool:
+    """Compute a round again and print the result; False unless the hash is the same."""
+    from umbel.client.operator.replay import ReplaySource, replay  # it imports torch
+
+    bundle, ended = auditor.rounds[number]
+    assert auditor.created is not None, "the chain begins with the run's creation"
+    if (why := _why_deleted(ended, lines[bundle], auditor)) is not None:
+        typer.echo(f"round {number} cannot be computed again: {printable(why)}", err=True)
+        return False
+    typer.echo(f"round {number}, from version {ended.model_in.version} of the model:")
+    try:
+        replay(ReplaySource(operator, run, bundle), ended, auditor.created, lambda line: typer.echo(f"  {line}"))
+    except (AuditFailed, ClientError) as failed:
+        typer.echo(f"umbel: round {number}: {printable(str(failed))}", err=True)
+        return False
+    return True
+
+
+def _why_deleted(ended: RoundEnded, line: AuditLine, auditor: Auditor) -> str | None:
+    """Why the updates are deleted; None if the coordinator should have them."""
+    if not ended.updates.kept:
+        return f"its updates were {ended.updates.reason}"
+    if line.updates_deleted_at is None:
+        return None
+    when = datetime.fromtimestamp(line.updates_deleted_at, UTC).isoformat(timespec="seconds")
+    policy = auditor.created.run_file.get("retention", {}).get("updates") if auditor.created else None
+    return f"its updates were deleted at {when} by the run's policy, retention.updates = {policy!r}"
+
+
+def _verified(
+    operator: Operator, run: str, trusted: Iterable[str], heads: Iterable[str]
+) -> tuple[Auditor, list[AuditLine]]:
+    view = operator.run(run)  # before the bundles: their number only grows
+    auditor, lines = audit.verify(audit.download(operator, run), [key_bytes(key) for key in trusted])
+    for head in (view.audit_head, *heads):
+        auditor.require_head(head)
+    return auditor, lines
+
+
+def _trusted(operator: Operator, keys: Sequence[str]) -> list[str]:
+    for key in keys:
+        key_bytes(key)
+    return list(keys) or [operator.audit_key()]
+
+
+def _whole_hashes(heads: Iterable[str]) -> list[str]:
+    """The heads that must be in the chain. Raises `ValueError` for a part of a hash, which no chain can have."""
+    noted = list(heads)
+    for head in noted:
+        require_sha256(head, f"--head {head[:20]!r}: a bundle's hash, as `umbel run audit` prints it,")
+    return noted
+
+
+def _found(auditor: Auditor, keys: Iterable[str]) -> Audited:
+    try:
+        privacy = auditor.privacy()
+    except AccountantMissing as error:
+        typer.echo(f"umbel: the privacy cost of the run cannot be computed here: {error}", err=True)
+        privacy = None
+    return Audited(
+        auditor.run,
+        len(auditor.heads),
+        auditor.head,
+        len(auditor.rounds),
+        auditor.n_reports_signed,
+        auditor.n_reports_unsigned,
+        tuple(keys),
+        privacy,
+        auditor.members_sha256,
+    )
+
+
+def _print(found: Audited, command: str) -> None:
+    """Print what was verified, and the `command` that verifies it again."""
+    unsigned = f", {found.reports_unsigned} without" if found.reports_unsigned else ""
+    reports = counted(
+        found.reports_signed, "report with its client's signature", "reports with their clients' signatures"
+    )
+    typer.echo(
+        f"{printable(found.run)}: {counted(found.bundles, 'bundle fits', 'bundles fit')}, "
+        f"{counted(found.rounds, 'committed round')}, {reports}{unsigned}"
+    )
+    if found.privacy is not None:
+        typer.echo(f"privacy, by the signed plans: {found.privacy.words}")
+    if found.members_sha256:
+        typer.echo(f"member list, by the signed run file: {found.members_sha256}")
+    typer.echo(f"head {found.head}: note it; this command shows whether a bundle was removed since:")
+    typer.echo(f"  {' '.join([command, *(f'--key {key}' for key in found.keys), f'--head {found.head}'])}")
+
+
+@contextmanager
+def _failing_in_one_sentence(run: str) -> Generator[None]:
+    """Turn a failed audit into one sentence and exit status 1."""
+    try:
+        yield
+    except AuditFailed as failed:
+        typer.echo(f"umbel: the audit of {run} failed: {printable(str(failed))}", err=True)
+        raise typer.Exit(1) from failed

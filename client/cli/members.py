@@ -1,0 +1,248 @@
+"""`umbel members`: make, sign, check and trust the member list of a consortium. No verb contacts a server."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from string import hexdigits
+from typing import Annotated
+
+import typer
+
+from umbel.aggregation.phrases import counted
+from umbel.aggregation.trust.fingerprint import fingerprint, grouped, sha256_of_groups
+from umbel.aggregation.trust.members import MemberList, SignedMembers, check_first, check_successor
+from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.client.cli.members_view import changes_of, shown_list, signers_in_words, table_of
+from umbel.client.cli.options import STATE_DEFAULT, AsJson, Yes
+from umbel.client.cli.output import one_sentence_errors, print_json, screen
+from umbel.client.operator.members_editing import Change, edit_file, new_file, sign_file, with_entry, without_entry
+from umbel.client.operator.officer_key import make_officer_key
+from umbel.client.policy.members_store import MembersStore, NotConfirmed, read_members_file
+from umbel.client.state.state_dir import locked
+
+_STRAY_SHOWN = 10  # characters shown of those that are no hex digits
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The member list.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name in the list.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The public key: base64 of its 32 bytes.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Where to write the next epoch if FILE is signed; FILE stays unchanged."),
+]
+Quorum = Annotated[int | None, typer.Option("--quorum", min=1, help="How many officers must sign from then on.")]
+Previous = Annotated[Path | None, typer.Option("--previous", metavar="FILE", help="The list of the epoch before.")]
+
+members_app = typer.Typer(no_args_is_help=True)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedList:
+    """A member list whose signatures were checked."""
+
+    name: str
+    epoch: int
+    sha256: str
+    fingerprint: str
+    signed_by: tuple[str, ...]  # the officers whose signatures count here
+    follows: int | None  # the epoch before; None without --previous
+
+
+@dataclass(frozen=True, slots=True)
+class OfficerKey:
+    """An officer's key that was written to a file."""
+
+    file: str
+    public_key: str
+    fingerprint: str
+
+
+@members_app.command("new")
+def new_list(
+    name: Annotated[str, typer.Option("--name", help="The consortium, such as pilot.")],
+    quorum: Annotated[int, typer.Option("--quorum", min=1, help="How many officers must sign each list.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Begin a member list: the first epoch, empty and unsigned."""
+    with one_sentence_errors():
+        _print_summary(new_file(out, MemberList(name, 1, {}, {}, quorum)), out, as_json)
+
+
+@members_app.command("officer-key")
+def officer_key(
+    out: Annotated[Path, typer.Option("--out", help="Where to write the private key; never overwrites.")],
+    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask for one, and encrypt the file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make an officer's key, and print the public one. Keep the file on a machine of the officer's own."""
+    with one_sentence_errors():
+        words = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True) if passphrase else ""
+        raw = make_officer_key(out, words).public_key().public_bytes_raw()
+    made = OfficerKey(str(out), public_key_text(raw), fingerprint(raw))
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(f"public key   {made.public_key}\nfingerprint  {made.fingerprint}")
+
+
+@members_app.command("add")
+def add_member(file: File, name: Name, key: Key, out: Out = None, as_json: AsJson = False) -> None:
+    """Add a client with its public key (`umbel fingerprint` prints it)."""
+    with one_sentence_errors():
+        _edit(file, out, with_entry("members", name, key), None, as_json)
+
+
+@members_app.command("add-officer")
+def add_officer(
+    file: File, name: Name, key: Key, quorum: Quorum = None, out: Out = None, as_json: AsJson = False
+) -> None:
+    """Add an officer with the public key that `umbel members officer-key` printed."""
+    with one_sentence_errors():
+        _edit(file, out, with_entry("officers", name, key), quorum, as_json)
+
+
+@members_app.command("remove")
+def remove_member(file: File, name: Name, out: Out = None, as_json: AsJson = False) -> None:
+    """Remove a client. Sites that take the next epoch, once it is signed, no longer trust its key."""
+    with one_sentence_errors():
+        _edit(file, out, without_entry("members", name), None, as_json)
+
+
+@members_app.command("remove-officer")
+def remove_officer(file: File, name: Name, quorum: Quorum = None, out: Out = None, as_json: AsJson = False) -> None:
+    """Remove an officer."""
+    with one_sentence_errors():
+        _edit(file, out, without_entry("officers", name), quorum, as_json)
+
+
+@members_app.command("sign")
+def sign_list(
+    file: File,
+    key: Annotated[Path, typer.Option("--key", metavar="OFFICERKEY", help="The officer's private key file.")],
+    previous: Previous = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign a list with an officer's key. Look at it first: `umbel members show FILE --previous OLD`."""
+    with one_sentence_errors():
+        _print_summary(sign_file(file, key, _ask_passphrase, _previous(previous)), file, as_json)
+
+
+@members_app.command("show")
+def show_list(file: File, previous: Previous = None, as_json: AsJson = False) -> None:
+    """Show a list: names and fingerprints, epoch and hash, signatures, and changes since the list before."""
+    with one_sentence_errors():
+        signed, old = read_members_file(file), _previous(previous)
+        changes = () if old is None else changes_of(old, signed.list)
+        shown = shown_list(signed, changes)
+    if as_json:
+        print_json(shown)
+        return
+    typer.echo(f"{shown.name}, epoch {shown.epoch}: {signers_in_words(shown)}")
+    typer.echo(f"SHA-256  {shown.sha256}\n         {shown.fingerprint}")
+    screen().print(table_of(shown))
+    for line in changes:
+        typer.echo(line)
+    _warn(shown.concerns)
+
+
+@members_app.command("verify")
+def verify_list(file: File, previous: Previous = None, as_json: AsJson = False) -> None:
+    """Check the signatures: by the list's own officers, and with --previous by those of the epoch before."""
+    with one_sentence_errors():
+        signed, old = read_members_file(file), _previous(previous)
+        signers = check_first(signed) if old is None else check_successor(old, signed)
+    members, follows = signed.list, None if old is None else old.epoch
+    verified = VerifiedList(members.name, members.epoch, members.sha256, grouped(members.sha256), signers, follows)
+    if as_json:
+        print_json(verified)
+        return
+    whose = "its own officers" if follows is None else f"the officers of epoch {follows}, which it follows"
+    typer.echo(f"{members.name}, epoch {members.epoch}: whole, signed by {', '.join(signers)} of {whose}")
+    typer.echo(verified.fingerprint)
+    if members.epoch > 1 and follows is None:
+        typer.echo("pass --previous to check whether it follows the list that you trust", err=True)
+
+
+@members_app.command("trust")
+def trust_list(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Lists, the older epoch first.")],
+    state: Annotated[Path, typer.Option("--state", help="The client's state directory.")] = STATE_DEFAULT,
+    sha256: Annotated[
+        str,
+        typer.Option("--sha256", metavar="HASH", help="The hash that an officer confirmed, with or without blanks."),
+    ] = "",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make this client trust a list: the first one after its hash was compared, then each next epoch."""
+    with one_sentence_errors():
+        trusted = _whole_hash(sha256) if sha256 else ""
+        with locked(state.expanduser(), "stop that client, trust the list, and start it again"):
+            store = MembersStore(state.expanduser())
+            taken = [_taken(store, read_members_file(file), trusted, yes) for file in files]
+    if as_json:
+        print_json([shown_list(signed) for signed in taken])
+        return
+    for signed in taken:
+        typer.echo(f"trusted from now on: {signed.list.name}, epoch {signed.list.epoch}")
+    newest = {signed.list.name: (file, signed.list.epoch) for file, signed in zip(files, taken, strict=True)}
+    for file, epoch in newest.values():
+        if epoch > 1:
+            typer.echo(f'a policy that names an older epoch must name this file now: members = "{file}"', err=True)
+
+
+def _edit(file: Path, out: Path | None, change: Change, quorum: int | None, as_json: bool) -> None:
+    def both(members: MemberList) -> MemberList:
+        return change(members) if quorum is None else replace(change(members), quorum=quorum)
+
+    _print_summary(edit_file(file, out, both), out or file, as_json)
+
+
+def _whole_hash(text: str) -> str:
+    """Parse `--sha256`. Raises `ValueError` with the number of characters, because people type the hash in groups."""
+    try:
+        return sha256_of_groups(text)
+    except ValueError as error:
+        digits = "".join(text.split())
+        others = "".join(sorted({char for char in digits if char not in hexdigits}))
+        stray = f", of which these are no hex digits: {others[:_STRAY_SHOWN]!r}" if others else ""
+        raise ValueError(
+            "--sha256 needs the whole hash, 64 hex digits (sixteen groups of four), and "
+            f"{counted(len(digits), 'character')} came{stray}: copy all groups that `umbel members show` prints"
+        ) from error
+
+
+def _taken(store: MembersStore, shown: SignedMembers, trusted: str, yes: bool) -> SignedMembers:
+    try:
+        return store.take(shown, trusted, is_confirmed=yes)
+    except NotConfirmed:
+        if trusted:
+            raise
+        question = (
+            f"{shown.list.name}: {grouped(shown.list.sha256)}\nDid an officer confirm this hash by phone or in person?"
+        )
+        typer.confirm(question, abort=True, err=True)
+        return store.take(shown, is_confirmed=True)
+
+
+def _ask_passphrase() -> str:
+    return str(typer.prompt("Passphrase", hide_input=True, err=True))
+
+
+def _previous(path: Path | None) -> MemberList | None:
+    return None if path is None else read_members_file(path).list
+
+
+def _print_summary(signed: SignedMembers, path: Path, as_json: bool) -> None:
+    """Print a list in one line."""
+    shown = shown_list(signed)
+    if as_json:
+        print_json(shown)
+        return
+    n_members, n_officers = len(shown.members), len(shown.officers)
+    counts = f"{n_members} member{'s' * (n_members != 1)}, {n_officers} officer{'s' * (n_officers != 1)}"
+    typer.echo(f"{path}: {shown.name}, epoch {shown.epoch}, {counts}, {signers_in_words(shown)}")
+
+
+def _warn(concerns: Iterable[str]) -> None:
+    for concern in concerns:
+        typer.echo(f"careful: {concern}", err=True)

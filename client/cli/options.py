@@ -1,0 +1,83 @@
+"""Flags that several verbs share, and the connection that an operator's flags describe."""
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from umbel.client.operator.operator import Operator
+
+
+def _no_server() -> str:
+    raise typer.BadParameter(
+        "no coordinator: pass --server, or set its variable: export UMBEL_SERVER=http://127.0.0.1:8750"
+    )
+
+
+SERVER_VARIABLE = "UMBEL_SERVER"
+SERVER_METAVAR = "URL[,URL...]"
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        default_factory=_no_server,
+        show_default=False,
+        envvar=SERVER_VARIABLE,
+        metavar=SERVER_METAVAR,
+        help="The coordinator's address, such as https://fl.example.org[:port], or those of its replicas; required.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--admin-key-file",
+        envvar="UMBEL_ADMIN_KEY_FILE",
+        help="File that holds the admin key. By default the key is in the variable UMBEL_ADMIN_KEY.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation, as in a script.")]
+App = Annotated[str, typer.Option("--app", help="Your code as module:attribute, such as my_hospital:client.")]
+State = Annotated[Path, typer.Option("--state", help="Directory for key and unsent work; one for each client.")]
+STATE_DEFAULT = Path("~/.umbel")
+
+
+@contextmanager
+def operator_at(server: str, admin_key_file: Path | None) -> Generator["Operator"]:
+    """Connect as the operator. Errors become one sentence and exit status 1."""
+    from umbel.client.cli.output import one_sentence_errors
+    from umbel.client.operator.operator import Operator
+
+    with one_sentence_errors(), Operator(server, _admin_key(admin_key_file)) as operator:
+        yield operator
+
+
+def labels_of(texts: Sequence[str]) -> dict[str, str]:
+    """The labels of every `--label NAME=VALUE`. Raises `ValueError`."""
+    return dict(map(_label, texts))
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--label must look like name=value, such as tier=hospital, not {text!r}")
+    return name, value
+
+
+def _admin_key(path: Path | None) -> str:
+    if path is not None and not path.is_file():
+        raise ValueError(
+            f"there is no admin key file {path}: the coordinator made one, admin.key in its data directory"
+        )
+    key = (path.read_text() if path is not None else os.environ.get("UMBEL_ADMIN_KEY", "")).strip()
+    if not key.isascii() or not key.isprintable() or not key:
+        raise ValueError(
+            "no admin key: the coordinator made one in its data directory. Name the file and try again: "
+            "export UMBEL_ADMIN_KEY_FILE=umbel-data/admin.key (or --admin-key-file, or the key in UMBEL_ADMIN_KEY)"
+        )
+    return key

@@ -1,0 +1,219 @@
+"""`umbel run`: list, show, watch, pause, resume, stop and roll back a run. Other files add the group's other verbs."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from umbel.aggregation.messages import RunStatus
+from umbel.aggregation.phrases import part_of
+from umbel.aggregation.run.records import RoundRecord, RunProgress
+from umbel.client.cli.audit import audit_verb, replay_verb, verify_verb
+from umbel.client.cli.models import export_verb, versions_verb
+from umbel.client.cli.new_run import create_verb
+from umbel.client.cli.options import AsJson, KeyFile, RunName, Server, Yes, operator_at
+from umbel.client.cli.output import print_json, print_run, screen
+from umbel.client.cli.trace import export_trace_verb
+from umbel.client.cli.view import RunPicture
+from umbel.client.cli.view_rounds import Events
+from umbel.client.operator.operator import Operator
+from umbel.client.printable import printable
+
+WATCH_WAIT_S = 10.0
+LIVE_WAIT_S = 1.0
+RESTART_PATIENCE_S = 300.0
+ENDED_KEPT = 100
+Reason = Annotated[str, typer.Option("--reason", help="Why; clients are told.")]
+
+run_app = typer.Typer(no_args_is_help=True)
+run_app.command("audit")(audit_verb)
+run_app.command("verify")(verify_verb)
+run_app.command("replay")(replay_verb)
+run_app.command("create")(create_verb)
+
+
+@run_app.command("list")
+def list_verb(server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """List all runs of a coordinator."""
+    with operator_at(server, admin_key_file) as operator:
+        list_runs(operator, as_json)
+
+
+@run_app.command("show")
+def show_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Show one run: its rounds so far and the one under way."""
+    with operator_at(server, admin_key_file) as operator:
+        show_run(operator, run, as_json)
+
+
+@run_app.command("watch")
+def watch_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Follow a run until it ends; exit status 1 if it was stopped or failed, as by its canary. In a file or a pipe: a
+    line an event, each with its date. --json: a line for each round's end."""
+    with operator_at(server, admin_key_file) as operator:
+        watch_run(operator, run, as_json)
+
+
+@run_app.command("stop")
+def stop_verb(
+    run: RunName,
+    server: Server,
+    reason: Reason = "stopped by the operator",
+    yes: Yes = False,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a run now, for good; its newest model stays."""
+    with operator_at(server, admin_key_file) as operator:
+        stop_run(operator, run, reason, yes, as_json)
+
+
+@run_app.command("pause")
+def pause_verb(
+    run: RunName,
+    server: Server,
+    reason: Reason = "paused by the operator",
+    now: Annotated[bool, typer.Option("--now", help="Abandon the open round instead of letting it finish.")] = False,
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Begin no further round until the run is resumed; its clients stay, and a restart leaves it paused."""
+    with operator_at(server, admin_key_file) as operator:
+        pause_run(operator, run, reason, now, as_json)
+
+
+@run_app.command("resume")
+def resume_verb(run: RunName, server: Server, admin_key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Continue a paused run."""
+    with operator_at(server, admin_key_file) as operator:
+        resume_run(operator, run, as_json)
+
+
+@run_app.command("rollback")
+def roll_back_verb(
+    run: RunName,
+    to: Annotated[str, typer.Option("--to", metavar="VERSION|best", help="The version to continue from.")],
+    server: Server,
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "rolled back by the operator",
+    admin_key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue from an older model version: a copy of it becomes the newest, and the open round is abandoned."""
+    with operator_at(server, admin_key_file) as operator:
+        roll_back(operator, run, to, reason, as_json)
+
+
+run_app.command("versions")(versions_verb)
+run_app.command("export")(export_verb)
+run_app.command("export-trace")(export_trace_verb)
+
+
+def list_runs(operator: Operator, as_json: bool) -> None:
+    runs = operator.runs()
+    if as_json:
+        print_json(runs)
+        return
+    table = Table("run", "status", "rounds", "model", "", box=None)
+    for view in runs:
+        rounds = f"{view.rounds_done} of {view.rounds_planned}"
+        cells = (view.name, view.status.value, rounds, view.model.sha256[:12], view.reason)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    screen().print(table)
+
+
+def show_run(operator: Operator, run: str, as_json: bool) -> None:
+    progress = _whole_progress(operator, run)
+    if as_json:
+        print_json(progress)
+    else:
+        screen().print(RunPicture(progress.run, progress.ended, progress.live, progress.turned_away))
+
+
+def watch_run(operator: Operator, run: str, as_json: bool) -> None:
+    terminal = screen()
+    if as_json:
+        status = _follow_json(operator, run)
+    elif terminal.is_terminal:
+        status = _follow_live(operator, run, terminal)
+    else:
+        status = _follow_events(operator, run)
+    if status in (RunStatus.FAILED, RunStatus.STOPPED):
+        raise typer.Exit(1)
+
+
+def stop_run(operator: Operator, run: str, reason: str, yes: bool, as_json: bool) -> None:
+    view = operator.run(run)
+    if not (view.status.is_over or yes):
+        done = f"{part_of(view.rounds_done, view.rounds_planned, 'round', 'is', 'are')} done"
+        typer.confirm(f"Stop {run} for good, where {done}? `umbel run pause` can be undone", abort=True, err=True)
+    if view.status.is_over and not as_json:
+        typer.echo(f"{run} is over already, nothing was stopped", err=True)
+    print_run(view if view.status.is_over else operator.stop_run(run, reason), as_json)
+
+
+def pause_run(operator: Operator, run: str, reason: str, now: bool, as_json: bool) -> None:
+    if operator.run(run).status is RunStatus.PAUSED and not now and not as_json:
+        typer.echo(f"{run} is paused already", err=True)
+    print_run(operator.pause_run(run, reason, now), as_json)
+
+
+def resume_run(operator: Operator, run: str, as_json: bool) -> None:
+    if operator.run(run).status is RunStatus.RUNNING and not as_json:
+        typer.echo(f"{run} is not paused", err=True)
+    print_run(operator.resume_run(run), as_json)
+
+
+def roll_back(operator: Operator, run: str, to: str, reason: str, as_json: bool) -> None:
+    before, after = operator.run(run), operator.roll_back(run, _version_or_best(to), reason)
+    if after.model.version == before.model.version and not as_json:
+        typer.echo(f"{run} stands on this model already, nothing was changed", err=True)
+    print_run(after, as_json)
+
+
+def _version_or_best(to: str) -> int | Literal["best"]:
+    if to == "best":
+        return "best"
+    if not (to.isascii() and to.isdigit() and len(to) < 16):
+        raise ValueError(f"--to must be a version's number, or best, not {to!r}")
+    return int(to)
+
+
+def _whole_progress(operator: Operator, run: str) -> RunProgress:
+    """Fetch every round so far, page by page."""
+    progress, ended = operator.progress(run), list[RoundRecord]()
+    while progress.ended:
+        ended += progress.ended
+        progress = operator.progress(run, progress.next_after)
+    return replace(progress, ended=tuple(ended))
+
+
+def _follow_live(operator: Operator, run: str, terminal: Console) -> RunStatus:
+    ended, status = list[RoundRecord](), RunStatus.RUNNING
+    with Live(console=terminal, refresh_per_second=4) as live:
+        for progress in operator.follow(run, LIVE_WAIT_S, RESTART_PATIENCE_S):
+            ended = [*ended, *progress.ended][-ENDED_KEPT:]
+            live.update(RunPicture(progress.run, ended, progress.live, progress.turned_away, fits_screen=True))
+            status = progress.run.status
+    return status
+
+
+def _follow_events(operator: Operator, run: str) -> RunStatus:
+    events, status = Events(), RunStatus.RUNNING
+    for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
+        for line in events.new_in(progress):
+            typer.echo(line)
+        status = progress.run.status
+    return status
+
+
+def _follow_json(operator: Operator, run: str) -> RunStatus:
+    status = RunStatus.RUNNING
+    for progress in operator.follow(run, WATCH_WAIT_S, RESTART_PATIENCE_S):
+        for record in progress.ended:
+            print_json(record)
+        status = progress.run.status
+    return status

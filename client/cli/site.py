@@ -1,0 +1,104 @@
+"""The verbs of a site: `umbel join` and `umbel fingerprint`. Imports wait until a verb runs, as `join` needs torch."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umbel.client.cli.options import (
+    SERVER_METAVAR,
+    SERVER_VARIABLE,
+    STATE_DEFAULT,
+    App,
+    AsJson,
+    Server,
+    State,
+    labels_of,
+)
+
+
+def join(
+    server: Server,
+    app: App,
+    run: Annotated[str, typer.Option("--run", help="The run to take part in.")],
+    token: Annotated[
+        str | None, typer.Option("--token", envvar="UMBEL_TOKEN", help="One-time token; only for the first start.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The client's name. Default: made from the host's.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="A fact about this site, for its operator; may be repeated."
+        ),
+    ] = None,
+    state: State = STATE_DEFAULT,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="What this site allows, in TOML, whatever the coordinator asks."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take part in a run: enrol (once), check in, train, report, until the run ends or Ctrl-C."""
+    from umbel.aggregation.messages import RunStatus
+    from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_json
+    from umbel.client.loop import run_client
+    from umbel.client.policy.policy_file import read_policy
+    from umbel.client.user_code import load_app
+
+    log_to_stderr()
+    with one_sentence_errors():
+        labels, limits = labels_of(label or ()), None if policy is None else read_policy(policy.expanduser())
+        with _names_policy(policy):
+            end = run_client(
+                load_app(app), server, state.expanduser(), run, token=token, name=name, labels=labels, policy=limits
+            )
+    if as_json:
+        print_json(end)
+    else:
+        typer.echo(f"{end.run} {end.status}: {end.reason} ({end.reports_in_words})")
+    if end.status == RunStatus.FAILED:
+        raise typer.Exit(1)
+
+
+def show_fingerprint(
+    state: State = STATE_DEFAULT,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            envvar=SERVER_VARIABLE,
+            metavar=SERVER_METAVAR,
+            help="Make the key for this coordinator, unless it exists.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show this client's public key and its fingerprint, to compare with the officers of a member list."""
+    from umbel.client.cli.output import one_sentence_errors, print_json
+    from umbel.client.state.own_keys import make_own_key, own_keys
+
+    with one_sentence_errors():
+        if server is not None:
+            make_own_key(state.expanduser(), server)
+        keys = own_keys(state.expanduser())
+    if as_json:
+        print_json(keys)
+        return
+    for key in keys:
+        who = f"{key.client} at {key.server}" if key.client else "not enrolled yet"
+        typer.echo(f"{who} ({key.directory})\npublic key   {key.public_key}\nfingerprint  {key.fingerprint}")
+
+
+@contextmanager
+def _names_policy(policy: Path | None) -> Generator[None]:
+    """Put the policy's file name before what is wrong with its member list."""
+    from umbel.aggregation.trust.members import MembersRefused
+
+    try:
+        yield
+    except MembersRefused as error:
+        raise MembersRefused(f"{policy}: {error}") from error  # without a policy no list is read

@@ -1,0 +1,109 @@
+"""Find the user's own code by its name, `module:attribute`, such as `--app my_hospital:client`."""
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from umbel.client.errors import AppError
+
+if TYPE_CHECKING:  # both import torch, and a name of code can be checked without it
+    from torch import nn
+
+    from umbel.client.app import Client
+
+
+@dataclass(frozen=True, slots=True)
+class OptionWords:
+    """Words for error messages about a name."""
+
+    option: str  # the flag or key that holds the name
+    example: str
+    wanted: str  # what it should name, as in "a Client"
+
+
+_APP = OptionWords("--app", "my_hospital:client", "a Client")
+
+
+def load_app(spec: str) -> "Client":
+    """Make the client that `spec` names. Raises `AppError` as `make_named` does."""
+    from umbel.client.app import Client
+
+    return _checked(make_named(spec, Client, _APP), spec)
+
+
+def load_initial_model(spec: str, seed: int) -> "nn.Module":
+    """Make the model that `spec` names, itself or as a client's, with torch's generator at `seed`.
+
+    An operator who starts a run holds no data, so `spec` may name an `nn.Module`. Raises `AppError`.
+    """
+    import torch
+    from torch import nn
+
+    from umbel.client.app import Client
+
+    torch.manual_seed(seed)
+    made = make_named(spec, (Client, nn.Module), _APP)
+    return made if isinstance(made, nn.Module) else _checked(made, spec).model
+
+
+def make_named(spec: str, kinds: type | tuple[type, ...], place: OptionWords) -> object:
+    """Return what `spec` names if it is of one of these kinds, else call it and return the result.
+
+    The current directory is importable, as with `python -m`. Raises `AppError` with a sentence that says what to do;
+    errors inside the user's own code pass through, except that a missing library is named.
+    """
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        raise AppError(f"{place.option} must look like module:attribute, such as {place.example}, not {spec!r}")
+    try:
+        found = _attribute(module_name, attribute, place)
+        return found if isinstance(found, kinds) else _call(found, spec, place)
+    except ModuleNotFoundError as error:
+        raise AppError(
+            f"{module_name} imports {error.name!r}, which is not installed; install it here and try again"
+        ) from error
+
+
+def _attribute(module_name: str, attribute: str, place: OptionWords) -> object:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, but imports something that does not
+        file = f"{module_name.replace('.', '/')}.py"
+        raise AppError(f"no module {module_name!r} here; run this in the folder that holds {file}") from error
+    if not hasattr(module, attribute):
+        raise AppError(
+            f"module {module_name!r} has no {attribute!r}; name {place.wanted} or a function that returns one"
+        )
+    return getattr(module, attribute)
+
+
+def _call(found: object, spec: str, place: OptionWords) -> object:
+    if not callable(found):
+        raise AppError(f"{spec} is a {type(found).__name__}; name {place.wanted} or a function that returns one")
+    try:
+        return found()
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # raised inside the user's function
+        raise AppError(f"{spec} cannot be called without arguments: {error}") from error
+
+
+def _checked(made: object, spec: str) -> "Client":
+    from torch import nn
+
+    from umbel.client.app import Client
+
+    if not isinstance(made, Client):
+        raise AppError(f"{spec} gave a {type(made).__name__}; it must give an umbel.client.Client")
+    if not isinstance(getattr(made, "model", None), nn.Module):
+        raise AppError(f"the client of {spec} has no `model`; set it to the torch.nn.Module it trains")
+    sample_count = getattr(made, "sample_count", None)
+    if not isinstance(sample_count, int) or sample_count < 1:
+        raise AppError(f"the client of {spec} has sample_count {sample_count!r}; set it to how many samples it holds")
+    return made
