@@ -27,6 +27,7 @@ ClientError                       `str(error)` is one sentence that says what to
 
 from pydantic import ValidationError
 
+from umbel.aggregation.secagg.errors import BadKey, Disagreement, ForgedMessage, SecAggError, TooFew
 from umbel.client.printable import printable
 
 _PLACE_CHARS_MAX = 200
@@ -37,7 +38,7 @@ class ClientError(Exception):
     """One sentence that says what to do."""
 
     @property
-    def told(self) -> str:
+    def public_reason(self) -> str:
         """What the coordinator may hear of it."""
         return str(self)
 
@@ -106,13 +107,13 @@ class CoordinatorMisbehaved(ClientError):
 class WorkRefused(ClientError):
     """`told`: what the coordinator hears in the place of a sentence that is none of its business."""
 
-    def __init__(self, what: str, told: str = "") -> None:
+    def __init__(self, what: str, public_reason: str = "") -> None:
         super().__init__(what)
-        self._told = told
+        self._public_reason = public_reason
 
     @property
-    def told(self) -> str:
-        return self._told or str(self)
+    def public_reason(self) -> str:
+        return self._public_reason or str(self)
 
 
 class BudgetSpent(WorkRefused):
@@ -129,7 +130,7 @@ class StrangersInvited(AttemptRefused):
     """`told`: no name, for whoever asks may have made the stranger up."""
 
     @property
-    def told(self) -> str:
+    def public_reason(self) -> str:
         return "the cohort is not of the member list"
 
 
@@ -137,7 +138,7 @@ class TooLittleDone(AttemptRefused):
     """`told`: no reason, for how much of its work a site has done is nobody's business."""
 
     @property
-    def told(self) -> str:
+    def public_reason(self) -> str:
         return NO_REASON
 
 
@@ -145,20 +146,20 @@ class UnfitWork(WorkRefused):
     """Its reason hangs on the site's data, so the coordinator hears none. Private rounds have no such refusal."""
 
     @property
-    def told(self) -> str:
+    def public_reason(self) -> str:
         return NO_REASON
 
 
 class Alarm(ClientError):
     """`told`: without a number or a name, for whoever asks may be the one who lies."""
 
-    def __init__(self, what: str, told: str) -> None:
+    def __init__(self, what: str, public_reason: str) -> None:
         super().__init__(what)
-        self._told = told
+        self._public_reason = public_reason
 
     @property
-    def told(self) -> str:
-        return self._told
+    def public_reason(self) -> str:
+        return self._public_reason
 
 
 class TrainingFailed(ClientError):
@@ -193,6 +194,14 @@ _ACCESS = {
     "admin-key-refused",
 }
 _CLOSED = {"assignment-closed", "unknown-assignment"}
+_TOLD: tuple[tuple[type[SecAggError], str], ...] = (
+    (Disagreement, "the coordinator contradicts itself or states something impossible"),
+    (ForgedMessage, "a message of this round is not signed by its stated sender"),
+    (BadKey, "a key in this round is invalid or used twice"),
+    (TooFew, "too few clients for this client to take part"),
+)
+_OTHERWISE = "a message of this round breaks the protocol"
+_SILENT = "This client sends nothing more in this attempt"
 
 
 def refusal_of(kind: str, detail: str, status: int) -> CoordinatorRefused:
@@ -200,6 +209,12 @@ def refusal_of(kind: str, detail: str, status: int) -> CoordinatorRefused:
     if kind in _ACCESS:
         return AccessRefused(kind, detail, status)
     return (AssignmentClosed if kind in _CLOSED else CoordinatorRefused)(kind, detail, status)
+
+
+def alarm_of(error: SecAggError) -> Alarm:
+    """The alarm that an error of the protocol is."""
+    public_reason = next((words for kind, words in _TOLD if isinstance(error, kind)), _OTHERWISE)
+    return Alarm(f"{public_reason}: {error}. {_SILENT}", f"{public_reason}. {_SILENT}")
 
 
 def first_finding(error: ValidationError, whole: str) -> str:

@@ -45,7 +45,7 @@ def init_verb(
     as_json: AsJson = False,
 ) -> None:
     """Write the model of an app (or a torch.nn.Module), as its code initialises it: the first model of a run."""
-    from umbel.client.operator.model_files import write_model
+    from umbel.client.state.model_files import write_model
     from umbel.client.user_code import load_initial_model
 
     with one_sentence_errors():

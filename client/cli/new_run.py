@@ -38,7 +38,7 @@ def create_verb(
 
 def create_run(operator: Operator, file: Path, model: Path, members: Path | None, as_json: bool) -> None:
     """Check the files, upload the model and create the run. Warns of settings that sites may refuse."""
-    from umbel.client.operator.model_files import layout_in  # it imports torch
+    from umbel.client.state.model_files import layout_in  # it imports torch
 
     text, run_file = read_run_file(file)
     signed = None if members is None else _list_for(run_file, members)

@@ -79,7 +79,7 @@ def show_fingerprint(
 ) -> None:
     """Show this client's public key and its fingerprint, to compare with the officers of a member list."""
     from umbel.client.cli.output import one_sentence_errors, print_json
-    from umbel.client.state.own_keys import make_own_key, own_keys
+    from umbel.client.state.identity import make_own_key, own_keys
 
     with one_sentence_errors():
         if server is not None:

@@ -23,9 +23,18 @@ from umbel.aggregation.trust.signatures import Target
 from umbel.aggregation.types import require_slug
 from umbel.client.errors import CoordinatorMisbehaved, OutOfTime
 from umbel.client.wire.addresses import addresses_in, warn_if_readable
-from umbel.client.wire.bodies import Body, FileBody, sha256_of
 from umbel.client.wire.timing import check_s
-from umbel.client.wire.transport import HttpAnswer, Patience, Transport, at_any_address, connect, patiently
+from umbel.client.wire.transport import (
+    Body,
+    FileBody,
+    HttpAnswer,
+    Patience,
+    Transport,
+    at_any_address,
+    connect,
+    patiently,
+    sha256_of,
+)
 
 MODEL_BYTES_MAX = 1 << 40
 PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many

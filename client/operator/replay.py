@@ -25,7 +25,7 @@ from umbel.aggregation.run.sections import DownlinkSection
 from umbel.aggregation.update.grid import PIECE_VALUES
 from umbel.client.files import file_sha256
 from umbel.client.operator.operator import Operator
-from umbel.client.wire.model_changes import MappedModel
+from umbel.client.state.model_files import MappedModel
 
 Tell = Callable[[str], None]
 

@@ -229,7 +229,7 @@ class SitePolicy:
         self._check_size(n_parameters)
         self._check_budgets(None)
 
-    def check_secure_round(self, asked: SecureTerms) -> None:
+    def check_secure_round(self, terms: SecureTerms) -> None:
         """Raise `WorkRefused`, with the reason to give the coordinator, unless this round is within the limits, and
         there is a member list to hold its cohort against; `AttemptRefused` where it hangs on who is in the cohort.
         """
@@ -238,15 +238,15 @@ class SitePolicy:
                 "a round with secure aggregation needs the consortium's member list, because the coordinator could "
                 'otherwise make up the other clients: set members = "FILE" in the policy'
             )
-        self.check_secure_limits(asked)
+        self.check_secure_limits(terms)
 
-    def check_secure_limits(self, asked: SecureTerms) -> None:
+    def check_secure_limits(self, terms: SecureTerms) -> None:
         """The same but for the list: for a site that has no policy at all, and so believes its coordinator."""
-        self._check_minimum(asked.minimum)  # what is the run's comes first: no other cohort would mend it
-        self._check_size(asked.n_parameters)
-        self._check_budgets(asked)
-        self._check_colluders(asked.colluders)
-        self._check_cohort(asked)
+        self._check_minimum(terms.minimum)  # what is the run's comes first: no other cohort would mend it
+        self._check_size(terms.n_parameters)
+        self._check_budgets(terms)
+        self._check_colluders(terms.colluders)
+        self._check_cohort(terms)
 
     def check_second_update(self, round_: int, run: str = "") -> None:
         """Raise `AttemptRefused` unless another update may be given for what shares were revealed of in `round_`.
@@ -324,17 +324,17 @@ class SitePolicy:
                 f"{self._requires_more_than(minimum)}: the run file's minimum must be {self.minimum_cohort} or more"
             )
 
-    def _check_cohort(self, asked: SecureTerms) -> None:
-        n_clients = len(set(asked.cohort))
+    def _check_cohort(self, terms: SecureTerms) -> None:
+        n_clients = len(set(terms.cohort))
         if n_clients < self.minimum_cohort:
             raise AttemptRefused(
                 f"{self._requires_more_than(n_clients)}: at least {self.minimum_cohort} clients must take part"
             )
-        least = self.threshold_least(asked.n_holders)
-        if not least <= asked.threshold <= asked.n_holders:
+        least = self.threshold_least(terms.n_holders)
+        if not least <= terms.threshold <= terms.n_holders:
             raise AttemptRefused(
                 f"this site's policy (threshold_share = {self.threshold_share:.4g}) requires a threshold of at least "
-                f"{least} of {asked.n_holders} clients, and this round's is {asked.threshold}. The threshold follows "
+                f"{least} of {terms.n_holders} clients, and this round's is {terms.threshold}. The threshold follows "
                 "from the number of clients, so a cohort of another size may fit; if none does, lower threshold_share"
             )
 
@@ -352,9 +352,9 @@ class SitePolicy:
                 "take part"
             )
 
-    def _check_budgets(self, asked: SecureTerms | None) -> None:
+    def _check_budgets(self, terms: SecureTerms | None) -> None:
         """`asked`: None for a round without secure aggregation, and so without noise."""
-        spent = (None, None) if asked is None else (asked.epsilon, asked.epsilon_total)
+        spent = (None, None) if terms is None else (terms.epsilon, terms.epsilon_total)
         _check_budget("epsilon", self.epsilon, spent[0], "the run")
         _check_budget("epsilon_total", self.epsilon_total, spent[1], "all runs together")
 
@@ -379,7 +379,7 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
         raise BudgetSpent(
             f"this round would bring this site's privacy cost for {of} to epsilon {epsilon:g}, and its budget "
             f"({key}) is {budget:g}",
-            told="this site's budget of privacy has no room for this round; its own log has the numbers",
+            public_reason="this site's budget of privacy has no room for this round; its own log has the numbers",
         )
 
 

@@ -24,14 +24,13 @@ from umbel.aggregation.secagg.parameters import parameters_for, roster_min
 from umbel.aggregation.trust.fingerprint import short_groups
 from umbel.aggregation.trust.members import MemberList, MembersRefused
 from umbel.aggregation.types import RunId
-from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused
+from umbel.client.errors import Alarm, AttemptRefused, StrangersInvited, WorkRefused, alarm_of
+from umbel.client.policy.earlier_sums import EarlierSums
 from umbel.client.policy.members_store import MembersStore, members_in_force
 from umbel.client.policy.policy import SecureTerms, SitePolicy
-from umbel.client.policy.sum_memory import SumMemory
-from umbel.client.rounds.refusals import alarm_of
-from umbel.client.rounds.secure_offers import Asked
 from umbel.client.state.identity import Identity
 from umbel.client.state.secure_store import Begun, SecureStore
+from umbel.client.wire.offers import SecureInvitation
 
 _SEED_BITS = 62  # what every generator takes
 log = logging.getLogger("umbel.client")
@@ -76,12 +75,12 @@ class Site:
     ) -> None:
         self.policy = policy or SitePolicy()
         self._has_policy = policy is not None
-        self._run = run
+        self.run = run
         self._identity = identity
         self._state_dir = state_dir
         self._kept = kept
         self._random = random or SecureRandom()
-        self._memory = SumMemory(run, self.policy, kept)
+        self._earlier_sums = EarlierSums(run, self.policy, kept)
         self._has_warned = False
         self.policy.check_run(run)
         self._list = members_in_force(self.policy, state_dir)
@@ -90,89 +89,91 @@ class Site:
         """Raise `WorkRefused` where this site takes part in secure rounds only, and in a run that had some."""
         self.policy.check_plain_round(layout.n_values)
         begun = self._kept.begun()
-        if not self._memory.is_empty or (begun is not None and begun.assignment.startswith(f"{self._run}.")):
+        if not self._earlier_sums.is_empty or (begun is not None and begun.assignment.startswith(f"{self.run}.")):
             raise WorkRefused(
                 "this site has taken part in secure rounds of this run, and a round without secure aggregation would "
                 "reveal what they hide"
             )
 
-    def admit(self, asked: Asked, layout: Layout) -> Admitted:
+    def admit(self, invitation: SecureInvitation, layout: Layout) -> Admitted:
         """Take part in a secure round, or raise `WorkRefused`, `AttemptRefused`, `Alarm`: the reason to decline it.
 
         A private round is charged here, durably: whatever becomes of it afterwards may hang on this site's data, and
         so it costs.
         """
         self._kept.require_room()  # first: what is beyond it is not to be read through at each offer
-        context = asked.context
-        ledger = self._ledger_with(asked)
-        self._check_own_key(asked)
-        self._check_limits(asked, context.names, layout, ledger)
-        self._check_members(asked)
-        self._memory.check_invitation(asked, self._members())
-        begun = Begun(asked.assignment.id, context.attempt_id)
+        context = invitation.context
+        ledger = self._ledger_with(invitation)
+        self._check_own_key(invitation)
+        self._check_limits(invitation, context.names, layout, ledger)
+        self._check_members(invitation)
+        self._earlier_sums.check_invitation(invitation, self._members())
+        begun = Begun(invitation.assignment.id, context.attempt_id)
         if self._kept.begun() == begun:
             raise AttemptRefused(
                 "this client already began this attempt, and a restart or an error lost its keys; it can take part in "
                 "the next attempt"
             )
-        self._memory.check_attempt(asked)
+        self._earlier_sums.check_attempt(invitation)
         try:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:
             raise alarm_of(error) from error
         self._kept.begin(begun)  # first: a restart declines what was begun, so nothing is charged twice
         if ledger is not None:
-            self._kept.spend(self._run, ledger)
-        seed = self._random.training_seed(asked.assignment)
-        return Admitted(client, asked.composition, seed, self._random.contribution_secret(asked.assignment))
+            self._kept.spend(self.run, ledger)
+        seed = self._random.training_seed(invitation.assignment)
+        return Admitted(client, invitation.composition, seed, self._random.contribution_secret(invitation.assignment))
 
-    def check_roster(self, asked: Asked, roster: Roster, layout: Layout) -> None:
+    def check_roster(self, invitation: SecureInvitation, roster: Roster, layout: Layout) -> None:
         """Raise `AttemptRefused` unless those who have come are within the limits, too."""
-        names = asked.context.names
-        charged = self._kept.spent(self._run, self.policy.delta) if asked.offer.plan.is_private else None
-        self._check_limits(asked, [names[advert.index] for advert in roster.adverts], layout, charged)
+        names = invitation.context.names
+        charged = self._kept.spent(self.run, self.policy.delta) if invitation.offer.plan.is_private else None
+        self._check_limits(invitation, [names[advert.index] for advert in roster.adverts], layout, charged)
 
-    def check_sum(self, asked: Asked, clients: Collection[str]) -> None:
+    def check_sum(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
         """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
-        self._memory.check_sum(asked, clients, self._members())
+        self._earlier_sums.check_sum(invitation, clients, self._members())
 
-    def sending(self, asked: Asked) -> None:
+    def sending(self, invitation: SecureInvitation) -> None:
         """Remember, before the masked update is sent, that it may be in a sum: others can open it without this site."""
-        self._memory.sending(asked)
+        self._earlier_sums.sending(invitation)
 
-    def signing(self, asked: Asked, clients: Collection[str]) -> None:
+    def signing(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
         """Remember, before it is signed, whose sum it is."""
-        self._memory.signing(asked, clients)
+        self._earlier_sums.signing(invitation, clients)
 
-    def revealing(self, asked: Asked) -> None:
+    def revealing(self, invitation: SecureInvitation) -> None:
         """Remember, before it happens, that shares of the sum are revealed."""
-        self._memory.revealing(asked)
+        self._earlier_sums.revealing(invitation)
 
     # --- the checks ---
 
-    def _check_own_key(self, asked: Asked) -> None:
-        key = dict(asked.context.cohort).get(asked.client)
+    def _check_own_key(self, invitation: SecureInvitation) -> None:
+        key = dict(invitation.context.cohort).get(invitation.client)
         if key != self._identity.public_key:
             raise Alarm(
-                f"the cohort of round {asked.assignment.round} lists another key for this client, or none, so somebody "
-                "could act in its place. This client sends nothing in this attempt. Ask the coordinator's operator at "
-                "once",
+                f"the cohort of round {invitation.assignment.round} lists another key for this client, or none, so "
+                "somebody could act in its place. This client sends nothing in this attempt. Ask the coordinator's "
+                "operator at once",
                 "this client is not in the cohort with its own key",
             )
 
-    def _check_limits(self, asked: Asked, names: Collection[str], layout: Layout, ledger: Ledger | None) -> None:
+    def _check_limits(
+        self, invitation: SecureInvitation, names: Collection[str], layout: Layout, ledger: Ledger | None
+    ) -> None:
         """Raise `AttemptRefused` for what hangs on who they are, for others may come next time; `WorkRefused` for what
         the run asks of everyone. `ledger`: of the run with this round; None without noise.
         """
         if len(names) < 2:
             raise AttemptRefused("only one client takes part, and a sum of one client is its update")
-        n_invited = len(asked.context.cohort)
+        n_invited = len(invitation.context.cohort)
         if len(names) < roster_min(n_invited):
             raise AttemptRefused(
                 f"only {len(names)} of {n_invited} invited clients take part, and a secure round needs at least "
                 f"{roster_min(n_invited)}"
             )
-        plan, parameters = asked.offer.plan, parameters_for(len(names), n_invited=n_invited)
+        plan, parameters = invitation.offer.plan, parameters_for(len(names), n_invited=n_invited)
         round_ = SecureTerms(
             cohort=names,
             minimum=plan.minimum,
@@ -188,10 +189,10 @@ class Site:
         else:
             self.policy.check_secure_limits(round_)
 
-    def _ledger_with(self, asked: Asked) -> Ledger | None:
+    def _ledger_with(self, invitation: SecureInvitation) -> Ledger | None:
         """What the run's private rounds have cost this site, with this one; None for a round without noise."""
-        noise = asked.offer.plan.noise
-        return self._kept.spent(self._run, self.policy.delta).after(release_of(noise)) if noise else None
+        noise = invitation.offer.plan.noise
+        return self._kept.spent(self.run, self.policy.delta).after(release_of(noise)) if noise else None
 
     def _epsilon_of(self, ledger: Ledger | None) -> float | None:
         return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger, self.policy.epsilon)
@@ -200,20 +201,20 @@ class Site:
         """Of all runs, `ledger` in the place of this one's."""
         if ledger is None or self.policy.epsilon_total is None:
             return None
-        beside = self._kept.spent_beside(self._run, self._state_dir, self.policy.delta)
+        beside = self._kept.spent_beside(self.run, self._state_dir, self.policy.delta)
         return _epsilon(beside.plus(ledger), self.policy.epsilon_total)
 
-    def _check_members(self, asked: Asked) -> None:
+    def _check_members(self, invitation: SecureInvitation) -> None:
         lists = self._lists()
         if not lists:
             self._warn_of_no_list()
             return
-        named = asked.context.members_sha256
+        named = invitation.context.members_sha256
         members = next((one for one in lists if one.sha256 == named), None)
         if members is None:
             raise WorkRefused(_bound_elsewhere(named, lists))
-        wrong = [name for name, key in asked.context.cohort if members.members.get(name) != key]
-        if asked.client in wrong:
+        wrong = [name for name, key in invitation.context.cohort if members.members.get(name) != key]
+        if invitation.client in wrong:
             raise Alarm(
                 f"this client is not on member list {members.words}, under its present key. Have an officer compare "
                 "its fingerprint (umbel fingerprint) and list the key in the next epoch. This client sends nothing in "
@@ -223,7 +224,7 @@ class Site:
         if wrong:
             others = _and_others(len(wrong) - 1)
             raise StrangersInvited(
-                f"the cohort of round {asked.assignment.round} has clients that are not on member list "
+                f"the cohort of round {invitation.assignment.round} has clients that are not on member list "
                 f"{members.words}, under the keys that the cohort gives them: {wrong[0]!r}{others}. "
                 "This client sends nothing in this attempt. The coordinator's operator must give the run its list "
                 "(umbel run create --members), so that only members are drawn, or remove the stranger (umbel client "

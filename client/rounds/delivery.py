@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from umbel.aggregation.messages import AssignmentState, Outcome, ReportAnswer
 from umbel.aggregation.types import AssignmentId
-from umbel.client.errors import AssignmentClosed
-from umbel.client.rounds.offers import WINDOW_S_MAX
+from umbel.client.errors import AssignmentClosed, ClientError
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.wire.bandwidth import Link
 from umbel.client.wire.coordinator import CoordinatorClient
+from umbel.client.wire.offers import WINDOW_S_MAX
 from umbel.client.wire.transport import Patience, patiently
 from umbel.client.wire.upload import Upload
 
@@ -75,3 +75,11 @@ class Delivery:
     def count(self, answer: ReportAnswer) -> None:
         self.reports += 1
         self.accepted += answer.outcome is Outcome.ACCEPTED
+
+
+def decline(coordinator: CoordinatorClient, assignment: AssignmentId, reason: str, patience: Patience) -> None:
+    """Tell the coordinator not to wait for a report, or for a signature. If even that fails, its own time ends it."""
+    try:
+        patiently(lambda: coordinator.decline(assignment, reason), patience)
+    except ClientError as error:
+        log.debug("could not decline %s: %s", assignment, error)

@@ -42,18 +42,25 @@ from umbel.aggregation.secagg.numbers.contribution import (
     nothing,
 )
 from umbel.aggregation.secagg.numbers.words import METRIC_LIMIT
+from umbel.aggregation.secagg.numbers.work_floor import steps_needed
 from umbel.aggregation.secagg.turns import MODEL_SHARE, Phase
 from umbel.client.app import Client, LocalPlan
-from umbel.client.errors import AssignmentClosed, AttemptRefused, OutOfTime, UnfitWork, WorkRefused
+from umbel.client.errors import (
+    AssignmentClosed,
+    AttemptRefused,
+    OutOfTime,
+    TooLittleDone,
+    UnfitWork,
+    WorkRefused,
+    alarm_of,
+)
 from umbel.client.policy.site import Admitted, Site
-from umbel.client.rounds.refusals import alarm_of
-from umbel.client.rounds.secure_keys import KeyExchange
-from umbel.client.rounds.secure_offers import Asked, check_window
-from umbel.client.rounds.steps import check_floor, check_steps
+from umbel.client.rounds.key_exchange import KeyExchange
 from umbel.client.rounds.watch import PAUSE_S, renewal_s
 from umbel.client.rounds.work import Trained, unfit_refused, weight_changes
 from umbel.client.state.store import Store
 from umbel.client.wire.coordinator import CoordinatorClient
+from umbel.client.wire.offers import SecureInvitation, check_window
 from umbel.client.wire.transport import Patience, patiently
 
 T = TypeVar("T")
@@ -70,7 +77,7 @@ class SecureRound:
         store: Store,
         site: Site,
         layout: Layout,
-        asked: Asked,
+        invitation: SecureInvitation,
         admitted: Admitted,
         patience: Patience,
     ) -> None:
@@ -78,11 +85,11 @@ class SecureRound:
         self._store = store
         self._site = site
         self._layout = layout
-        self._asked = asked
+        self._invitation = invitation
         self._admitted = admitted
         self._patience = patience
-        self._id = asked.assignment.id
-        plan = asked.offer.plan
+        self._id = invitation.assignment.id
+        plan = invitation.offer.plan
         self._floor = site.policy.work_floor(plan.minimum_work, plan.noise)
 
     @property
@@ -95,21 +102,21 @@ class SecureRound:
         return KeyExchange(
             self._coordinator,
             self._id,
-            self._asked.offer.window_s,
+            self._invitation.offer.window_s,
             self._admitted.client,
-            lambda roster: self._site.check_roster(self._asked, roster, self._layout),
+            lambda roster: self._site.check_roster(self._invitation, roster, self._layout),
         )
 
     @property
     def offer(self) -> Assignment:
-        return self._asked.assignment
+        return self._invitation.assignment
 
     @property
     def is_covered(self) -> bool:
         """Whether noise that the site relies on covers what it contributes. Then nothing may show how its training
         went.
         """
-        return self._site.policy.relies_on(self._asked.offer.plan.noise)
+        return self._site.policy.relies_on(self._invitation.offer.plan.noise)
 
     def mask(self, app: Client, start: Path, done: Trained | None) -> tuple[str, int]:
         """Write the masked update to disk: its SHA-256 and length. `done`: None if training has failed, in a covered
@@ -117,12 +124,14 @@ class SecureRound:
         """
         for complaint in self._admitted.client.complaints:
             log.warning(
-                "round %d: a share from another client cannot be decrypted: %s", self._asked.assignment.round, complaint
+                "round %d: a share from another client cannot be decrypted: %s",
+                self._invitation.assignment.round,
+                complaint,
             )
         made = self._contribution(app, start, done)
         for remark in made.remarks:
             log.warning("%s: %s", self._id, remark)
-        self._site.sending(self._asked)
+        self._site.sending(self._invitation)
         return self._store.save_update(masked_input(made, self._admitted.client))
 
     def _contribution(self, app: Client, start: Path, done: Trained | None) -> Contribution:
@@ -130,10 +139,10 @@ class SecureRound:
             return weight_changes(app, self._layout, start)
 
         if self.is_covered:
-            return self._unseen(nothing(self._asked.composition) if done is None else change)
+            return self._unseen(nothing(self._invitation.composition) if done is None else change)
         assert done is not None, "where no noise covers it, training that has failed is declined"
         try:
-            with unfit_refused(self._asked.assignment):
+            with unfit_refused(self._invitation.assignment):
                 return self._made(change, self._local_work(done))
         except (ContributionRefused, WorkRefused) as error:
             raise UnfitWork(str(error)) from error
@@ -154,15 +163,17 @@ class SecureRound:
                 error,
                 exc_info=error,
             )
-            return self._made(nothing(self._asked.composition), SILENT)
+            return self._made(nothing(self._invitation.composition), SILENT)
 
     def _made(self, change: Callable[[], Iterator[Tensor]], work: LocalWork) -> Contribution:
-        return contribution(self._asked.composition, change, work, self._admitted.secret, is_covered=self.is_covered)
+        return contribution(
+            self._invitation.composition, change, work, self._admitted.secret, is_covered=self.is_covered
+        )
 
     def check_time(self, left_s: float) -> None:
         """Raise `AttemptRefused` where the model has come too late for the work that this site's update must have."""
         if self._floor > ONE_STEP:
-            check_window(self._asked, left_s, MODEL_SHARE, "the model arrived")
+            check_window(self._invitation, left_s, MODEL_SHARE, "the model arrived")
 
     def check_work(self, plan: LocalPlan, done: Trained) -> None:
         """Raise `TooLittleDone` for an update with less of the work in it than this site sends, and `UnfitWork` for one
@@ -173,7 +184,7 @@ class SecureRound:
             check_floor(done, self._floor)
 
     def _local_work(self, done: Trained) -> LocalWork:
-        result, evaluation, words = done.result, done.evaluation, self._asked.composition.words
+        result, evaluation, words = done.result, done.evaluation, self._invitation.composition.words
         if result.sample_count > words.sample_count_max:
             log.info(
                 "%s: at most %d of this client's %d samples count, because the run's sample_count_max is %d",
@@ -201,7 +212,7 @@ class SecureRound:
             metrics=metrics,
             evaluation=measured,
             evaluation_sample_count=count(evaluation.sample_count) if evaluation else 0,
-            draws=self._asked.offer.draws,
+            draws=self._invitation.offer.draws,
         )
 
     def report(self, update_sha256: str) -> ReportAnswer:
@@ -230,19 +241,19 @@ class SecureRound:
         return True
 
     def _open(self) -> None:
-        client, context = self._admitted.client, self._asked.context
+        client, context = self._admitted.client, self._invitation.context
         inputs = self._ask(Phase.CONSISTENCY_CHECK)
         clients = [context.names[index] for index in decode_indices(inputs, len(context.cohort))]
-        self._site.check_sum(self._asked, clients)
+        self._site.check_sum(self._invitation, clients)
         agreed = client.agree(inputs)
-        self._site.signing(self._asked, clients)
+        self._site.signing(self._invitation, clients)
         patiently(lambda: self._coordinator.say(self._id, Phase.CONSISTENCY_CHECK, agreed), self._patience)
         shares = client.reveal(self._ask(Phase.UNMASKING))
-        self._site.revealing(self._asked)
+        self._site.revealing(self._invitation)
         self._until_done(lambda hold_s: self._coordinator.say(self._id, Phase.UNMASKING, shares, hold_s) or None)
 
     def _ask(self, phase: Phase) -> bytes:
-        n_cohort = len(self._asked.context.cohort)
+        n_cohort = len(self._invitation.context.cohort)
         return self._until_done(lambda hold_s: self._coordinator.hear(self._id, phase, n_cohort, hold_s))
 
     def _until_done(self, step: Callable[[float], T | None]) -> T:
@@ -250,7 +261,7 @@ class SecureRound:
 
         Only time in which the coordinator has answered counts, for after a failure it puts its own deadlines off.
         """
-        window_s, waited_s = self._asked.offer.window_s, 0.0
+        window_s, waited_s = self._invitation.offer.window_s, 0.0
         hold_s, waits_s = renewal_s(window_s), _WINDOWS_MAX * window_s
 
         def timed() -> tuple[T | None, float]:
@@ -267,3 +278,47 @@ class SecureRound:
             f"the coordinator answers, but did not continue this round within {waits_s:g} s; this client leaves the "
             "attempt"
         )
+
+
+def check_steps(plan: LocalPlan, done: Trained) -> None:
+    """Raise `UnfitWork`, with what to correct, for steps that cannot be: fewer planned than were asked, or all of them
+    done by a training that was told to stop.
+    """
+    result, least = done.result, plan.steps_for(1)  # an epoch has a batch at least
+    if not 1 <= result.steps_done <= result.steps_planned:
+        raise UnfitWork(
+            f"train returned steps_done = {result.steps_done} and steps_planned = {result.steps_planned}: steps_done "
+            "must be between 1 and steps_planned"
+        )
+    if result.steps_planned < least:
+        raise UnfitWork(
+            f"train returned steps_planned = {result.steps_planned}, and the plan asks for {least} or more: return "
+            "plan.steps_for(batches in an epoch), not the steps that were done"
+        )
+    if done.was_stopped and result.steps_done == result.steps_planned:
+        raise UnfitWork(
+            f"train was told to stop but reported all {result.steps_planned} planned steps as done: return the steps "
+            "actually done as steps_done, and check plan.should_stop() before each step, not after the last"
+        )
+
+
+def check_floor(done: Trained, floor: float) -> None:
+    """Raise `TooLittleDone` if less than this share of the planned steps was done for want of time; `UnfitWork` if
+    there was time, for then the data may have decided when training ended, and that the coordinator sees.
+    """
+    result = done.result
+    needed = steps_needed(floor, result.steps_planned)
+    if result.steps_done >= needed:
+        return
+    of = f"{result.steps_done} of {result.steps_planned} planned steps"
+    if done.could_go_on:
+        raise UnfitWork(
+            f"train ended after {of}, though it was not told to stop and had time for more, and a masked update needs "
+            f"{needed} (minimum_work = {floor:g}): do all steps of the plan, or until plan.should_stop() gives a reason"
+        )
+    raise TooLittleDone(
+        f"only {of} were done in time, and a masked update "
+        f"needs {needed} (minimum_work = {floor:g}); with fewer it could stand out in the sum. Ask the operator "
+        "for fewer local steps or a longer window_s. Lowering minimum_work, in the run file and in this site's "
+        "policy, has the price stated in docs/explanation/limits-of-security.md"
+    )

@@ -10,7 +10,7 @@ from umbel.aggregation.messages import WAIT_S_MAX, AssignmentState
 from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import AssignmentClosed, ClientError, TryAgain
 from umbel.client.wire.coordinator import CoordinatorClient
-from umbel.client.wire.deadline import timed_by
+from umbel.client.wire.http_deadline import timed_by
 from umbel.client.wire.timing import within
 
 # A training that is shorter than this costs no request; the round's close is heard of this much later at most.

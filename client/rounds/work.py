@@ -1,4 +1,4 @@
-"""One assignment's work between its model and its update: train, subtract, check, and put it on disk."""
+"""What a client does between an assignment's model and its report: train, or measure the model, and save the update."""
 
 import logging
 import time
@@ -15,15 +15,15 @@ from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRa
 from umbel.aggregation.model.layout import Layout, weight_change
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.round import TrainingPlan
-from umbel.aggregation.reports import WorkDone
+from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.types import METRIC_ABS_MAX
 from umbel.aggregation.update.grid import PIECE_VALUES
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.state.model_files import load_model
 from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.probe import probe_of
 from umbel.client.wire.bandwidth import Link
-from umbel.client.wire.fetch import load_model
 
 _STEPS_TO_SPARE = 2  # the next step may take longer than any before it
 log = logging.getLogger("umbel.client")
@@ -229,3 +229,53 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     if bad := metrics.keys() - kept:
         log.warning("left out of the report, for they are not finite or too large: %s", ", ".join(sorted(bad)))
     return kept
+
+
+def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> EvaluationDone | None:
+    """What the site's own code says of the model in the file `start`; None if it has no held-out data.
+
+    Raises `TrainingFailed` if that code fails, `WorkRefused` for an answer that makes no sense.
+    """
+    set_weights(app, load_model(start, layout))
+    started = time.perf_counter()
+    try:
+        evaluation = evaluated(app)
+    except Exception as error:
+        # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
+        raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
+    if evaluation is None or not evaluation.metrics:
+        return None
+    took_s, n_samples = time.perf_counter() - started, evaluation.sample_count
+    if n_samples > offer.sample_count_max:
+        raise WorkRefused(f"measured on {n_samples} samples, the run accepts at most {offer.sample_count_max}")
+    try:
+        return EvaluationDone(n_samples, finite(evaluation.metrics), took_s)
+    except ValueError as error:
+        raise WorkRefused(f"the site's code returned an evaluation that makes no sense: {error}") from error
+
+
+def name_of(offer: Assignment) -> str:
+    """The round, for the log, and what kind where it makes no model."""
+    return f"round {offer.round}" + ("" if offer.task.makes_model else f" {offer.task.value}")
+
+
+def warn_if_too_slow(offer: Assignment, done: Trained, late_s: float) -> None:
+    """Without this word a site that can never be in time would only hear, round after round, that it should stop."""
+    if late_s <= 0:
+        return
+    help_for_it = (
+        f"one step is too long for it: ask for a window_s of at least {2 * (offer.window_s + late_s):.0f}, "
+        "or a smaller batch_size"
+        if done.result.steps_done <= 1
+        else "`train` must ask plan.should_stop() before every step, and return what it has"
+    )
+    log.warning(
+        "round %d: training ended %.1f s after the round's window of %g s, after %d of %d steps, which is too late to"
+        " count; %s",
+        offer.round,
+        late_s,
+        offer.window_s,
+        done.result.steps_done,
+        done.result.steps_planned,
+        help_for_it,
+    )

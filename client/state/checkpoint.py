@@ -11,10 +11,11 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,7 +23,6 @@ from torch import Tensor
 from umbel.aggregation.types import AssignmentId
 from umbel.client.app import Checkpoint
 from umbel.client.files import make_private, sync_directory, sync_file
-from umbel.client.state.nested import Packing, unpack
 
 _SHARE = 1 / 40
 # Until one was saved, expect weights and as much again twice (Adam's moments), on a disk that turns.
@@ -109,3 +109,61 @@ class DiskCheckpoint(Checkpoint):
         if not self._has_failed:
             log.warning("the training could not be saved (%s); it goes on, and a restart would begin it anew", error)
         self._has_failed = True
+
+
+class Packing:
+    """Collects the tensors of what it packs. `tensors`: by name; equal places in memory (tied weights) are one."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[tuple[object, ...], str] = {}
+
+    def pack(self, value: object) -> Any:
+        """`value` as JSON. Raises `TypeError` for what has no spelling here."""
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case np.generic():
+                return value.item()
+            case Tensor():
+                return {"tensor": self._name_of(value.detach())}
+            case list():
+                return [self.pack(item) for item in cast(list[object], value)]
+            case tuple():
+                return {"tuple": [self.pack(item) for item in cast(tuple[object, ...], value)]}
+            case Mapping():
+                pairs = cast(Mapping[object, object], value).items()
+                return {"dict": [[self.pack(key), self.pack(item)] for key, item in pairs]}
+            case _:
+                raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint")
+
+    def _name_of(self, tensor: Tensor) -> str:
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        name = self._names.setdefault(place if tensor.numel() else (len(self.tensors),), str(len(self.tensors)))
+        self.tensors.setdefault(name, tensor)
+        return name
+
+
+def unpack(packed: object, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `pack`, with these tensors in it. Raises `ValueError` for what `pack` has not written."""
+    match packed:
+        case None | bool() | int() | float() | str():
+            return packed
+        case list():
+            return [unpack(item, tensors) for item in cast(Sequence[object], packed)]
+        case {"tensor": str(name)} if name in tensors:
+            return tensors[name]
+        case {"tuple": [*items]}:
+            return tuple(unpack(item, tensors) for item in items)
+        case {"dict": [*pairs]}:
+            return dict(_pair(pair, tensors) for pair in pairs)
+        case _:
+            raise ValueError("the nested state is not in the form it is written in")
+
+
+def _pair(pair: object, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    match pair:
+        case [key, value]:
+            return unpack(key, tensors), unpack(value, tensors)
+        case _:
+            raise ValueError("the nested state is not in the form it is written in")

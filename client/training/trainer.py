@@ -21,7 +21,6 @@ from umbel.client.training.batches import Batch, EndlessBatches, n_batches, n_sa
 from umbel.client.training.devices import Pace, Precision, autocast, pick_device, pick_precision
 from umbel.client.training.metrics import Means, Metric, default_metrics
 from umbel.client.training.progress import TrainingProgress
-from umbel.client.training.proximal import ProximalTerm
 from umbel.client.training.randomness import seeded
 
 EVALUATION_BATCH_SIZE = 256
@@ -196,3 +195,22 @@ def _batch_size(target: Any) -> int:
         values = cast(Any, target.values() if isinstance(target, Mapping) else target)
         target = next(iter(values))
     return int(target.shape[0]) if isinstance(target, Tensor) and target.dim() else 1
+
+
+class ProximalTerm:
+    """Holds w_global as the model is when this is made. With mu = 0 it holds and does nothing."""
+
+    def __init__(self, model: nn.Module, mu: float) -> None:
+        self._mu = mu
+        trainable = [p for p in model.parameters() if p.requires_grad] if mu else []
+        self._pairs = [(p, p.detach().clone()) for p in trainable]
+
+    @torch.no_grad()
+    def add_gradient(self) -> None:
+        """Add mu * (w - w_global) to every `.grad`, after `backward` and before the optimizer's step."""
+        for parameter, anchor in self._pairs:
+            pull = (parameter - anchor).mul_(self._mu)
+            if parameter.grad is None:
+                parameter.grad = pull
+            else:
+                parameter.grad.add_(pull)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from umbel.client.wire.deadline import bound
+from umbel.client.wire.http_deadline import bound
 
 ADDRESSES_MAX = 64
 log = logging.getLogger("umbel.client")

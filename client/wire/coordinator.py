@@ -28,9 +28,8 @@ from umbel.aggregation.trust.signatures import content_digest
 from umbel.aggregation.types import AssignmentId
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.printable import printable
-from umbel.client.wire.bodies import Body
 from umbel.client.wire.timing import check_s
-from umbel.client.wire.transport import HttpAnswer, Transport
+from umbel.client.wire.transport import Body, HttpAnswer, Transport
 
 _ENROLLED = TypeAdapter(Enrolled)
 _CHECKED_IN = TypeAdapter(CheckedIn)

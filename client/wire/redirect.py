@@ -22,8 +22,8 @@ from contextlib import ExitStack, contextmanager
 import httpx
 
 from umbel.client.errors import LinkFailed, Redirected
-from umbel.client.wire.deadline import bound, exchange_until, timing
 from umbel.client.wire.destinations import LinkRules, guarded
+from umbel.client.wire.http_deadline import bound, exchange_until, timing
 from umbel.client.wire.timing import Timing
 
 _LINK_CHARS_MAX = 8192

@@ -17,14 +17,15 @@ Where the coordinator has several addresses, an exchange goes to the one that an
 or answers 5xx, is left for the next.
 """
 
+import hashlib
 import logging
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -43,10 +44,47 @@ from umbel.client.errors import (
 )
 from umbel.client.printable import printable
 from umbel.client.wire.addresses import ADDRESSES_MAX, CoordinatorAddresses, addresses_in
-from umbel.client.wire.backoff import RETRY_AFTER_MAX_S
-from umbel.client.wire.bodies import Body, FileBody, sha256_of
-from umbel.client.wire.deadline import exchange_until, timed_by, timing
-from umbel.client.wire.timing import IDLE, Timing
+from umbel.client.wire.http_deadline import exchange_until, timed_by, timing
+from umbel.client.wire.timing import IDLE, RETRY_AFTER_MAX_S, Timing
+
+_PIECE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class FileBody:
+    """`n_bytes` of an open file from `first` on. For one thread at a time; the file is to stay as it is."""
+
+    file: BinaryIO
+    first: int
+    n_bytes: int
+
+    def __len__(self) -> int:
+        return self.n_bytes
+
+    def pieces(self) -> Iterator[bytes]:
+        """Raises `EOFError` for a file that has become shorter."""
+        self.file.seek(self.first)
+        left = self.n_bytes
+        while left:
+            piece = self.file.read(min(_PIECE_BYTES, left))
+            if not piece:
+                raise EOFError("the file became shorter while it was sent")
+            left -= len(piece)
+            yield piece
+
+
+Body = bytes | FileBody
+
+
+def sha256_of(body: Body) -> bytes:
+    """The body's SHA-256, 32 bytes."""
+    if isinstance(body, bytes):
+        return hashlib.sha256(body).digest()
+    digest = hashlib.sha256()
+    for piece in body.pieces():
+        digest.update(piece)
+    return digest.digest()
+
 
 JSON_BYTES_MAX = 1 << 20
 _BUSY = {408, 425, 429, 500, 502, 503, 504}

@@ -27,8 +27,8 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.sample_order import sample_order
 from umbel.client.training.batches import split_sizes
-from umbel.client.training.proximal import ProximalTerm
 from umbel.client.training.randomness import generators, seeded, set_generators
+from umbel.client.training.trainer import ProximalTerm
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.engines.device import found_device, one_thread, whole_float32

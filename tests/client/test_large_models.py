@@ -18,7 +18,7 @@ from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import encode_model, metadata_of
 from umbel.aggregation.model.layout import Layout
 from umbel.client import Client, LocalPlan, TrainResult, run_client
-from umbel.client.operator.model_files import layout_in, write_model
+from umbel.client.state.model_files import layout_in, write_model
 
 EXTRA_MB_MAX = 64
 

@@ -42,7 +42,7 @@ from umbel.client.errors import (
     WorkRefused,
     refusal_of,
 )
-from umbel.client.rounds.refusals import decline
+from umbel.client.rounds.delivery import decline
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.state_dir import locked
 from umbel.client.state.store import Store

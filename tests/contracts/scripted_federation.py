@@ -33,7 +33,7 @@ from umbel.aggregation.trust.member_files import members_bytes
 from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResult, run_client
 from umbel.client.loop import RunEnd
 from umbel.client.policy.site import SecureRandom
-from umbel.client.state.own_keys import make_own_key, own_keys
+from umbel.client.state.identity import make_own_key, own_keys
 from umbel.sim.data.data_set import SampleSet
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import ShardedPopulation, client_name

@@ -19,7 +19,7 @@ from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RoundRecord
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.client import Operator
-from umbel.client.operator.model_files import write_model
+from umbel.client.state.model_files import write_model
 from umbel.sim.demo.plan import run_toml
 from umbel.sim.processes import start_coordinator, stopping
 

@@ -29,13 +29,13 @@ from umbel.aggregation.trust.members import MemberList
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
 from umbel.client import Checkpoint, Client, LocalPlan, RunEnd, SitePolicy, TorchClient, TrainResult, run_client
+from umbel.client.policy.earlier_sums import EarlierSums
 from umbel.client.policy.members_store import MembersStore
-from umbel.client.policy.sum_memory import SumMemory
-from umbel.client.rounds.secure_offers import read_offer
 from umbel.client.rounds.shutdown import Shutdown
-from umbel.client.state.own_keys import make_own_key, own_keys
+from umbel.client.state.identity import make_own_key, own_keys
 from umbel.client.state.secure_store import SecureStore
 from umbel.client.state.state_dir import home_of
+from umbel.client.wire.offers import read_offer
 
 FACTS = "clients.json"
 TOP_K = CodecPlan(Codec.TOPK, key=3, parameters={"share": 0.125, "precision": "float32"}, feedback=True)
@@ -306,7 +306,7 @@ def ask_member_of_fewer(state: Path, kept: Mapping[str, Any]) -> None:
     double = SecureDouble(Ward().model, rounds=N_ROUNDS, peers=PEERS[1:])
     goes_on(double, state, WARD, {**kept, "model": kept["first"]})
     root, _ = home_of(state, URL)
-    memory = SumMemory(RunId("demo"), policy_of(state.parent, PILOT_2), SecureStore(root / "secure"))
+    memory = EarlierSums(RunId("demo"), policy_of(state.parent, PILOT_2), SecureStore(root / "secure"))
     memory.check_invitation(read_offer(double.offered(), WARD, double.layout), [WARD, *PEERS])
 
 

@@ -155,8 +155,8 @@ def test_the_coordinator_hears_of_no_budget_how_much_is_spent(key: str) -> None:
     with pytest.raises(WorkRefused) as refusal:
         policy.check_secure_round(replace(ROUND, **{key: 3.125}))  # type: ignore[arg-type]  # and its cost
     assert "3.125" in str(refusal.value)
-    assert refusal.value.told.startswith("this site's budget of privacy has no room"), "of one run, or of all"
-    assert not any(character.isdigit() for character in refusal.value.told)
+    assert refusal.value.public_reason.startswith("this site's budget of privacy has no room"), "of one run, or of all"
+    assert not any(character.isdigit() for character in refusal.value.public_reason)
 
 
 def test_what_a_policy_refuses_has_room_for_what_to_do_however_many_and_long_the_names_are() -> None:
@@ -168,8 +168,8 @@ def test_what_a_policy_refuses_has_room_for_what_to_do_however_many_and_long_the
         policy.check_same_model(names, names[50:], 100, f"round 1000 of run {'r' * 63!r}")
     with pytest.raises(AttemptRefused, match="under other terms") as terms:
         policy.check_terms_change(names, names, 100, "round 1000")
-    assert changed.value.told.endswith("the policies of sites that accept the risk")
-    assert max(len(one.value.told) for one in (changed, same, terms)) <= REASON_CHARS_MAX
+    assert changed.value.public_reason.endswith("the policies of sites that accept the risk")
+    assert max(len(one.value.public_reason) for one in (changed, same, terms)) <= REASON_CHARS_MAX
 
 
 def test_a_round_within_the_limits_is_taken() -> None:

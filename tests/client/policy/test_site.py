@@ -24,9 +24,9 @@ from umbel.client.errors import Alarm, AttemptRefused, WorkRefused
 from umbel.client.policy.members_store import MembersStore
 from umbel.client.policy.policy import SitePolicy
 from umbel.client.policy.site import Site
-from umbel.client.rounds.secure_offers import Asked, check_window, read_offer
 from umbel.client.state.identity import Identity
 from umbel.client.state.secure_store import SecureStore
+from umbel.client.wire.offers import SecureInvitation, check_window, read_offer
 
 LAYOUT = SecureDouble(nn.Linear(30, 10)).layout
 FIRST = replace(first_list(), members={name: peer_key(name) for name in ALL})
@@ -52,7 +52,9 @@ class House:
             RunId(run), Identity(WARD, identity(WARD)), policy, self.directory, SecureStore(self.directory / "secure")
         )
 
-    def take_part(self, offer: Asked, clients: Collection[str], run: str = "demo", *, has_policy: bool = True) -> None:
+    def take_part(
+        self, offer: SecureInvitation, clients: Collection[str], run: str = "demo", *, has_policy: bool = True
+    ) -> None:
         """To the last word: shares of a sum of these clients are revealed."""
         site = self.site(run, has_policy=has_policy)
         site.admit(offer, LAYOUT)
@@ -62,7 +64,7 @@ class House:
         site.revealing(offer)
 
 
-def bound(offer: Asked, members: MemberList) -> Asked:
+def bound(offer: SecureInvitation, members: MemberList) -> SecureInvitation:
     """The same round, bound to this list."""
     assert offer.assignment.secure is not None
     secure = replace(offer.assignment.secure, members_sha256=members.sha256)

@@ -16,12 +16,11 @@ from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved
-from umbel.client.policy import sum_memory
+from umbel.client.policy import earlier_sums
+from umbel.client.policy.earlier_sums import EarlierSums, terms_sha256
 from umbel.client.policy.policy import SitePolicy
-from umbel.client.policy.sum_memory import SumMemory
-from umbel.client.policy.sum_terms import terms_sha256
-from umbel.client.rounds.secure_offers import Asked, read_offer
 from umbel.client.state.secure_store import SUMS_MAX, RememberedSum, SecureStore
+from umbel.client.wire.offers import SecureInvitation, read_offer
 
 OTHERS = tuple(f"peer-{number}" for number in range(9))
 ALL = (*OTHERS, WARD)
@@ -36,7 +35,7 @@ def asked(
     *,
     is_private: bool = False,
     attempt_id: str = "",
-) -> Asked:
+) -> SecureInvitation:
     """A round to which these clients are invited. `attempt_id`: by default another one each time."""
     module = nn.Linear(30, 10)
     double = SecureDouble(module, rounds=100, peers=tuple(sorted(set(clients) - {WARD})))
@@ -53,7 +52,7 @@ def asked(
     return read_offer(offer, WARD, double.layout)
 
 
-def under(one: Asked, **changes: object) -> Asked:
+def under(one: SecureInvitation, **changes: object) -> SecureInvitation:
     """The same round, but for this. Of the codec, the grid, the training or the plan: a mapping."""
     offer = one.assignment
     parts: dict[str, Any] = {"codec": offer.codec, "grid": offer.grid, "training": offer.training}
@@ -75,10 +74,12 @@ class Site:
         run: str = "demo",
         members: Collection[str] | None = None,
     ) -> None:
-        self.memory = SumMemory(RunId(run), policy or SitePolicy(), SecureStore(directory))
+        self.memory = EarlierSums(RunId(run), policy or SitePolicy(), SecureStore(directory))
         self.members = members
 
-    def is_in(self, one: Asked, clients: Collection[str], *, signs: bool = True, reveals: bool = True) -> None:
+    def is_in(
+        self, one: SecureInvitation, clients: Collection[str], *, signs: bool = True, reveals: bool = True
+    ) -> None:
         self.memory.check_invitation(one, self.members)
         self.memory.check_attempt(one)
         self.memory.sending(one)
@@ -216,7 +217,7 @@ def test_warnings_that_were_given_are_not_remembered_without_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator invents another name each time. One that was forgotten is warned of again."""
-    monkeypatch.setattr(sum_memory, "_WARNED_MAX", 2)
+    monkeypatch.setattr(earlier_sums, "_WARNED_MAX", 2)
     site = Site(tmp_path)
     site.is_in(asked(1), ALL)
     for names in (*[(*ALL, f"peer-{n}x") for n in range(4)], (*ALL, "peer-0x")):

@@ -14,7 +14,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.reports import EvaluationDone
 from umbel.client import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
-from umbel.client.rounds.measure import measure
+from umbel.client.rounds.work import measure
 
 
 class Measuring(Client):

@@ -12,15 +12,14 @@ from umbel.aggregation.plans.assignment import Assignment, SecureOffer
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client.errors import CoordinatorMisbehaved
-from umbel.client.rounds.offers import WINDOW_S_MAX
-from umbel.client.rounds.secure_offers import Asked, read_offer
+from umbel.client.wire.offers import WINDOW_S_MAX, SecureInvitation, read_offer
 
 DOUBLE = SecureDouble(nn.Linear(30, 10))
 DOUBLE.keys[WARD] = public_key_bytes(peer_key(WARD), "a key")
 OFFERED = DOUBLE.offered()
 
 
-def read(assignment: Assignment) -> Asked:
+def read(assignment: Assignment) -> SecureInvitation:
     return read_offer(assignment, WARD, DOUBLE.layout)
 
 

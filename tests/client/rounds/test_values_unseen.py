@@ -28,7 +28,7 @@ from umbel.aggregation.secagg.turns import after_s
 from umbel.aggregation.types import AssignmentId, RunId
 from umbel.client import Client, LocalPlan, TrainResult, loop
 from umbel.client.errors import Alarm, BudgetSpent, ClientError, TooManyFailures, UnfitWork, WorkRefused
-from umbel.client.rounds.refusals import decline
+from umbel.client.rounds.delivery import decline
 from umbel.client.rounds.shutdown import Shutdown
 from umbel.client.state.failures import FAILURES_MAX, UNFIT_MAX
 from umbel.client.state.store import Store
@@ -438,10 +438,10 @@ def test_good_rounds_in_between_make_no_room_for_more_comparisons_with_a_budget(
     """Two rounds that are too dear, a cheap one, two more: each compares a cost with what is left."""
     failures = Store(tmp_path, URL).failures
     for _ in range(2):
-        failures.count(RunId("demo"), BudgetSpent("no room", told="no room"))
+        failures.count(RunId("demo"), BudgetSpent("no room", public_reason="no room"))
         failures.succeeded(RunId("demo"))
         failures.check(RunId("demo"))
-    failures.count(RunId("demo"), BudgetSpent("no room", told="no room"))
+    failures.count(RunId("demo"), BudgetSpent("no room", public_reason="no room"))
     failures.succeeded(RunId("demo"))
     with pytest.raises(TooManyFailures, match="its budget of privacy had no room"):
         failures.check(RunId("demo"))

@@ -111,7 +111,7 @@ def test_where_there_is_no_room_for_more_no_more_rounds_are_taken_and_nothing_is
     monkeypatch.setattr("umbel.client.state.secure_store.SUMS_BYTES_MAX", n_bytes - 1)
     with pytest.raises(WorkRefused, match="Pin a member list in the policy") as refusal:
         store.require_room()
-    assert str(tmp_path) not in refusal.value.told
+    assert str(tmp_path) not in refusal.value.public_reason
     assert len(store.revealed(RUN)) == SUMS_MAX + 2
 
 

@@ -19,10 +19,10 @@ from umbel.aggregation.plans.round import Task, TrainingPlan
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client import Client, LocalPlan, TorchClient, TrainResult
 from umbel.client.errors import CoordinatorMisbehaved
-from umbel.client.rounds.offers import check_offer
 from umbel.client.rounds.work import train
 from umbel.client.training.probe import memory_free_bytes, probe_of
 from umbel.client.wire.bandwidth import Link
+from umbel.client.wire.offers import check_offer
 
 
 class Ward(Client):

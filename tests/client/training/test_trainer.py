@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from umbel.client import LocalPlan, TorchClient
 from umbel.client.training.batches import shuffled_batches, split_sizes
-from umbel.client.training.proximal import ProximalTerm
+from umbel.client.training.trainer import ProximalTerm
 
 
 def data(n: int = 40, seed: int = 0) -> TensorDataset:

@@ -10,9 +10,8 @@ import pytest
 
 from tests.servers.waits import LIMIT_S
 from umbel.client.errors import CoordinatorUnreachable
-from umbel.client.wire.backoff import Backoff
-from umbel.client.wire.deadline import timed_by
-from umbel.client.wire.timing import Timing
+from umbel.client.wire.http_deadline import timed_by
+from umbel.client.wire.timing import Backoff, Timing
 from umbel.client.wire.transport import Transport, connect
 
 

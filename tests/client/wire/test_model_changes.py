@@ -15,7 +15,7 @@ from tests.client.doubles.double import TOKEN, URL, Handler, problem
 from umbel.aggregation.model.artifact import encode_model
 from umbel.client import Client, LocalPlan, RunEnd, TrainResult, run_client
 from umbel.client.errors import CoordinatorMisbehaved
-from umbel.client.wire.model_changes import MappedModel
+from umbel.client.state.model_files import MappedModel
 
 WIDTH = 3000
 

@@ -20,7 +20,7 @@ from tests.servers.s3_server import bucket_fields, s3_server
 from tests.servers.waits import wait_until
 from umbel.aggregation.model.artifact import metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.client.wire.model_changes import apply_changes
+from umbel.client.state.model_files import apply_changes
 from umbel.server.blobs.blobs import model_key, open_blobs
 from umbel.server.blobs.files import file_sha256
 from umbel.server.blobs.local import LocalBlobs

@@ -19,10 +19,10 @@ from umbel.aggregation.secagg.messages import decode_indices
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client.errors import AttemptRefused
+from umbel.client.policy.earlier_sums import EarlierSums
 from umbel.client.policy.policy import SitePolicy
-from umbel.client.policy.sum_memory import SumMemory
-from umbel.client.rounds.secure_offers import Asked, read_offer
 from umbel.client.state.secure_store import SecureStore
+from umbel.client.wire.offers import SecureInvitation, read_offer
 
 pytestmark = pytest.mark.usefixtures("any_database_in_time", "no_outages")
 RUN = secure_run(target=5, minimum=3, over_selection=1.2, window_s=300.0)
@@ -40,20 +40,20 @@ def no_outages(monkeypatch: pytest.MonkeyPatch) -> None:
 class Site(SecureDevice):
     """A device that gives nothing by which one of its sums would show, with another, what one client hides."""
 
-    memory: SumMemory | None = None
+    memory: EarlierSums | None = None
 
     @classmethod
     def of(cls, one: SecureDevice, directory: Path) -> "Site":
-        memory = SumMemory(RunId("demo"), SitePolicy(), SecureStore(directory / one.device.name))
+        memory = EarlierSums(RunId("demo"), SitePolicy(), SecureStore(directory / one.device.name))
         return cls(one.device, one.layout, one.work, memory=memory)
 
     @property
-    def sums(self) -> SumMemory:
+    def sums(self) -> EarlierSums:
         assert self.memory is not None
         return self.memory
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> SecureInvitation:
         return read_offer(self.offer, ClientId(self.device.name), self.layout)
 
     async def advertise(self) -> None:
@@ -70,7 +70,7 @@ class Site(SecureDevice):
         try:
             self.sums.check_sum(self.asked, clients)
         except AttemptRefused as refusal:
-            await self.decline(refusal.told)
+            await self.decline(refusal.public_reason)
             return
         self.sums.signing(self.asked, clients)
         await super().agree()

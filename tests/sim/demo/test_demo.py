@@ -17,7 +17,7 @@ from tests.servers.waits import LIMIT_S, wait_until
 from umbel.aggregation.trust.member_files import read_members
 from umbel.aggregation.trust.members import check_first
 from umbel.client.policy.members_store import MembersStore
-from umbel.client.state.own_keys import own_keys
+from umbel.client.state.identity import own_keys
 
 PROMISED = (
     "accuracy pooled_accuracy local_accuracy_mean rounds clients selected reported partial dropped bytes_up bytes_down "

@@ -10,20 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
-from umbel.aggregation.errors import LayoutError, UpdateRefused
-from umbel.aggregation.model.artifact import layout_of
+from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef
 from umbel.client.errors import CoordinatorMisbehaved, CoordinatorRefused
 from umbel.client.files import file_sha256
+from umbel.client.state.model_files import apply_changes, load_model
 from umbel.client.state.store import Store
 from umbel.client.wire.bandwidth import Link
 from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.download import download
-from umbel.client.wire.model_changes import apply_changes
 from umbel.client.wire.redirect import Links
 from umbel.client.wire.transport import Patience
 
@@ -101,16 +97,3 @@ def _is_made(
         return False
     making.replace(store.model_path(wanted.model.sha256))
     return True
-
-
-def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
-    """The state dict in a model file, mapped from disk. Raises `CoordinatorMisbehaved` unless it has this layout."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            found = layout_of(file.metadata(), owned)
-    except (SafetensorError, LayoutError, KeyError) as error:  # the last: a dtype that torch does not know
-        raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
-    if difference := layout.difference(found):
-        raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")
-    return layout.full_state(owned)

@@ -61,19 +61,20 @@ can be added and subtracted to leave one client; no client need be in all of the
 charged, so nothing is refused but what `cohort_change` and `terms_change` say, if they are written in the policy.
 """
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from umbel.aggregation.canonical import canonical
 from umbel.aggregation.types import RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy.policy import SitePolicy
-from umbel.client.policy.sum_terms import terms_sha256
-from umbel.client.rounds.secure_offers import Asked
 from umbel.client.state.revealed_sums import RevealedSum
 from umbel.client.state.secure_store import RememberedSum, SecureStore
+from umbel.client.wire.offers import SecureInvitation
 
 T = TypeVar("T")
 _KEY_BYTES = 16
@@ -97,7 +98,7 @@ class _Earlier:
     clients: frozenset[str]
 
 
-class SumMemory:
+class EarlierSums:
     """The sums that an update of this client may be in. Kept on disk: a restart forgets nothing.
 
     `members`, where it is asked for: the names on the list that the policy names; None if there is no such list.
@@ -118,109 +119,111 @@ class SumMemory:
 
     # --- what is asked ---
 
-    def check_invitation(self, asked: Asked, members: Collection[str] | None = None) -> None:
+    def check_invitation(self, invitation: SecureInvitation, members: Collection[str] | None = None) -> None:
         """Raise `AttemptRefused` for an attempt whose sum must not be, whoever comes of its cohort."""
-        invited = set(asked.context.names)
-        if not self._policy.relies_on(asked.offer.plan.noise):
-            self._check_second_update(asked)
-            for run, one in self._bound_by(asked):
+        invited = set(invitation.context.names)
+        if not self._policy.relies_on(invitation.offer.plan.noise):
+            self._check_second_update(invitation)
+            for run, one in self._bound_by(invitation):
                 before = _counted(one.clients, members)
                 if not invited.issuperset(before):
-                    self._check_same_model(asked, run, one, before, invited)
+                    self._check_same_model(invitation, run, one, before, invited)
         sums = self._kept.sums(self._run)
-        binding = [_earlier(asked, one, one.cohort, members) for one in sums if one.is_revealed]
-        others = [_earlier(asked, one, one.cohort, members) for one in sums if not one.is_revealed]
-        self._check_change(asked, frozenset(invited), binding, others)
-        self._check_terms(asked, frozenset(invited), members)
+        binding = [_earlier(invitation, one, one.cohort, members) for one in sums if one.is_revealed]
+        others = [_earlier(invitation, one, one.cohort, members) for one in sums if not one.is_revealed]
+        self._check_change(invitation, frozenset(invited), binding, others)
+        self._check_terms(invitation, frozenset(invited), members)
 
-    def check_attempt(self, asked: Asked) -> None:
+    def check_attempt(self, invitation: SecureInvitation) -> None:
         """Raise `AttemptRefused` for an attempt whose id a sum of any run has that is remembered."""
         newest, revealed = self._kept.sums_of_all_runs(), self._kept.revealed_of_all_runs()
         known = {one.attempt_id for sums in newest.values() for one in sums}
         known |= {one.attempt_id for sums in revealed.values() for one in sums}
-        if asked.context.attempt_id in known:
+        if invitation.context.attempt_id in known:
             raise AttemptRefused(
                 "the coordinator reused an attempt id: this client has already sent an update under it"
             )
 
-    def check_sum(self, asked: Asked, clients: Collection[str], members: Collection[str] | None = None) -> None:
+    def check_sum(
+        self, invitation: SecureInvitation, clients: Collection[str], members: Collection[str] | None = None
+    ) -> None:
         """What `check_invitation` does of the sum, now that it is told whose it is."""
-        if not self._policy.relies_on(asked.offer.plan.noise):
-            for run, one in self._bound_by(asked):
-                self._check_same_model(asked, run, one, _counted(one.clients, members), clients)
+        if not self._policy.relies_on(invitation.offer.plan.noise):
+            for run, one in self._bound_by(invitation):
+                self._check_same_model(invitation, run, one, _counted(one.clients, members), clients)
         signed = [one for one in self._kept.sums(self._run) if one.clients]
-        binding = [_earlier(asked, one, one.clients, members) for one in signed if one.is_revealed]
-        others = [_earlier(asked, one, one.clients, members) for one in signed if not one.is_revealed]
-        self._check_change(asked, frozenset(clients), binding, others)
-        self._check_terms(asked, frozenset(clients), members)
+        binding = [_earlier(invitation, one, one.clients, members) for one in signed if one.is_revealed]
+        others = [_earlier(invitation, one, one.clients, members) for one in signed if not one.is_revealed]
+        self._check_change(invitation, frozenset(clients), binding, others)
+        self._check_terms(invitation, frozenset(clients), members)
 
     # --- what happens ---
 
-    def sending(self, asked: Asked) -> None:
+    def sending(self, invitation: SecureInvitation) -> None:
         """Before the masked update is sent: from then on it may be in a sum that this client is not told of."""
-        offer, names = asked.assignment, tuple(asked.context.names)
+        offer, names = invitation.assignment, tuple(invitation.context.names)
         key = secrets.token_hex(_KEY_BYTES)
-        one = RememberedSum(key, asked.context.attempt_id, offer.round, offer.model.sha256, names)
-        self._remember(replace(one, terms_sha256=terms_sha256(asked)))
+        one = RememberedSum(key, invitation.context.attempt_id, offer.round, offer.model.sha256, names)
+        self._remember(replace(one, terms_sha256=terms_sha256(invitation)))
 
-    def signing(self, asked: Asked, clients: Collection[str]) -> None:
+    def signing(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
         """Before it is signed whose sum it is."""
-        self._remember(replace(self._own_of(asked), clients=tuple(clients)))
+        self._remember(replace(self._own_of(invitation), clients=tuple(clients)))
 
-    def revealing(self, asked: Asked) -> None:
+    def revealing(self, invitation: SecureInvitation) -> None:
         """Before shares are sent."""
-        self._remember(replace(self._own_of(asked), is_revealed=True))
+        self._remember(replace(self._own_of(invitation), is_revealed=True))
 
     def _remember(self, one: RememberedSum) -> None:
         self._kept.remember(self._run, one)
         self._own = one
 
-    def _own_of(self, asked: Asked) -> RememberedSum:
+    def _own_of(self, invitation: SecureInvitation) -> RememberedSum:
         """What this process has made of this attempt. Raises `LookupError` if it has sent nothing in it."""
-        if self._own is None or self._own.attempt_id != asked.context.attempt_id:
+        if self._own is None or self._own.attempt_id != invitation.context.attempt_id:
             raise LookupError("no update was sent in this attempt")
         return self._own
 
     # --- the rules ---
 
-    def _check_second_update(self, asked: Asked) -> None:
+    def _check_second_update(self, invitation: SecureInvitation) -> None:
         """The policy's word where shares were revealed of the round, of one after it, or of the model."""
-        offer = asked.assignment
+        offer = invitation.assignment
         newest = max((one.round for one in self._kept.revealed(self._run)), default=0)
         if offer.round <= newest:
             self._policy.check_second_update(newest)
-        for run, one in self._bound_by(asked):
+        for run, one in self._bound_by(invitation):
             self._policy.check_second_update(one.round, "" if run == self._run else run)
 
     def _check_same_model(
-        self, asked: Asked, run: RunId, one: RevealedSum, before: Collection[str], now: Collection[str]
+        self, invitation: SecureInvitation, run: RunId, one: RevealedSum, before: Collection[str], now: Collection[str]
     ) -> None:
         place = f"round {one.round} of run {run!r}"
-        self._policy.check_same_model(before, now, _n_invited(asked, one), place)
+        self._policy.check_same_model(before, now, _n_invited(invitation, one), place)
 
-    def _check_terms(self, asked: Asked, now: frozenset[str], members: Collection[str] | None) -> None:
+    def _check_terms(self, invitation: SecureInvitation, now: frozenset[str], members: Collection[str] | None) -> None:
         """Raise `AttemptRefused` for a sum of nearly the clients of one of the run of which shares were revealed, under
         other terms, or warn.
         """
-        if self._policy.relies_on(asked.offer.plan.noise) and self._policy.terms_change is None:
+        if self._policy.relies_on(invitation.offer.plan.noise) and self._policy.terms_change is None:
             return
-        terms, check = terms_sha256(asked), self._policy.check_terms_change
+        terms, check = terms_sha256(invitation), self._policy.check_terms_change
         for one in self._kept.revealed(self._run):
-            if _is_of_same_terms(one, asked):
+            if _is_of_same_terms(one, invitation):
                 continue
-            before, n_invited = _counted(one.clients, members), _n_invited(asked, one)
+            before, n_invited = _counted(one.clients, members), _n_invited(invitation, one)
             found = check(before, now, n_invited, f"round {one.round}")
             if found is not None and terms not in self._warned_of_terms:
-                log.warning("round %d: %s.%s", asked.assignment.round, found, _KEEP_TERMS)
+                log.warning("round %d: %s.%s", invitation.assignment.round, found, _KEEP_TERMS)
                 _note(self._warned_of_terms, [terms])
 
     def _check_change(
-        self, asked: Asked, now: frozenset[str], binding: Iterable[_Earlier], others: Iterable[_Earlier]
+        self, invitation: SecureInvitation, now: frozenset[str], binding: Iterable[_Earlier], others: Iterable[_Earlier]
     ) -> None:
         """Raise `AttemptRefused` for clients too near to some of `binding`, of which shares were revealed, or warn; of
         `others` warn. Of several the nearest is named, and of the same clients nothing is said twice.
         """
-        if self._policy.relies_on(asked.offer.plan.noise) and self._policy.cohort_change is None:
+        if self._policy.relies_on(invitation.offer.plan.noise) and self._policy.cohort_change is None:
             return
         between, check = self._policy.cohort_change_between, self._policy.check_cohort_change
         near = [one for one in binding if check(one.clients, now, one.name) is not None]
@@ -229,16 +232,16 @@ class SumMemory:
             nearest = min(new, key=lambda one: len(one.clients ^ now))
             log.warning(
                 "round %d: %s. A round without this site would reveal its update in the same way.%s%s",
-                asked.assignment.round,
+                invitation.assignment.round,
                 between(nearest.clients, now, nearest.name),
                 "" if self._policy.refuses_cohort_change else _KEEP_OUT,
                 _AVOID,
             )
         _note(self._warned_of, [_pair(one.clients, now) for one in near])
 
-    def _bound_by(self, asked: Asked) -> list[tuple[RunId, RevealedSum]]:
+    def _bound_by(self, invitation: SecureInvitation) -> list[tuple[RunId, RevealedSum]]:
         """Those over the same model, of any run and however old, of which this client has revealed shares."""
-        model, every = asked.assignment.model.sha256, self._kept.revealed_of_all_runs()
+        model, every = invitation.assignment.model.sha256, self._kept.revealed_of_all_runs()
         return [(run, one) for run, sums in every.items() for one in sums if one.model_sha256 == model]
 
 
@@ -253,22 +256,47 @@ def _pair(before: frozenset[str], now: frozenset[str]) -> int:
     return hash(frozenset((before, now)))
 
 
-def _n_invited(asked: Asked, one: RevealedSum) -> int:
+def _n_invited(invitation: SecureInvitation, one: RevealedSum) -> int:
     """The greater of the two cohorts."""
-    return max(len(asked.context.cohort), one.n_invited)
+    return max(len(invitation.context.cohort), one.n_invited)
 
 
-def _is_of_same_terms(one: RevealedSum, asked: Asked) -> bool:
+def _is_of_same_terms(one: RevealedSum, invitation: SecureInvitation) -> bool:
     """Also where a version of umbel wrote the sum down that did not write its terms: a run goes on after an update."""
-    return one.terms_sha256 in ("", terms_sha256(asked))
+    return one.terms_sha256 in ("", terms_sha256(invitation))
 
 
-def _earlier(asked: Asked, one: RememberedSum, clients: Collection[str], members: Collection[str] | None) -> _Earlier:
+def _earlier(
+    invitation: SecureInvitation, one: RememberedSum, clients: Collection[str], members: Collection[str] | None
+) -> _Earlier:
     """`clients`: of this sum of the same run, or its cohort."""
-    attempt = "an earlier attempt at " if one.round == asked.assignment.round else ""
+    attempt = "an earlier attempt at " if one.round == invitation.assignment.round else ""
     return _Earlier(f"{attempt}round {one.round}", frozenset(_counted(clients, members)))
 
 
 def _counted(clients: Collection[str], members: Collection[str] | None) -> list[str]:
     """Of the clients of an earlier sum, those that count in a difference: who is still on the list, if there is one."""
     return [name for name in clients if members is None or name in members]
+
+
+def terms_sha256(invitation: SecureInvitation) -> str:
+    """SHA-256, in hex, of what the training is and of every bound on what comes of it.
+
+    It is kept on disk for as long as a run lasts, so a release that hashed anything else would stop every run.
+    """
+    offer, plan = invitation.assignment, invitation.offer.plan
+    training = offer.training
+    terms = {
+        "local_epochs": training.local_epochs,
+        "local_steps": training.local_steps,
+        "batch_size": training.batch_size,
+        "learning_rate": training.learning_rate,
+        "proximal_mu": training.proximal_mu,
+        "is_private": plan.is_private,
+        "clip_norm": offer.codec.clip_norm,
+        "max_abs": offer.grid.max_abs,
+        "sample_count_max": offer.sample_count_max,
+        "weight_unit": plan.weight_unit,
+        "minimum_work": plan.minimum_work,
+    }
+    return hashlib.sha256(canonical(terms).encode()).hexdigest()

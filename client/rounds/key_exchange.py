@@ -18,8 +18,7 @@ from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster
 from umbel.aggregation.secagg.turns import Phase
 from umbel.aggregation.types import AssignmentId
-from umbel.client.errors import AssignmentClosed, ClientError, OutOfTime
-from umbel.client.rounds.refusals import alarm_of
+from umbel.client.errors import AssignmentClosed, ClientError, OutOfTime, alarm_of
 from umbel.client.rounds.watch import PAUSE_S, Watch, renewal_s
 from umbel.client.wire.coordinator import CoordinatorClient
 

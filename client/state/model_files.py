@@ -1,0 +1,99 @@
+"""Model files on disk: written, checked, and changed in place, without a second copy of the model in memory."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copyfile
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from umbel.aggregation.downlink.change import apply_change
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.artifact import layout_of, metadata_of, tensor_offsets
+from umbel.aggregation.model.layout import Layout, State
+from umbel.client.errors import CoordinatorMisbehaved
+
+
+def write_model(path: Path, state: State) -> Layout:
+    """Write a state dict as a model file: the bytes that `encode_model` gives. Raises `LayoutError`."""
+    layout = Layout.of_state(state)
+    owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
+    save_file(owned, path, metadata_of(layout))
+    return layout
+
+
+def layout_in(path: Path) -> Layout:
+    """The layout of a model file. Raises `LayoutError`, which names the file, if it is no model; `OSError` for none."""
+    with path.open("rb"):
+        pass  # so that a missing file is told as one
+    try:
+        with safe_open(path, framework="pt") as file:
+            return layout_of(file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors knows and torch does not
+        raise LayoutError(
+            f"{path} is not a safetensors model, or is incomplete ({error}): make a model with "
+            "`umbel model init --app APP --out FILE`, or copy the file again"
+        ) from error
+    except LayoutError as error:
+        raise LayoutError(f"{path}: {error}") from error
+
+
+def load_model(path: Path, layout: Layout) -> dict[str, Tensor]:
+    """The state dict in a model file, mapped from disk. Raises `CoordinatorMisbehaved` unless it has this layout."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            owned: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = layout_of(file.metadata(), owned)
+    except (SafetensorError, LayoutError, KeyError) as error:  # the last: a dtype that torch does not know
+        raise CoordinatorMisbehaved(f"the model that came is not readable: {error}") from error
+    if difference := layout.difference(found):
+        raise CoordinatorMisbehaved(f"the model that came is not the one announced: {difference}")
+    return layout.full_state(owned)
+
+
+_PIECE_BYTES = 1 << 18
+
+
+def apply_changes(layout: Layout, base: Path, changes: Sequence[Path], out: Path) -> None:
+    """Write to `out` what the changes make of the model file `base`, of this layout, one after the other.
+
+    Raises an `UpdateRefused` for what is no change of such a model. What it makes is for the caller to compare.
+    """
+    copyfile(base, out)
+    model = MappedModel(out)
+    for change in changes:
+        with _pieces(change) as pieces:
+            apply_change(layout, pieces, change.stat().st_size, model)
+
+
+class MappedModel:
+    """The values of a good safetensors file, which are written where they stand."""
+
+    def __init__(self, path: Path) -> None:
+        self._data = np.memmap(path, np.uint8, "r+")
+        n_bytes = int.from_bytes(self._data[:8].tobytes(), "little")
+        self._offsets = tensor_offsets(self._data[8 : 8 + n_bytes].tobytes())
+
+    def read(self, name: str, dtype: torch.dtype, first: int, n_values: int) -> Tensor:
+        """Values `first` to `first + n_values` of a tensor of `dtype`: one dimension, a copy."""
+        copied = np.array(self._data[self._place(name, dtype, first, n_values)])
+        return torch.from_numpy(copied).view(dtype)
+
+    def write(self, name: str, first: int, values: Tensor) -> None:
+        """Put `values` (one dimension, the tensor's dtype) in the place of values `first` and following."""
+        place = self._place(name, values.dtype, first, values.numel())
+        self._data[place] = values.contiguous().view(torch.uint8).numpy()
+
+    def _place(self, name: str, dtype: torch.dtype, first: int, n_values: int) -> slice:
+        start = self._offsets[name] + first * dtype.itemsize
+        return slice(start, start + n_values * dtype.itemsize)
+
+
+@contextmanager
+def _pieces(path: Path) -> Generator[Generator[bytes]]:
+    with path.open("rb", buffering=0) as file:
+        yield (piece for piece in iter(lambda: file.read(_PIECE_BYTES), b""))

@@ -1,0 +1,168 @@
+"""Check an assignment before anything is fetched, trained or written.
+
+The coordinator may be hostile: names become paths, sizes become files, seconds become waits.
+"""
+
+import math
+from dataclasses import dataclass
+
+from umbel.aggregation.codec.combinations import require_codec
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.plans.assignment import Assignment, SecureOffer, assignment_id
+from umbel.aggregation.plans.grid import Grid
+from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.privacy.sensitivity import rounded_bound
+from umbel.aggregation.secagg.agreement import composition_of, context_of, offer_in
+from umbel.aggregation.secagg.context import Context
+from umbel.aggregation.secagg.numbers.composition import Composition
+from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
+from umbel.aggregation.types import CHANGES_MAX, SAMPLE_COUNT_MAX, SHA256, ClientId, RunId, require_slug
+from umbel.client.errors import AttemptRefused, CoordinatorMisbehaved, WorkRefused
+
+WINDOW_S_MAX = 366 * 86400.0
+COUNT_MAX = 1 << 53
+
+
+def model_bytes_max(layout: Layout) -> int:
+    """The most bytes a model file of this layout can have: its values, its layout as metadata, a header of names."""
+    values = sum(spec.n_values * spec.torch_dtype.itemsize for spec in layout.owners())
+    names = sum(len(spec.name) for spec in layout.tensors)
+    # Each name and shape stands in the header and, escaped (up to 14 bytes a character), twice in the metadata.
+    return values + 32 * names + 512 * len(layout.tensors) + 4096
+
+
+def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout) -> None:
+    """Raise `CoordinatorMisbehaved` for a malformed assignment or one that is not this client's."""
+    if not (1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX):  # before they stand in a name or a log
+        raise CoordinatorMisbehaved("the assignment's round or attempt is out of range")
+    if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client, offer.task):
+        raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")
+    if not (math.isfinite(offer.window_s) and 0 <= offer.window_s <= WINDOW_S_MAX):
+        raise CoordinatorMisbehaved(f"the assignment's window is {offer.window_s} s")
+    if not (0 <= offer.seed < 1 << 63 and 1 <= offer.sample_count_max <= SAMPLE_COUNT_MAX):
+        raise CoordinatorMisbehaved("the assignment's seed or sample_count_max is out of range")
+    if not 0 <= offer.model.version <= COUNT_MAX:
+        raise CoordinatorMisbehaved("the assignment's model has a version that is out of range")
+    if not 0 <= offer.rank < 1 << 32:
+        raise CoordinatorMisbehaved(f"the assignment's rank is {offer.rank}")
+    if not 0 < offer.share <= 1:  # also refuses a NaN
+        raise CoordinatorMisbehaved(f"the assignment asks for a share of {offer.share} of the work")
+    if not SHA256.fullmatch(offer.model.sha256):
+        raise CoordinatorMisbehaved("the assignment's model has no SHA-256 of 64 lower-case hex digits")
+    if not SHA256.fullmatch(offer.model.layout_digest):
+        raise CoordinatorMisbehaved("the assignment's layout has no SHA-256 of 64 lower-case hex digits")
+    size, size_max = offer.model.size_bytes, model_bytes_max(layout)
+    if offer.model.layout_digest == layout.digest and not 1 <= size <= size_max:
+        raise CoordinatorMisbehaved(f"the assignment's model has {size} bytes, this client's at most {size_max}")
+    try:
+        require_codec(offer.codec)
+    except ValueError as error:
+        raise CoordinatorMisbehaved(f"the assignment's codec cannot be: {error}") from error
+    _check_changes(offer)
+
+
+def _check_changes(offer: Assignment) -> None:
+    if len(offer.changes) > CHANGES_MAX:
+        raise CoordinatorMisbehaved(f"the assignment names {len(offer.changes)} changes, at most {CHANGES_MAX} are")
+    for change in offer.changes:
+        if not (SHA256.fullmatch(change.sha256) and SHA256.fullmatch(change.from_sha256)):
+            raise CoordinatorMisbehaved("the assignment names a change without a SHA-256 of 64 lower-case hex digits")
+        if change.size_bytes < 1:
+            raise CoordinatorMisbehaved(f"the assignment names a change of {change.size_bytes} bytes")
+    if sum(change.size_bytes for change in offer.changes) >= offer.model.size_bytes:
+        raise CoordinatorMisbehaved("the assignment names changes that are together as large as its model")
+
+
+def check_layout(offer: Assignment, layout: Layout) -> None:
+    """Raise `WorkRefused`, with the reason to give the coordinator, for a model that is not this client's."""
+    if offer.model.layout_digest != layout.digest:
+        raise WorkRefused(
+            f"this client's model has layout {layout.digest[:12]}…, the run's {offer.model.layout_digest[:12]}…: "
+            "both sides need the same version of the model's code"
+        )
+
+
+def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
+    """The same for any work that this client cannot do."""
+    check_layout(offer, layout)
+    if sample_count > offer.sample_count_max:
+        raise WorkRefused(
+            f"this client has {sample_count} samples, the run accepts at most {offer.sample_count_max} from one client"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SecureInvitation:
+    """A secure round as it is asked for: what all its members must agree on, and the numbers that are masked."""
+
+    client: ClientId
+    assignment: Assignment
+    offer: SecureOffer
+    context: Context
+    composition: Composition
+
+
+def read_offer(assignment: Assignment, client: ClientId, layout: Layout) -> SecureInvitation:
+    """Raise `CoordinatorMisbehaved` for an assignment that no secure round can have."""
+    try:
+        offer = offer_in(assignment)
+        _check(assignment, offer)
+        composition = composition_of(assignment, layout)
+        _check_noise(composition)
+        return SecureInvitation(client, assignment, offer, context_of(assignment), composition)
+    except ValueError as error:
+        raise CoordinatorMisbehaved(f"the assignment describes an invalid secure round: {error}") from error
+
+
+def _check(assignment: Assignment, offer: SecureOffer) -> None:
+    """Raise `ValueError` for names that cannot stand in a log, keys that nobody has, and numbers out of range."""
+    if not assignment.task.makes_model:
+        raise ValueError(f"a round of {assignment.task.value} has no sum to mask")
+    if not (math.isfinite(offer.window_s) and 0 < offer.window_s <= WINDOW_S_MAX):
+        raise ValueError("its window is out of range")
+    if offer.plan.is_proportional or offer.draws != 1:
+        raise ValueError(
+            "it weighs clients by how often they were drawn, which is the coordinator's word for each of them: one "
+            "could be given all the weight, and its update read from the sum"
+        )
+    grid = assignment.grid
+    if grid != Grid.finest(max_abs=grid.max_abs, total_weight_max=grid.total_weight_max):
+        raise ValueError(
+            "its grid has not the finest step that its max_abs and total_weight_max leave, so it would only add noise"
+        )
+    if assignment.share != 1:
+        raise ValueError("it asks for a share of the work, which only a canary does")
+    for name, key in offer.cohort:
+        require_slug(name, "a name in the cohort")
+        if public_key_text(public_key_bytes(key, "a key in the cohort")) != key:
+            raise ValueError("a key in the cohort is not the base64 that its bytes have")
+
+
+def check_window(invitation: SecureInvitation, left_s: float, least: float, what: str) -> None:
+    """Raise `AttemptRefused` if less than a share, `least`, of the round's window is left. `what`: arrived so late.
+
+    The window is in the context that all sign; what is left of it is the coordinator's word to each client alone.
+    """
+    window_s = invitation.offer.window_s
+    if left_s < least * window_s:
+        raise AttemptRefused(
+            f"{what} with {max(left_s, 0.0):.3g} s left of the round's {window_s:g} s window, and this client needs at "
+            f"least {least * window_s:.3g} s to do enough of the work. It skips this attempt and can take part in the "
+            "next"
+        )
+
+
+def _check_noise(composition: Composition) -> None:
+    """Raise `ValueError` for a private round whose noise is not for this model, or too little."""
+    if (noise := composition.secure.noise) is None:
+        return
+    require_private_model(composition.layout)
+    if noise.n_values != composition.n_levels:
+        raise ValueError(f"its noise is for {noise.n_values} levels, and an update has {composition.n_levels}")
+    if noise.least > composition.secure.minimum:
+        raise ValueError("its noise counts on more clients than must be in the sum")
+    if (clip := composition.codec.clip_norm) is None:
+        raise ValueError("its updates have no clip_norm, so its noise covers none of them")
+    # Of the plan alone: a bound that some updates fit in and others do not would leave zeros of those that do not.
+    if noise.bound_squared < rounded_bound(clip * composition.codec.inverse_step, composition.n_levels):
+        raise ValueError("its noise is for shorter updates than its clip_norm leaves")
