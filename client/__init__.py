@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from umbel.client.errors import ClientError, CoordinatorRefused
     from umbel.client.loop import RunEnd, run_client
     from umbel.client.operator.operator import Operator
-    from umbel.client.policy.policy import SitePolicy
-    from umbel.client.policy.policy_file import read_policy
+    from umbel.client.policy.policy import SitePolicy, read_policy
     from umbel.client.training.trainer import TorchClient
 
 __all__ = [
@@ -50,14 +49,10 @@ def __getattr__(name: str) -> object:
             from umbel.client.operator import operator
 
             return getattr(operator, name)
-        case "SitePolicy":
+        case "SitePolicy" | "read_policy":
             from umbel.client.policy import policy
 
             return getattr(policy, name)
-        case "read_policy":
-            from umbel.client.policy import policy_file
-
-            return getattr(policy_file, name)
         case "TorchClient":
             from umbel.client.training import trainer
 

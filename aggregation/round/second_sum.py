@@ -2,8 +2,8 @@
 
 A site that has revealed shares refuses another sum over the same model, unless its clients are the very same or differ
 by as many as the site's `minimum_cohort` and a third of those invited, rounded down, of the greater of the two cohorts
-(`client/policy/sum_memory.py` says why). No site takes part in a round whose minimum is less than its `minimum_cohort`,
-so the plan's minimum stands for that. Whoever can be asked of these is, in this order:
+(docs/decisions/0017-sums-that-could-be-subtracted.md says why). No site takes part in a round whose minimum is less
+than its `minimum_cohort`, so the plan's minimum stands for that. Whoever can be asked of these is, in this order:
 
 1. *Others*: clients that are in no such sum, if a full cohort of them waits, or after patience as many as are there;
    then it does not matter who of them comes. A sum of u clients, of n that advertised keys, of N invited, has

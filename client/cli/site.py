@@ -46,7 +46,7 @@ def join(
     from umbel.aggregation.messages import RunStatus
     from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_json
     from umbel.client.loop import run_client
-    from umbel.client.policy.policy_file import read_policy
+    from umbel.client.policy.policy import read_policy
     from umbel.client.user_code import load_app
 
     log_to_stderr()

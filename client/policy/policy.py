@@ -1,24 +1,25 @@
-"""What a site allows, whatever its coordinator asks: its own policy, a TOML file that no server can change.
+"""What a site allows, whatever its coordinator asks: limits in a TOML file that no server can change.
 
-The limits here are floors and ceilings of this site. What a coordinator asks is held against them, never the other way
-round; what goes beyond is refused before anything is trained or sent (`policy_file.py` reads the file).
+A round beyond a limit is refused before anything is trained or sent.
 
 ```toml
 secure_aggregation = "required"
 members = "pilot.json"                 # beside this file
-members_sha256 = "7F3A 91C2 ..."       # of the list that officers have confirmed
+members_sha256 = "7F3A 91C2 ..."       # the list that officers have confirmed
 minimum_cohort = 5
 ```
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-from umbel.aggregation.phrases import agreeing, counted
+from pydantic import TypeAdapter
+
+from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.privacy.section import DELTA_MAX, DELTA_MIN
 from umbel.aggregation.secagg.numbers.work_floor import require_floor, usual_floor
@@ -26,95 +27,86 @@ from umbel.aggregation.trust.fingerprint import members_sha256_of
 from umbel.aggregation.trust.members import COHORT_MIN, MemberList
 from umbel.aggregation.types import SAMPLE_COUNT_MAX, TARGET_MAX, require_slug, require_within
 from umbel.client.errors import AttemptRefused, BudgetSpent, WorkRefused
+from umbel.client.toml_file import close_to, read_toml
 from umbel.client.wire.destinations import LinkHost, LinkLevel, LinkRules
 
-_ANOTHER_MODEL = (
+ANOTHER_MODEL = (
     "a run from another starting model (umbel model init gives the same model each time; pass another --seed)"
 )
+FILE_BYTES_MAX = 1 << 16
 EPOCH_MAX = 1 << 53
 PARAMETERS_MAX = 1 << 53
 EPSILON_MAX = 1e6
 RUNS_MAX = 1000
 LINK_HOSTS_MAX = 100
-_TERMS_MAY_TELL = (
-    "terms (the [training], clip_norm, max_abs, sample_count_max, expected_sample_count or minimum_work), so "
-    "subtracting the two sums could reveal one site's update"
-)
-_NAMED_MAX = 3  # a sentence that names more clients has no room for what to do
 _DENOMINATOR_MAX = 1000  # 0.6667 means two thirds
 
 
 @dataclass(frozen=True, slots=True)
 class SecureTerms:
-    """What a coordinator asks of a round with secure aggregation, as far as a policy minds it.
-
-    `cohort`: who is invited; `minimum`: the fewest clients whose sum is opened; `threshold`: how many of the
-    `n_holders` of a client's shares open them (all clients of the cohort, in a complete graph); `n_parameters`: values
-    of the model. `epsilon`: what the run has spent of this site's privacy, this round included; `epsilon_total`: what
-    all runs have; each None without noise, or where the policy does not ask for it.
-    `colluders`: how many of the clients its noise counts on as adding none; None without noise.
-    """
+    """What a round with secure aggregation asks, as far as a policy limits it."""
 
     cohort: Collection[str]
-    minimum: int
-    threshold: int
-    n_holders: int
-    n_parameters: int
-    epsilon: float | None = None
-    colluders: int | None = None
-    epsilon_total: float | None = None
+    minimum: int  # the fewest clients whose sum is unmasked
+    threshold: int  # how many holders of a client's shares can recover its secrets
+    n_holders: int  # holders of each client's shares: all clients of the cohort, in a complete graph
+    n_parameters: int  # values of the model
+    epsilon: float | None = None  # the run's cost for this site, with this round; None: no noise, or no budget for it
+    colluders: int | None = None  # clients whose noise the round does not count on; None without noise
+    epsilon_total: float | None = None  # as `epsilon`, for all runs together
 
 
 @dataclass(frozen=True, slots=True)
 class SitePolicy:
-    """A site's own limits. Without a file, these defaults hold. Raises `ValueError` for what makes no sense.
-
-    `secure_aggregation`: "required" refuses every round without it; "allowed" takes both kinds; None is the first where
-    `members` names a list, else the second. `members`, `members_sha256`, `members_epoch`: the file with the
-    consortium's member list, the hash of the list that this site trusts to begin with, and the oldest epoch that it
-    takes. `minimum_cohort`: the fewest clients whose sum may be opened. `threshold_share`: more than this share of the
-    holders must be needed to open anything: t >= floor(share * n) + 1; two thirds stand against a coordinator that lies
-    and colludes with fewer than a third of the clients (Bonawitz et al. 2017, section 6.2). The threshold is worked out
-    from the number of clients, about two thirds of them, so a higher share refuses cohorts of most sizes.
-    `max_parameters`: values of the largest model. `retrain_after_release`: whether a second update, which is always
-    trained anew, may be given for a round, or a model, of which shares were revealed already. `epsilon`: how much of
-    its privacy this site spends on one run, at `delta`; `epsilon_total`: on all runs of all coordinators that this
-    state directory is for. With either, a run without noise is refused. `colluders`: how many clients the noise of a
-    private round must count on, at least, as adding none. `allowed_runs`: by name; empty for all. `share_sample_count`:
-    whether the coordinator may be told in clear how many samples there are here. `cohort_change`: what to do about two
-    rounds of one run whose clients differ by fewer than `minimum_cohort`; None is "refuse" where `members` names a
-    list, but for private rounds whose cost is counted, else "warn". Over one and the same model more than that is
-    asked, and less refused always (`check_same_model`). `terms_change`: the same of two rounds of one run whose clients
-    differ by as few, or by none, under different terms (`sum_terms.py`). `links`: to which hosts that are not in
-    `link_hosts` the coordinator may send this site for a model (`destinations.py`). `minimum_work`: the least share of
-    the planned steps of an update that is sent in a secure round, where the run's own is not greater; None for all of
-    them, or one step where the site relies on noise (`relies_on`). `weight_max`: how many samples this site counts at
-    most in a masked sum, which a site with many more than the others would be nearly all of. `share_metrics`: whether
-    what this site measures may be in a masked sum, or told in clear.
-    """
+    """A site's own limits; these defaults hold without a file. Raises `ValueError` for limits that make no sense."""
 
     secure_aggregation: Literal["required", "allowed"] | None = None
+    """"required" refuses every round without it. Default: "required" if `members` names a list, else "allowed"."""
     members: Path | None = None
+    """The file with the consortium's member list."""
     members_sha256: str = ""
+    """The hash of the list that this site trusts at first."""
     members_epoch: int = 1
+    """The oldest epoch of the list that this site accepts."""
     minimum_cohort: int = COHORT_MIN
+    """The fewest clients whose sum may be unmasked."""
     threshold_share: float = 2 / 3
+    """The least threshold for n holders of shares is floor(share * n) + 1. Two thirds protect against a coordinator
+    that lies and colludes with fewer than a third of the clients (Bonawitz et al. 2017, section 6.2). The threshold
+    follows from the number of clients, at about two thirds, so a higher share refuses most cohorts."""
     max_parameters: int | None = None
+    """Values of the largest model."""
     retrain_after_release: bool = True
+    """Whether this site may send a second update, trained anew, for a round or model that it revealed shares of."""
     epsilon: float | None = None
+    """The privacy budget of one run, at `delta`. With any budget, a run without noise is refused."""
     epsilon_total: float | None = None
+    """The privacy budget of all runs of all coordinators in this state directory."""
     delta: float = 1e-6
     colluders: int = 1
+    """The least number of clients that the noise of a private round must not count on."""
     allowed_runs: tuple[str, ...] = ()
+    """By name; empty for all."""
     share_sample_count: bool = True
+    """Whether the coordinator may see the number of samples."""
     cohort_change: Literal["warn", "refuse"] | None = None
+    """What to do about two rounds of a run whose clients differ by fewer than `minimum_cohort`. Default: "refuse" if
+    `members` names a list, else "warn"; private rounds with a budget are allowed. `two_sums.py` has this rule and the
+    next, and a stricter one for sums over one model."""
     links: LinkLevel = "public"
+    """Which hosts outside `link_hosts` the coordinator may refer this site to for a model (`destinations.py`)."""
     link_hosts: tuple[str, ...] = ()
     minimum_work: float | None = None
+    """The least share of the planned steps that a masked update must have, if the run asks less. Default: all steps, or
+    one step where the site relies on noise."""
     weight_max: int | None = None
+    """The most samples that this site counts as in a masked sum. A site with most of the samples would be most of the
+    sum."""
     terms_change: Literal["warn", "refuse"] | None = None
+    """The same as `cohort_change` for two rounds under different terms whose clients differ by few, or by none."""
     share_metrics: bool = True
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a limit that would not hold
+    """Whether this site's metrics may be sent, masked or in clear."""
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key would be a limit that does not hold
 
     def __post_init__(self) -> None:
         require_within(self.members_epoch, "members_epoch", 1, EPOCH_MAX)
@@ -138,7 +130,7 @@ class SitePolicy:
             require_slug(run, "a run of allowed_runs")
         if len(self.link_hosts) > LINK_HOSTS_MAX:
             raise ValueError(f"link_hosts names {len(self.link_hosts)} hosts, at most {LINK_HOSTS_MAX} can be named")
-        _ = self.link_rules  # raises for what is no host
+        _ = self.link_rules  # raises for an entry that is no host
         self._check_members()
 
     def _check_members(self) -> None:
@@ -152,58 +144,53 @@ class SitePolicy:
             raise ValueError('secure_aggregation = "required" needs the member list: members = "FILE"')
 
     def relies_on(self, noise: NoisePlan | None) -> bool:
-        """Whether this noise covers what the site sends: there is some, and a budget of the site bounds what its rounds
-        cost. The coordinator chooses how much noise there is; without a budget that may be next to none.
+        """Whether this noise covers what the site sends. The coordinator chooses the noise, so there must also be a
+        budget of the site, which bounds the cost.
         """
         return bool(noise) and (self.epsilon, self.epsilon_total) != (None, None)
 
     @property
     def requires_secure_rounds(self) -> bool:
-        """Whoever pins a member list wants no round without it, unless the policy says "allowed" in so many words."""
         return (self.secure_aggregation or ("allowed" if self.members is None else "required")) == "required"
 
     @property
     def link_rules(self) -> LinkRules:
-        """Where the coordinator may send this site for a model."""
+        """Which hosts the coordinator may refer this site to for a model."""
         return LinkRules(self.links, frozenset(map(LinkHost.parse, self.link_hosts)))
 
     @property
     def tells_count(self) -> bool:
-        """Whether the coordinator may be told in clear how much data there is: not where rounds must be secure."""
+        """Whether the coordinator may see the number of samples: never if rounds must be secure."""
         return self.share_sample_count and not self.requires_secure_rounds
 
     def work_floor(self, of_run: float, noise: NoisePlan | None) -> float:
-        """The least share of its planned steps that this site must have done to send a masked update: the run's floor
-        or its own, whichever is greater. `noise`: of the round.
-        """
+        """The least share of the planned steps in a masked update: the greater of the run's and the site's."""
         own = usual_floor(has_noise=self.relies_on(noise)) if self.minimum_work is None else self.minimum_work
         return max(of_run, own)
 
     def samples_that_count(self, n_samples: int) -> int:
-        """How many of so many samples count in a masked sum."""
+        """How many of the samples count in a masked sum."""
         return n_samples if self.weight_max is None else min(n_samples, self.weight_max)
 
     @property
     def refuses_cohort_change(self) -> bool:
-        """Whoever pins a member list lets no site's update be had by subtraction, unless the policy says "warn"."""
         return (self.cohort_change or ("warn" if self.members is None else "refuse")) == "refuse"
 
     @property
     def refuses_terms_change(self) -> bool:
-        """As `refuses_cohort_change`, of the terms."""
         return (self.terms_change or ("warn" if self.members is None else "refuse")) == "refuse"
 
     def threshold_least(self, n_holders: int) -> int:
-        """The least threshold that this site takes part under: floor(share * n) + 1, exact for two thirds of any n."""
+        """The least threshold that this site accepts: floor(share * n) + 1, exact for two thirds of any n."""
         return math.floor(Fraction(self.threshold_share).limit_denominator(_DENOMINATOR_MAX) * n_holders) + 1
 
     def check_run(self, run: str) -> None:
-        """Raise `WorkRefused` for a run that is not allowed here."""
+        """Raise `WorkRefused` unless this site allows the run."""
         if self.allowed_runs and run not in self.allowed_runs:
             raise WorkRefused(f"this site's policy does not allow run {run[:63]!r}; add it to allowed_runs")
 
     def check_members(self, members: MemberList) -> None:
-        """Raise `WorkRefused` for a list that is older than this site takes."""
+        """Raise `WorkRefused` for a list that is older than this site accepts."""
         if members.epoch < self.members_epoch:
             raise WorkRefused(
                 f"member list {members.name!r} is at epoch {members.epoch}, and this site's policy (members_epoch) "
@@ -230,8 +217,9 @@ class SitePolicy:
         self._check_budgets(None)
 
     def check_secure_round(self, terms: SecureTerms) -> None:
-        """Raise `WorkRefused`, with the reason to give the coordinator, unless this round is within the limits, and
-        there is a member list to hold its cohort against; `AttemptRefused` where it hangs on who is in the cohort.
+        """Check a secure round against the limits. It needs a member list to check the cohort against.
+
+        Raises `WorkRefused`, or `AttemptRefused` if another cohort could be within the limits.
         """
         if self.members is None:
             raise WorkRefused(
@@ -241,82 +229,24 @@ class SitePolicy:
         self.check_secure_limits(terms)
 
     def check_secure_limits(self, terms: SecureTerms) -> None:
-        """The same but for the list: for a site that has no policy at all, and so believes its coordinator."""
-        self._check_minimum(terms.minimum)  # what is the run's comes first: no other cohort would mend it
+        """The same without the list: a site without a policy believes its coordinator about the cohort."""
+        self._check_minimum(terms.minimum)  # limits of the run come first: no other cohort would help
         self._check_size(terms.n_parameters)
         self._check_budgets(terms)
         self._check_colluders(terms.colluders)
         self._check_cohort(terms)
 
     def check_second_update(self, round_: int, run: str = "") -> None:
-        """Raise `AttemptRefused` unless another update may be given for what shares were revealed of in `round_`.
+        """Raise `AttemptRefused` unless a second update is allowed for what this site revealed shares of in `round_`.
 
-        `run`: whose round it is, if not this one's.
+        `run`: the run of that round, if it is another.
         """
         if not self.retrain_after_release:
             where = f"round {round_} of run {run!r}" if run else f"round {round_}"
             raise AttemptRefused(
                 f"this client has already revealed shares for {where}, and this site's policy "
-                f"(retrain_after_release = false) allows no second update. It can take part in {_ANOTHER_MODEL}"
+                f"(retrain_after_release = false) allows no second update. It can take part in {ANOTHER_MODEL}"
             )
-
-    def check_same_model(self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str) -> None:
-        """Raise `AttemptRefused` for a sum over the very model of one before it, of which shares were revealed, if the
-        clients of the two differ by any, but by so few that, with those who may work for the coordinator taken off, the
-        difference would be of fewer than `minimum_cohort`. These are a third of `n_invited`, the greater of the two
-        cohorts (`parameters.py`). `earlier`: of which round and run that one was, in words.
-        """
-        if changed := _few_changed(before, now, self._with_colluders(n_invited)):
-            raise AttemptRefused(
-                f"this site already revealed shares of a sum over the same model, in {earlier}. "
-                f"{_near('The clients of the two sums', changed)}. Ask the same clients again, or use {_ANOTHER_MODEL}"
-            )
-
-    def cohort_change_between(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
-        """What is to be said of two sums over these clients; None if they may both be opened without a word.
-
-        `earlier`: which round the sum before was of, in words.
-        """
-        if changed := _few_changed(before, now, self.minimum_cohort):
-            return _near(f"the clients of this sum and of {earlier}", changed)
-        return None
-
-    def check_cohort_change(self, before: Collection[str], now: Collection[str], earlier: str) -> str | None:
-        """The same. Raises `AttemptRefused` instead, where the policy says so."""
-        found = self.cohort_change_between(before, now, earlier)
-        if found is not None and self.refuses_cohort_change:
-            raise AttemptRefused(
-                'this site\'s policy (cohort_change, by default "refuse" with a member list) does not allow this '
-                f"round: {found}. Ask the same clients in every round (target and minimum = their number, "
-                "over_selection = 1.0), or add noise ([privacy]) with epsilon and without cohort_change in the "
-                'policies, or set cohort_change = "warn" in the policies of sites that accept the risk'
-            )
-        return found
-
-    def check_terms_change(
-        self, before: Collection[str], now: Collection[str], n_invited: int, earlier: str
-    ) -> str | None:
-        """What is to be said of two sums under different terms; None where so many of their clients differ as
-        `check_same_model` asks. Raises `AttemptRefused` instead, where the policy says so. `earlier`: which round the
-        sum before was of, in words.
-        """
-        if not _is_near(before, now, self._with_colluders(n_invited)):
-            return None
-        found = f"nearly the same clients are asked as in {earlier}, under other {_TERMS_MAY_TELL}"
-        if self.refuses_terms_change:
-            raise AttemptRefused(
-                'this site\'s policy (terms_change, by default "refuse" with a member list) does not allow this '
-                f"round: {found}. Keep them for the whole run (no [[override]] of [training]), or add noise "
-                "([privacy]) with epsilon and without terms_change in the policies, or set terms_change = "
-                '"warn" in the policies of sites that accept the risk'
-            )
-        return found
-
-    def _with_colluders(self, n_invited: int) -> int:
-        """By how many clients two sums must differ, so that the difference is a sum still when a third of those invited
-        work for the coordinator and take off what they sent.
-        """
-        return self.minimum_cohort + n_invited // 3
 
     def _check_minimum(self, minimum: int) -> None:
         if minimum < self.minimum_cohort:
@@ -353,7 +283,7 @@ class SitePolicy:
             )
 
     def _check_budgets(self, terms: SecureTerms | None) -> None:
-        """`asked`: None for a round without secure aggregation, and so without noise."""
+        """`terms`: None for a round without secure aggregation, which has no noise."""
         spent = (None, None) if terms is None else (terms.epsilon, terms.epsilon_total)
         _check_budget("epsilon", self.epsilon, spent[0], "the run")
         _check_budget("epsilon_total", self.epsilon_total, spent[1], "all runs together")
@@ -383,19 +313,17 @@ def _check_budget(key: str, budget: float | None, epsilon: float | None, of: str
         )
 
 
-def _near(two: str, changed: Sequence[str]) -> str:
-    """Why `two` sums that differ by these clients must not both be opened."""
-    sender = agreeing(len(changed), changed[0], "they")
-    n_others = len(changed) - _NAMED_MAX
-    names = ", ".join(changed[:_NAMED_MAX]) + (f" and {counted(n_others, 'other')}" if n_others > 0 else "")
-    return f"{two} differ only by {names}, so subtracting the two sums would nearly reveal what {sender} sent"
+_POLICY = TypeAdapter(SitePolicy)
+_KEYS = [field.name for field in fields(SitePolicy)]
 
 
-def _few_changed(before: Collection[str], now: Collection[str], least: int) -> list[str]:
-    """By whom two sums differ, if that is fewer than `least`; else nobody."""
-    return sorted(set(before) ^ set(now)) if _is_near(before, now, least) else []
+def read_policy(path: Path) -> SitePolicy:
+    """Read a policy file. The member list's path counts from its folder. Raises `OSError`, or `ValueError` with a
+    sentence that names the file.
+    """
+    _, policy = read_toml(path, _POLICY, FILE_BYTES_MAX, "policy", _hint)
+    return policy if policy.members is None else replace(policy, members=path.parent / policy.members.expanduser())
 
 
-def _is_near(before: Collection[str], now: Collection[str], least: int) -> bool:
-    """Whether two sums differ by fewer clients than this."""
-    return len(set(before) ^ set(now)) < least
+def _hint(_section: str, key: str) -> str:
+    return close_to(key, _KEYS) or f"; known are {', '.join(_KEYS)}"

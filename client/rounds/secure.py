@@ -10,7 +10,7 @@ masked update on disk -> upload -> report -- late, surplus --> forget
             GET unmasking -> PUT unmasking                      shares
 ```
 
-Before each of the last three steps, the upload too, the site remembers what it is about to give (`sum_memory.py`).
+Before each of the last three steps, the upload too, the site remembers what it is about to give (`earlier_sums.py`).
 
 The keys are in memory and nowhere else. So whatever ends the process ends this client's part in the attempt; the
 coordinator being away does not: it is asked again until it answers.

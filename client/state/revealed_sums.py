@@ -30,7 +30,7 @@ _ADVICE = (
 @dataclass(frozen=True, slots=True)
 class RevealedSum:
     """`n_invited`: how many clients the attempt asked; `clients`: who is in the sum; `terms_sha256`: of what it was
-    made under (`sum_terms.py`), empty where that was not written down yet.
+    made under (`earlier_sums.py`), empty where that was not written down yet.
     """
 
     attempt_id: str

@@ -2,7 +2,7 @@
 
 ```
 <coordinator>/secure/begun.json      the last attempt that keys were made for; those are in memory alone
-<coordinator>/secure/sums/RUN.json   the newest hundred sums that an update of this client may be in (`sum_memory.py`)
+<coordinator>/secure/sums/RUN.json   the newest hundred sums that an update of this client may be in (`earlier_sums.py`)
 <coordinator>/secure/revealed/RUN.jsonl   the older ones of which it has revealed shares (`revealed_sums.py`)
 <coordinator>/secure/spent/RUN.json  what the run's private rounds have cost this client, by order
 ```
@@ -48,7 +48,7 @@ class RememberedSum:
     `key`: drawn here, so that nobody else can name this entry; `attempt_id`: the coordinator's word. `model_sha256`: of
     the model that was trained. `cohort`: who was invited. `clients`: who is in the sum; empty until this client has
     signed that. `is_revealed`: it has revealed shares of it. `terms_sha256`: of what it was made under
-    (`sum_terms.py`).
+    (`earlier_sums.py`).
     """
 
     key: str

@@ -63,7 +63,8 @@ from pydantic import TypeAdapter, ValidationError
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.types import RATE_MAX, require_within
-from umbel.client.operator.run_files import findings
+from umbel.client.operator.run_files import run_file_hint
+from umbel.client.toml_file import findings
 from umbel.sim.data.partition.section import PartitionSection
 from umbel.sim.data.section import DataSection
 from umbel.sim.engines.device import require_device_name
@@ -207,7 +208,7 @@ def experiment_of(
     try:
         top = _TOP.validate_json(json.dumps({key: whole.pop(key) for key in _TOP_KEYS if key in whole}), strict=True)
     except ValidationError as error:
-        raise ValueError(findings(error)) from error
+        raise ValueError(findings(error, run_file_hint)) from error
     for key in changes or {}:
         if key in top.swept:
             raise ValueError(
@@ -290,7 +291,7 @@ def _trial(table: Mapping[str, Any], chosen: Mapping[str, Any], seed: int) -> Tr
         run = _RUN.validate_json(json.dumps(whole), strict=True)
     except ValidationError as error:
         at = f" (with {point_label(point)})" if point else ""
-        raise ValueError(f"{findings(error)}{at}") from error
+        raise ValueError(f"{findings(error, run_file_hint)}{at}") from error
     if run.rounds.attempts_max is None:
         run = replace(run, rounds=replace(run.rounds, attempts_max=ATTEMPTS_MAX))
     return TrialSpec(point, seed, run, world.data, world.model, world.partition, world.fleet, world.local, world.engine)

@@ -17,6 +17,7 @@ from umbel.aggregation.secagg.parameters import roster_min, survivors_min
 from umbel.aggregation.types import ClientId, RunId
 from umbel.client.errors import AttemptRefused
 from umbel.client.policy.policy import SitePolicy
+from umbel.client.policy.two_sums import check_same_model
 
 PLAN = RoundPlan(
     RunId("ward"), 1, 2, 5, 3, 1.2, 60.0, Weighting.SAMPLES, 1000, 64.0, seed=7, secure=SecurePlan(16, 10, 6)
@@ -33,7 +34,7 @@ def agree(opened: Collection[OpenedSum], clients: Collection[ClientId], n_invite
     policy = SitePolicy(minimum_cohort=minimum)
     try:
         for one in opened:
-            policy.check_same_model(one.clients, clients, max(n_invited, one.n_invited), "round 1")
+            check_same_model(policy, one.clients, clients, max(n_invited, one.n_invited), "round 1")
     except AttemptRefused:
         return False
     return True

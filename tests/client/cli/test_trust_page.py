@@ -20,8 +20,7 @@ from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client.cli.new_run import careful_of_absence
 from umbel.client.operator.run_files import read_run_file
 from umbel.client.policy.members_store import MembersStore
-from umbel.client.policy.policy import SitePolicy
-from umbel.client.policy.policy_file import read_policy
+from umbel.client.policy.policy import SitePolicy, read_policy
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "how-to" / "run-a-consortium.md").read_text()

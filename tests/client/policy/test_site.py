@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.aggregation.secagg.federation import identity
 from tests.client.doubles.secure_double import WARD, SecureDouble, peer_key
-from tests.client.policy.test_sum_memory import ALL, ONE_MODEL, asked, under
+from tests.client.policy.test_earlier_sums import ALL, ONE_MODEL, asked, under
 from tests.federations.consortium import OFFICERS, first_list, signed, without
 from umbel.aggregation.privacy.accounting import ORDERS, Ledger
 from umbel.aggregation.privacy.noise import release_of

@@ -1,15 +1,21 @@
-"""From a trained model to its weight change."""
+"""From a model to a weight change, or to measurements: the answers of the site's own code are checked."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.client.training.test_probe import offer
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
-from umbel.client import TorchClient
-from umbel.client.rounds.work import weight_changes
+from umbel.aggregation.reports import EvaluationDone
+from umbel.client import Client, Evaluation, LocalPlan, TorchClient, TrainResult
+from umbel.client.errors import TrainingFailed, WorkRefused
+from umbel.client.rounds.work import measure, weight_changes
 
 
 def test_whoever_stops_reading_a_weight_change_can_train_again(tmp_path: Path) -> None:
@@ -23,3 +29,62 @@ def test_whoever_stops_reading_a_weight_change_can_train_again(tmp_path: Path) -
     change = next(changes)
     assert torch.is_grad_enabled()
     assert not change.requires_grad
+
+
+class Measuring(Client):
+    """Measures the sum of its weights. `says`: in the place of that."""
+
+    def __init__(self, n_samples: int = 7, says: Any = ...) -> None:
+        self.model = nn.Linear(3, 1)
+        self.sample_count = 5
+        self._n_samples, self._says = n_samples, says
+
+    def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
+        raise AssertionError("it is measured alone")
+
+    def evaluate(self, model: nn.Module) -> Evaluation | None:
+        if isinstance(self._says, Exception):
+            raise self._says
+        total = sum(float(values.sum()) for values in model.state_dict().values())
+        found = Evaluation(self._n_samples, {"sum": total, "odd": float("nan")})
+        return found if self._says is ... else self._says
+
+
+def measured(tmp_path: Path, app: Client, sample_count_max: int = 7) -> EvaluationDone | None:
+    state = {"weight": torch.full((1, 3), 0.5), "bias": torch.ones(1)}
+    start = tmp_path / "model.safetensors"
+    start.write_bytes(encode_model(state))
+    return measure(app, Layout.of_state(state), start, replace(offer(), sample_count_max=sample_count_max))
+
+
+def test_the_weights_that_came_are_measured_and_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+    done = measured(tmp_path, Measuring())
+    assert done is not None
+    assert (done.sample_count, done.evaluation) == (7, {"sum": 2.5})
+    assert 0 <= done.evaluate_s < 60
+
+
+@pytest.mark.parametrize("says", [None, Evaluation(7, {})])
+def test_who_has_nothing_to_say_says_nothing(tmp_path: Path, says: Evaluation | None) -> None:
+    assert measured(tmp_path, Measuring(says=says)) is None
+
+
+def test_no_more_samples_are_told_than_the_run_takes(tmp_path: Path) -> None:
+    with pytest.raises(WorkRefused, match="measured on 8 samples, the run accepts at most 7"):
+        measured(tmp_path, Measuring(8))
+
+
+@pytest.mark.parametrize("says", [RuntimeError("patient 4711"), 0.5, {"accuracy": 0.5}])
+def test_code_that_fails_or_answers_something_else_is_named_by_the_type_of_its_error_alone(
+    tmp_path: Path, says: object
+) -> None:
+    with pytest.raises(TrainingFailed, match=r"failed with (RuntimeError|TypeError); see its log") as failure:
+        measured(tmp_path, Measuring(says=says))
+    assert "4711" not in str(failure.value)
+
+
+def test_a_model_of_another_shape_is_a_failure_of_the_sites_code(tmp_path: Path) -> None:
+    app = Measuring()
+    app.model = nn.Linear(4, 1)
+    with pytest.raises(TrainingFailed, match="does not take the run's weights"):
+        measured(tmp_path, app)

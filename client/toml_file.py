@@ -1,0 +1,62 @@
+"""Read a TOML file strictly: each error names the file and the key, and says what was probably meant."""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+Hint = Callable[[str, str], str]  # (section, unknown key) -> what to do about it, or nothing
+_UNKNOWN = "unexpected_keyword_argument"
+
+
+def read_toml(path: Path, adapter: TypeAdapter[T], bytes_max: int, kind: str, hint: Hint) -> tuple[str, T]:
+    """The file's text, and what it says. `kind`: the kind of file, such as "run file".
+
+    It is parsed by way of JSON, as strictly as by the coordinator: `true` is no count. Raises `OSError`, or
+    `ValueError` with a sentence that names the file.
+    """
+    with path.open("rb") as file:
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise ValueError(f"{path} is no {kind}: it has more than {bytes_max} bytes")
+    try:
+        text = data.decode()
+        return text, adapter.validate_json(json.dumps(tomllib.loads(text)), strict=True)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {findings(error, hint)}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:  # not UTF-8, numbers of thousands of digits, dates
+        raise ValueError(f"{path} does not parse: {error}") from error
+
+
+def findings(error: ValidationError, hint: Hint) -> str:
+    """All findings in one sentence. Unknown keys come first, because they explain missing ones."""
+    found: list[Mapping[str, Any]] = [*error.errors(include_url=False, include_input=False)]
+    return "; ".join(_finding(one, hint) for one in sorted(found, key=lambda one: one["type"] != _UNKNOWN))
+
+
+def close_to(key: str, known: list[str]) -> str:
+    """The known key that was probably meant, as a hint; empty if none is close."""
+    close = get_close_matches(key, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _finding(found: Mapping[str, Any], hint: Hint) -> str:
+    *outer, key = [str(part) for part in found["loc"]] or [""]
+    section = ".".join(outer)
+    place = f"[{section}] " if section else ""
+    match found["type"]:
+        case "unexpected_keyword_argument":
+            return f"{place}unknown key {key!r}{hint(section, key)}"
+        case "missing":
+            return f"{place}{key!r} is missing"
+        case _:
+            what = str(found["msg"]).removeprefix("Value error, ")
+            where = ".".join([*outer, key])
+            return f"{where}: {what}" if where else what
