@@ -27,7 +27,6 @@ from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import Fate
-from umbel.aggregation.update.integer_sum import IntegerSum
 
 FORMAT = 1
 _PURPOSE = b"umbel audit bundle 1\n"
@@ -244,14 +243,6 @@ def key_bytes(text: str) -> bytes:
 def json_sha256(value: object) -> str:
     """The SHA-256 of a value's canonical JSON, hex: the hash of a run file."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
-
-
-def sum_sha256(total: IntegerSum, piece_values: int = 1 << 20) -> str:
-    """The SHA-256 of an exact sum's integers as int64, little-endian, hex."""
-    sha = hashlib.sha256()
-    for first in range(0, total.n_sums, piece_values):
-        sha.update(total.sums[first : first + piece_values].numpy().astype("<i8", copy=False).data)
-    return sha.hexdigest()
 
 
 def _signed(sha256: str) -> bytes:

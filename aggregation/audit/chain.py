@@ -26,8 +26,8 @@ from umbel.aggregation.audit.bundle import (
     unseal,
 )
 from umbel.aggregation.canonical import Json
-from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import agreeing, counted

@@ -2,10 +2,10 @@
 
 import math
 
-from umbel.aggregation.codec.modular import SIGMAS
+from umbel.aggregation.codec.residue_bits import SIGMAS
+from umbel.aggregation.logarithms import ceil_log2
 from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.privacy.accounting import PublishedSum
-from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.types import RESIDUE_BITS_MAX
 
 _ROUNDING_VARIANCE = 1 / 4  # of rounding one value, at most, in squared steps

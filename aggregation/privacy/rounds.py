@@ -5,8 +5,8 @@ from the first round on is that of an update of the greatest norm.
 import math
 from dataclasses import replace
 
-from umbel.aggregation.codec.kernels.rotation import Blocks
-from umbel.aggregation.codec.plan import first_plan
+from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.step import first_plan
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import SecurePlan
 from umbel.aggregation.plans.noise import NoisePlan

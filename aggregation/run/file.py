@@ -93,8 +93,8 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, TrainingPlan, Weighting
 from umbel.aggregation.privacy.accounting import AccountantMissing

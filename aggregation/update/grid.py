@@ -24,14 +24,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.model.pieces import PIECE_VALUES
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.update.integer_sum import IntegerSum
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PIECE_VALUES = 1 << 17  # what is worked on at a time: 1 MiB of float64 scratch stays in the second-level cache
 
 
 def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:

@@ -12,11 +12,13 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.native import Folded, Kernels, Quantizer, chosen, is_torch_forced
+from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.native import Folded, Kernels, chosen, is_torch_forced
 from umbel.aggregation.codec.kernels.packing import GROUP, pack, packed_bytes, unpack
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
-from umbel.aggregation.codec.kernels.quantize import UNIT, quantize
-from umbel.aggregation.codec.kernels.rotation import Blocks, butterflies
+from umbel.aggregation.codec.kernels.quantize import quantize
+from umbel.aggregation.codec.kernels.quantizer import UNIT, Quantizer
+from umbel.aggregation.codec.kernels.rotation import butterflies
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import RESIDUE_BITS_MAX
 

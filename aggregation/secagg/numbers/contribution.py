@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.quantize import UNIT
+from umbel.aggregation.codec.kernels.quantizer import UNIT
 from umbel.aggregation.codec.kernels.rotation import greatest_block_square
 from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.errors import NonFiniteUpdate

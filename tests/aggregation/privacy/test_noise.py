@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.codec.modular import bits_for
+from umbel.aggregation.codec.residue_bits import bits_for
 from umbel.aggregation.plans.noise import VARIANCE_MAX, VARIANCE_MIN, NoisePlan
 from umbel.aggregation.privacy.noise import noisy_bits, release_of
 from umbel.aggregation.privacy.skellam import Skellam

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.model.pieces import PIECE_VALUES
 from umbel.aggregation.plans.grid import MAX_ABS_LEAST, MAX_ABS_MOST, TOTAL_WEIGHT_MAX, Grid
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.types import RunId
-from umbel.aggregation.update.grid import PIECE_VALUES, GridAccumulator, check_values, to_integers
+from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
 
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)
 
