@@ -11,7 +11,6 @@ With the updates that a bundle names and the model that it began with, anyone ca
 """
 
 import base64
-import binascii
 import hashlib
 import math
 from collections.abc import Mapping
@@ -227,17 +226,6 @@ def unseal(bundle: Json, sha256: str, signature: str, key: bytes) -> None:
         Ed25519PublicKey.from_public_bytes(key).verify(base64.b64decode(signature, validate=True), _signed(sha256))
     except (InvalidSignature, ValueError) as error:
         raise AuditFailed("its signature is not of the audit key that it names") from error
-
-
-def key_bytes(text: str) -> bytes:
-    """The 32 bytes of a public key in base64. Raises `ValueError`."""
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ValueError(f"{text[:60]!r} is no public key: not base64") from error
-    if len(raw) != 32:
-        raise ValueError(f"{text[:60]!r} is no public key: an Ed25519 key has 32 bytes, this has {len(raw)}")
-    return raw
 
 
 def json_sha256(value: object) -> str:

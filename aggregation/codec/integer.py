@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import EnergyMeter
-from umbel.aggregation.codec.entropy.coded_levels import LevelsCoder
+from umbel.aggregation.codec.entropy.coded_levels import LEVELS_HEAD_BYTES, LevelsCoder, LevelsHead
 from umbel.aggregation.codec.entropy.entropy import Segment
-from umbel.aggregation.codec.entropy.levels_head import LEVELS_HEAD_BYTES, LevelsHead
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.codec.kernels.residues import add_packed, pack_residues
 from umbel.aggregation.codec.rotated import Dither, Rotated
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import RESIDUE_BITS_MAX

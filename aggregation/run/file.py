@@ -98,9 +98,9 @@ from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, TrainingPlan, Weighting
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.privacy.compatible import require_private
 from umbel.aggregation.privacy.rounds import again, private_numbers
 from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.run.private_rules import require_private
 from umbel.aggregation.run.sections import (
     CANARY_CLIENTS,
     OVERRIDES_MAX,

@@ -98,12 +98,6 @@ class GridAccumulator(IntegerSum):
         check_values(vector, self.grid)
         self.fold(torch.split(vector, PIECE_VALUES), weight)
 
-    def merge(self, other: IntegerSum) -> None:
-        """As `IntegerSum.merge`; the other sum's grid must be this one."""
-        if not isinstance(other, GridAccumulator) or other.grid != self.grid:
-            raise ValueError("partial sums of different rounds cannot be merged")
-        super().merge(other)
-
     def mean_slice(self, start: int, stop: int) -> Tensor:
         """The weighted mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""
         if self.total_weight == 0:

@@ -45,15 +45,6 @@ class IntegerSum:
         self._add_all(chunks, weight)
         self.n_folded += 1
 
-    def merge(self, other: IntegerSum) -> None:
-        """Add another partial sum of the same round: the same bits as adding its updates here.
-
-        Raises `ValueError` for a sum of another length, or a total weight above the bound.
-        """
-        if (other.n_sums, other.total_weight_max) != (self.n_sums, self.total_weight_max):
-            raise ValueError("partial sums of different rounds cannot be merged")
-        self.merge_sums((other.sums,), other.total_weight, other.n_folded)
-
     def merge_sums(self, pieces: Iterable[Tensor], total_weight: int, n_folded: int) -> None:
         """Add another partial sum of the same round, given as its `sums` in consecutive int64 pieces.
 

@@ -58,8 +58,7 @@ from umbel.aggregation.run import file as runfile
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.trust.member_files import members_bytes, read_members
-from umbel.aggregation.trust.members import MembersRefused, check_first
+from umbel.aggregation.trust.members import MembersRefused, check_first, members_bytes, read_members
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.trust.signatures import SignedHeaders, Target, parse, sign
 from umbel.aggregation.types import RunId

@@ -23,7 +23,7 @@ from umbel.aggregation.codec.feedback import Residual, send
 from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.kernels import native
 from umbel.aggregation.codec.kernels.native import NoKernels
-from umbel.aggregation.codec.kernels.philox import Stream, dither, signs
+from umbel.aggregation.codec.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.codec.lanes import ByteLanes, Lanes
 from umbel.aggregation.codec.modular import Modular
 from umbel.aggregation.codec.residue_bits import bits_for
@@ -36,7 +36,6 @@ from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
 from umbel.aggregation.codec.vectors.sparse import one_in_every
 from umbel.aggregation.codec.vectors.topk import largest
-from umbel.aggregation.codec.vectors.uniform import uniforms, words_by_coordinate
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.model.layout import Layout

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import Classes, Matrices
-from umbel.aggregation.codec.entropy.coded_levels import Knowledge
-from umbel.aggregation.codec.entropy.levels_head import LevelsHead
+from umbel.aggregation.codec.entropy.coded_levels import Knowledge, LevelsHead
 from umbel.aggregation.codec.kernels.philox import dither
 from umbel.aggregation.codec.kernels.quantize import quantize
 from umbel.aggregation.codec.kernels.quantizer import Levels, phase
