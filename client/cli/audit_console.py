@@ -8,11 +8,12 @@ from pathlib import Path
 
 import typer
 
-from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, key_bytes
+from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded
 from umbel.aggregation.audit.chain import Auditor
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.run.records import PrivacySpent
+from umbel.aggregation.privacy.rounds import PrivacySpent
+from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import require_sha256
 from umbel.client.cli.output import print_json
 from umbel.client.errors import ClientError
@@ -68,7 +69,9 @@ def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: 
     if not file.is_file() or not file.stat().st_size:
         raise ValueError(f"there are no bundles in {file}; this writes them: umbel run audit NAME --out {file}")
     with _told(str(file)):
-        auditor, _ = audit.verify(audit.read_lines(file), [key_bytes(key) for key in keys])
+        auditor, _ = audit.verify(
+            audit.read_lines(file), [public_key_bytes(key, f"--key {key[:60]!r}") for key in keys]
+        )
         for head in _noted(heads):
             auditor.require_head(head)
         found = _found(auditor, keys)
@@ -132,7 +135,9 @@ def _verified(
     operator: Operator, run: str, trusted: Iterable[str], heads: Iterable[str]
 ) -> tuple[Auditor, list[AuditLine]]:
     view = operator.run(run)  # before the bundles: they may be more by then, not fewer
-    auditor, lines = audit.verify(audit.download(operator, run), [key_bytes(key) for key in trusted])
+    auditor, lines = audit.verify(
+        audit.download(operator, run), [public_key_bytes(key, "the audit key") for key in trusted]
+    )
     for head in (view.audit_head, *heads):
         auditor.require_head(head)
     return auditor, lines
@@ -140,7 +145,7 @@ def _verified(
 
 def _trusted(operator: Operator, keys: Sequence[str]) -> list[str]:
     for key in keys:
-        key_bytes(key)
+        public_key_bytes(key, f"--key {key[:60]!r}")
     return list(keys) or [operator.audit_key()]
 
 

@@ -10,10 +10,9 @@ import typer
 
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.run.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.trust.bound_list import AnotherList, named_list, require_named
-from umbel.aggregation.trust.member_files import members_bytes
-from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first
+from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first, members_bytes
 from umbel.client.cli.console import labels_of
 from umbel.client.cli.loading import load_app, load_initial_model
 from umbel.client.cli.output import log_to_stderr, one_sentence_errors, print_json, tell_run

@@ -7,7 +7,8 @@ from safetensors.torch import save_file
 
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import layout_of, metadata_of
-from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import State
 
 
 def write_model(path: Path, state: State) -> Layout:

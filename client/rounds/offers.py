@@ -17,7 +17,7 @@ COUNT_MAX = 1 << 53
 
 def model_bytes_max(layout: Layout) -> int:
     """The most bytes a model file of this layout can have: its values, its layout as metadata, a header of names."""
-    values = sum(spec.n_values * spec.torch_dtype.itemsize for spec in layout.owners())
+    values = sum(spec.n_bytes for spec in layout.owners())
     names = sum(len(spec.name) for spec in layout.tensors)
     # Each name and shape stands in the header and, escaped (up to 14 bytes a character), twice in the metadata.
     return values + 32 * names + 512 * len(layout.tensors) + 4096

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment, SecureOffer
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.agreement import composition_of, context_of, offer_in
 from umbel.aggregation.secagg.context import Context

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
 from umbel.aggregation.privacy.section import PrivacySection

@@ -16,7 +16,7 @@ from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.run.records import RunView
 from umbel.aggregation.trust.fingerprint import grouped
-from umbel.aggregation.trust.member_files import members_bytes
+from umbel.aggregation.trust.members import members_bytes
 from umbel.client.cli.commands import run_app
 from umbel.client.cli.model_console import careful_of_absence, careful_of_overrides, create_run, join
 from umbel.client.operator.operator import Operator
