@@ -435,7 +435,8 @@ def test_umbel_installs_with_and_without_a_compiler(tmp_path: Path, options: lis
     installed = subprocess.run(install, capture_output=True, text=True, env=environment, check=False)
     assert installed.returncode == 0, installed.stderr
     script = (
-        "from umbel.aggregation.codec.kernels import native; print(native.__file__, getattr(native.chosen(), 'path', None))"
+        "from umbel.aggregation.codec.kernels import native; "
+        "print(native.__file__, getattr(native.chosen(), 'path', None))"
     )
     said = subprocess.run(
         [python, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
