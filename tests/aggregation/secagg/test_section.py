@@ -52,7 +52,7 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
     ("file", "says"),
     [
         (replace(FILE, codec=CodecSection()), r'float32 does not work with secure aggregation.*name = "integer"'),
-        (replace(FILE, codec=CodecSection("topk")), r'topk does not work.*own choosing.*name = "integer"'),
+        (replace(FILE, codec=CodecSection("topk")), r'topk does not work.*its own.*name = "integer"'),
         (replace(FILE, codec=CodecSection("mask")), r'mask could be added up under masks.*name = "integer"'),
         (replace(FILE, codec=CodecSection("lowrank")), r'lowrank could be added up.*name = "integer"'),
         (replace(FILE, codec=CodecSection("auto")), r'"auto" finds its step.*name = "integer" and a step'),
