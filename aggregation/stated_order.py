@@ -1,9 +1,8 @@
-"""Arithmetic that comes out the same on every machine, for floats that are rounded or compared afterwards.
+"""Sums of floats in a stated order, so that every machine gets the same bits.
 
-IEEE 754 rounds each sum, product, quotient and square root in one way. Three things differ from machine to machine: in
-which order a library adds, whether it fuses a product with a sum, and the last bits of its logarithms. So additions
-have a stated order here, and logarithms are made of products. Python's own `sum` of floats has none: from 3.12 on it
-also adds up what it rounds off.
+IEEE 754 fixes how each sum, product, quotient and square root is rounded. Three things still differ between machines:
+the order in which a library adds, whether it fuses a product with a sum, and the last bits of its logarithms
+(`logarithms.py`). Python's own `sum` has no fixed order of floats either: from 3.12 on it compensates for rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROW = 1 << 16  # what is added up at a time stays in the second-level cache
-_DIGITS = 40
 
 
 def total(values: Tensor) -> Tensor:
@@ -49,31 +47,6 @@ def sum_of_squares(values: Tensor) -> float:
 def norm(values: Tensor) -> float:
     """The L2 norm of a float32 vector."""
     return math.sqrt(sum_of_squares(values))
-
-
-def ceil_log2(value: float) -> int:
-    """The least integer not below log2(value), for a finite value above zero."""
-    mantissa, exponent = _halved(value)
-    return exponent - (mantissa == 0.5)
-
-
-def log2(value: float) -> float:
-    """log2(value) of a finite value above zero, to 2^-40: squared, a number has twice the logarithm."""
-    mantissa, exponent = _halved(value)
-    mantissa, digits = 2 * mantissa, exponent - 1
-    for _ in range(_DIGITS):
-        mantissa *= mantissa
-        digits *= 2
-        if mantissa >= 2:
-            mantissa, digits = mantissa / 2, digits + 1
-    return math.ldexp(digits, -_DIGITS)
-
-
-def _halved(value: float) -> tuple[float, int]:
-    """m and e of m 2^e, with 1/2 <= m < 1."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"only a finite value above zero has a logarithm, not {value!r}")
-    return math.frexp(value)
 
 
 def _rows_at_once(values: Tensor) -> int:

@@ -11,7 +11,6 @@ With the updates that a bundle names and the model that it began with, anyone ca
 """
 
 import base64
-import binascii
 import hashlib
 import math
 from collections.abc import Mapping
@@ -27,7 +26,6 @@ from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import RoundPlan, TrainingPlan
 from umbel.aggregation.round.coverage import Gap
 from umbel.aggregation.run.records import Fate
-from umbel.aggregation.update.integer_sum import IntegerSum
 
 FORMAT = 1
 _PURPOSE = b"umbel audit bundle 1\n"
@@ -230,28 +228,9 @@ def unseal(bundle: Json, sha256: str, signature: str, key: bytes) -> None:
         raise AuditFailed("its signature is not of the audit key that it names") from error
 
 
-def key_bytes(text: str) -> bytes:
-    """The 32 bytes of a public key in base64. Raises `ValueError`."""
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ValueError(f"{text[:60]!r} is no public key: not base64") from error
-    if len(raw) != 32:
-        raise ValueError(f"{text[:60]!r} is no public key: an Ed25519 key has 32 bytes, this has {len(raw)}")
-    return raw
-
-
 def json_sha256(value: object) -> str:
     """The SHA-256 of a value's canonical JSON, hex: the hash of a run file."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
-
-
-def sum_sha256(total: IntegerSum, piece_values: int = 1 << 20) -> str:
-    """The SHA-256 of an exact sum's integers as int64, little-endian, hex."""
-    sha = hashlib.sha256()
-    for first in range(0, total.n_sums, piece_values):
-        sha.update(total.sums[first : first + piece_values].numpy().astype("<i8", copy=False).data)
-    return sha.hexdigest()
 
 
 def _signed(sha256: str) -> bytes:

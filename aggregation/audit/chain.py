@@ -22,12 +22,11 @@ from umbel.aggregation.audit.bundle import (
     RunCreated,
     SignedReport,
     json_sha256,
-    key_bytes,
     unseal,
 )
 from umbel.aggregation.canonical import Json
-from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.errors import LayoutError, SignatureRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import agreeing, counted
@@ -37,12 +36,11 @@ from umbel.aggregation.plans.masks import SecurePlan, SumShown
 from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.privacy.rounds import again, private_numbers, spent_after
+from umbel.aggregation.privacy.rounds import PrivacySpent, again, private_numbers, spent_after
 from umbel.aggregation.privacy.section import PrivacySection
 from umbel.aggregation.round.weighting import weight_of
-from umbel.aggregation.run.records import PrivacySpent
 from umbel.aggregation.secagg.section import SecureAggregationSection
-from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.aggregation.trust.signatures import CLOCK_SKEW_S, Target, content_digest, parse, signed_headers
 from umbel.aggregation.types import LINE_RATE_MAX, LINE_RATE_MIN, AssignmentId, ClientId, RunId
 
@@ -116,7 +114,7 @@ class Auditor:
         key = raw.get("key") if isinstance(raw, dict) else None
         if not isinstance(key, str) or key not in self._keys:
             raise AuditFailed(f"it names the audit key {key!r}, which is none of those that are trusted")
-        unseal(raw, sha256, signature, key_bytes(key))
+        unseal(raw, sha256, signature, public_key_bytes(key))
         bundle = self._parse(raw)
         self._link(bundle)
         match bundle.facts:
@@ -332,7 +330,7 @@ def check_report(report: SignedReport, one: Participant, target: Target) -> None
     digest = content_digest(hashlib.sha256(report.body.encode()).digest())
     try:
         headers = signed_headers(one.client, digest, report.created, report.nonce, report.signature)
-        parse(headers).verify(key_bytes(one.key), target, report.created)
+        parse(headers).verify(public_key_bytes(one.key), target, report.created)
     except (SignatureRefused, ValueError) as error:
         raise AuditFailed(f"the report of {one.client} is not what this client's key has signed: {error}") from error
 

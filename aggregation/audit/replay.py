@@ -1,26 +1,27 @@
-"""A committed round made again from its audit bundle, its updates and the model that it began with: the same bits.
+"""Makes a committed round's model again, from its audit bundle, its updates and the model before: the same bits.
 
-Whoever has the files drives this: `fold` each update, in any order, then `require_sum`, then `next_master` and
-`Layout.published` (or, where clients are sent changes, `publishing.py`), whose files must have the hashes of the
-bundle's `model_out`.
+The caller has the files. It calls `fold` for each update, in any order, then `require_sum`, then `write_model`. The
+files of that model must have the hashes in the bundle's `model_out`.
 """
 
 from collections.abc import Iterable
 
-from torch import Tensor
-
-from umbel.aggregation.audit.bundle import AuditFailed, Participant, RoundEnded, sum_sha256
+from umbel.aggregation.audit.bundle import AuditFailed, Participant, RoundEnded
 from umbel.aggregation.codec.entropy.payload import Buffer
 from umbel.aggregation.codec.update_codec import Part, UpdateCodec, codec_for
+from umbel.aggregation.downlink.publishing import Publication, write_next_master
 from umbel.aggregation.errors import UpdateRefused
-from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import write_next
+from umbel.aggregation.model.pieces import Values
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.round import ranks_of
 from umbel.aggregation.types import ClientId
+from umbel.aggregation.update.integer_sum import sum_sha256
 
 
 class Replay:
-    """One round being made again. Memory: the exact sum, 8 bytes a value. Everything here raises `AuditFailed`."""
+    """Replays one round. It holds the exact sum, 8 bytes a value. Every method raises `AuditFailed`."""
 
     def __init__(self, ended: RoundEnded, layout: Layout) -> None:
         if ended.sum is None:
@@ -35,15 +36,15 @@ class Replay:
         self._ranks = ranks_of(ClientId(one.client) for one in ended.clients)
 
     def fold(self, one: Participant, header: bytes, pieces: Iterable[Buffer]) -> None:
-        """Add an update that has the hash of its report: the first `codec.header_bytes`, then the rest, in pieces."""
-        assert one.weight is not None, "only what was accepted is in the sum"
+        """Add an update that has the hash of its report: its first `codec.header_bytes`, then the rest in pieces."""
+        assert one.weight is not None, "only accepted updates are in the sum"
         try:
             self._total.add(self.codec.integers(header, pieces, self._rank(one)), one.weight)
         except (UpdateRefused, ValueError) as error:
             raise AuditFailed(f"the update of {one.client} could never be accepted: {error}") from error
 
     def require_sum(self) -> str:
-        """The hash of the sum, which is the bundle's."""
+        """Check that the updates add up to the bundle's sum; return its hash."""
         total, expected = self._total, self._expected
         if (total.n_folded, total.total_weight) != (expected.n_clients, expected.total_weight):
             folded = counted(total.n_folded, "update was", "updates were")
@@ -54,13 +55,22 @@ class Replay:
             raise AuditFailed(f"the sum measures the updates as {rms}, the bundle says {expected.update_rms}")
         return found
 
-    def next_master(self, master: State) -> dict[str, Tensor]:
-        """The full-precision copy of the model that the round made, from the one that it began with."""
+    def write_model(self, start: Values, master: Values, public: Values, change_step: float | None) -> None:
+        """Write the model that the round made: its master copy to `master`, the published model to `public`.
+
+        `start`: the master copy before. `change_step`: of the run file; where it is set, `public` holds the published
+        model before and is moved.
+        """
+        layout, rate = self._layout, self._ended.server_learning_rate
+        parts = [Part(one.weight, self._rank(one)) for one in self._ended.accepted if one.weight is not None]
         try:
-            parts = [Part(one.weight, self._rank(one)) for one in self._ended.accepted if one.weight is not None]
             mean = self.codec.mean(self._total, parts)
-            return self._layout.add_mean(master, mean, self._ended.server_learning_rate)
-        except (ValueError, KeyError, RuntimeError) as error:  # RuntimeError: torch's, of tensors of other shapes
+            if change_step is None:
+                write_next(layout, start, mean, rate, public, master)
+            else:
+                step = write_next_master(layout, start, mean, rate, master, public, change_step)
+                Publication(layout, step, master, public).move()
+        except (ValueError, KeyError, RuntimeError) as error:  # RuntimeError: torch's, for tensors of other shapes
             raise AuditFailed(f"no model can be made of the sum: {error}") from error
 
     def _rank(self, one: Participant) -> int:

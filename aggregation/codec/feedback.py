@@ -13,7 +13,7 @@ correction), so that a coordinate that waits long has moved as far as momentum w
     g = delta min(1, C / ||delta||)                local clipping: the paper's threshold divided by sqrt(N), N clients;
     u' = m u + g;    v' = v + u';    send C(v');    u and v become 0 where it was sent (momentum factor masking)
 
-and begins with more coordinates than it ends with (`warm_up_share`).
+and begins with more coordinates than it ends with (`section.warm_up_share`).
 
 No codec is stateful; this is. State belongs to a version of the model. It is used with the change of the next version
 alone, and dropped if the client has missed one: by then it leads away from where the others have gone. The functions
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOMENTUM_MAX = 0.999
-WARM_UP_SHARES = (1 / 4, 1 / 16, 1 / 64, 0.004, 0.001)  # sparsity of 75, 93.75, 98.4375, 99.6 and 99.9 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +132,6 @@ def send_corrected(
     return SentPayload(
         pieces, Residual(version, wanted.cpu() - decoded, torch.where(decoded == 0, velocity.cpu(), 0.0))
     )
-
-
-def warm_up_share(n_rounds_before: int, rounds_a_stage: int = 1) -> float:
-    """The share of coordinates to send: a quarter at first, from the fifth stage on one in a thousand."""
-    return WARM_UP_SHARES[min(n_rounds_before // rounds_a_stage, len(WARM_UP_SHARES) - 1)]
 
 
 def _kept(before: Residual | None, context: CodecContext, version: int) -> Residual | None:

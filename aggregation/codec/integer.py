@@ -29,15 +29,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import EnergyMeter
-from umbel.aggregation.codec.entropy.coded_levels import LevelsCoder
+from umbel.aggregation.codec.entropy.coded_levels import LEVELS_HEAD_BYTES, LevelsCoder, LevelsHead
 from umbel.aggregation.codec.entropy.entropy import Segment
-from umbel.aggregation.codec.entropy.levels_head import LEVELS_HEAD_BYTES, LevelsHead
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, exactly
 from umbel.aggregation.codec.exact import ExactPlaces
 from umbel.aggregation.codec.kernels.kernels import dither_into, quantize_into
-from umbel.aggregation.codec.kernels.native import Quantizer
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP
-from umbel.aggregation.codec.kernels.quantize import Dithers, Levels, phase
+from umbel.aggregation.codec.kernels.quantize import Dithers
+from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer, phase
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import MalformedUpdate, UpdateOutOfRange, WrongCodec
 from umbel.aggregation.model.layout import Layout

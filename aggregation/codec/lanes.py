@@ -23,8 +23,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.quantize import Levels
-from umbel.aggregation.codec.modular import SIGMAS, lift
+from umbel.aggregation.codec.kernels.quantizer import Levels
+from umbel.aggregation.codec.modular import lift
+from umbel.aggregation.codec.residue_bits import SIGMAS
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.torch_later import torch

@@ -17,25 +17,20 @@ of the mean's square at D = rms / 2 in 7 bits, and 6.7e-3 at rms / 4 in 8.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.codec.kernels.residues import add_packed, pack_residues
 from umbel.aggregation.codec.rotated import Dither, Rotated
-from umbel.aggregation.stated_order import ceil_log2
 from umbel.aggregation.torch_later import torch
-from umbel.aggregation.types import COHORT_MAX, LEVEL_MAX, RESIDUE_BITS_MAX
+from umbel.aggregation.types import RESIDUE_BITS_MAX
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIGMAS = 6.0
-ALARM_SHARE = 1e-4
 _ALARM_AT = 0.75
-_ROUNDING_VARIANCE = 1 / 6  # of floor(x + a uniform number), over x and the number, in squared steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +111,3 @@ def lift(residues: Tensor, bits: int) -> Tensor:
     """The integers from -2^(bits-1) to 2^(bits-1) - 1 with these lowest `bits`: int32, any shape."""
     unused = RESIDUE_BITS_MAX - bits
     return (residues << unused) >> unused
-
-
-def bits_for(*, inverse_step: float, sigma_sum: float, n_clients: int, sigmas: float = SIGMAS) -> int:
-    """How many bits hold the sum of `n_clients` vectors, up to `sigmas` standard deviations of a rotated coordinate.
-
-    `sigma_sum`: the standard deviation that the sum's coordinates are expected to have, in units of the weights: that
-    of the last round's sum, times 1.5, say, for it may grow. Rotated, a sum is Gaussian, with n / 6 squared steps of
-    rounding on top, so
-
-        m = ceil(log2(2 t sqrt((sigma_sum / D)^2 + n / 6)))
-
-    and at t = 6 one coordinate in 5e8 wraps. (Bonawitz, Salehi, Konecny, McMahan and Gruteser: Federated learning with
-    autotuned communication-efficient secure aggregation, 2019, wrap a rotated sum likewise.) It grows by half a bit
-    with each doubling of clients that have nothing in common, by one where they are the same. No more is taken than
-    holds n times the greatest level. Raises `ValueError` for a cohort or an expectation that cannot be.
-    """
-    if not 1 <= n_clients <= COHORT_MAX:
-        raise ValueError(f"a cohort has 1 to {COHORT_MAX} clients, not {n_clients}; aggregate in groups")
-    if not (inverse_step > 0 and 0 <= sigma_sum < math.inf and sigmas > 0):
-        raise ValueError("the step and sigmas must be positive, and sigma_sum must not be negative")
-    in_steps = sigma_sum * inverse_step
-    spread = math.sqrt(in_steps * in_steps + n_clients * _ROUNDING_VARIANCE)
-    bits_max = (n_clients * LEVEL_MAX).bit_length() + 1
-    return max(1, ceil_log2(min(2 * sigmas * spread, 2.0**bits_max)))

@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from umbel.aggregation.codec.kernels.blocks import Blocks
 from umbel.aggregation.codec.kernels.kernels import TILE, dither_into, quantize_into, rotate_into, unrotate_into
-from umbel.aggregation.codec.kernels.native import Quantizer
-from umbel.aggregation.codec.kernels.quantize import Dithers, Levels, phase, quantize
-from umbel.aggregation.codec.kernels.rotation import Blocks
+from umbel.aggregation.codec.kernels.quantize import Dithers, quantize
+from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer, phase
 from umbel.aggregation.plans.codec import CodecPlan, as_float32
 from umbel.aggregation.stated_order import norm
 from umbel.aggregation.torch_later import torch

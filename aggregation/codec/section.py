@@ -1,15 +1,21 @@
-"""What the run file's [codec] says, checked; and the codec of each round that follows from it."""
+"""The run file's section [codec], checked, and the codec plan of each round that follows from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from umbel.aggregation.codec.combinations import require_codec
-from umbel.aggregation.codec.feedback import warm_up_share
-from umbel.aggregation.codec.plan import STEP_MAX, STEP_MIN, first_plan, next_plan
-from umbel.aggregation.codec.rate import ERROR_MAX, ERROR_MIN, RoundShown, coarsest_step, step_for
-from umbel.aggregation.codec.vectors.registry import parameters_of
-from umbel.aggregation.codec.vectors.topk import TopK
+from umbel.aggregation.codec.step import (
+    ERROR_MAX,
+    ERROR_MIN,
+    STEP_MAX,
+    STEP_MIN,
+    RoundShown,
+    coarsest_step,
+    first_plan,
+    next_plan,
+    step_for,
+)
 from umbel.aggregation.plans.codec import Codec, CodecPlan, Parameter
 from umbel.aggregation.seeds import derive_seed
 from umbel.aggregation.types import NORM_MAX, NORM_MIN
@@ -19,27 +25,27 @@ Name = Literal[
 ]  # fmt: skip
 _STEP, _FIRST_NORM, _ERROR = 0.5, 1.0, 0.01
 _WARM_UP_ROUNDS_MAX = 1_000_000
+_WARM_UP_SHARES = (1 / 4, 1 / 16, 1 / 64, 0.004, 0.001)  # sparsity of 75, 93.75, 98.4375, 99.6 and 99.9 %
 _OF_VECTORS = ("clip_norm", "error_feedback")
 
 
 def codec_key(seed: int, number: int) -> int:
-    """What all that a codec draws by chance in one round is keyed by."""
+    """The key of all random numbers that a codec draws in one round."""
     return derive_seed(seed, "codec", number)
 
 
 @dataclass(frozen=True, slots=True)
 class CodecSection:
-    """How updates are written. None: as the codec has it by default; a key that is not the codec's is refused.
+    """How updates are encoded. None is the codec's default. A key that the codec does not take is refused.
 
-    `error`: for "auto", the greatest error of one update, a share of its energy. The other keys: `plan.py`, and the
-    file of the codec with this name.
+    The keys below `error` are the parameters of the codecs in `vectors/`, each documented in its codec's file.
     """
 
     name: Name = "float32"
-    step: float | None = None
-    first_norm: float | None = None
-    clip_norm: float | None = None
-    error: float | None = None
+    step: float | None = None  # of "integer", in root mean squares of an update
+    first_norm: float | None = None  # the expected L2 norm of an update in the first round
+    clip_norm: float | None = None  # the greatest L2 norm of an update
+    error: float | None = None  # of "auto": the greatest error of one update, as a share of its energy
     bits: int | None = None
     levels: int | None = None
     share: float | None = None
@@ -54,7 +60,7 @@ class CodecSection:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - an unknown key is a typing error, so refuse it
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(Name):  # an auditor reads it from a bundle, past pydantic
+        if self.name not in get_args(Name):  # an auditor reads it from a bundle, without pydantic
             raise ValueError(f"name must be one of {', '.join(get_args(Name))}, not {self.name!r:.40}")
         for one in fields(self):
             if one.name not in ("name", *self._keys) and getattr(self, one.name) != one.default:
@@ -68,15 +74,15 @@ class CodecSection:
         ):
             if (value := getattr(self, name)) is not None and not least <= value <= most:
                 raise ValueError(f"{name} must lie between {least:g} and {most:g}, not {value!r:.40}")
-        require_codec(self.first(1, 0))  # refuses what no round could be planned with
+        require_codec(self.first(1, 0))  # refuses a section that no round can be planned with
 
     @property
     def codec(self) -> Codec:
-        """Which codec it is; "auto" is the integer codec at a step that it finds."""
+        """The codec with this name. "auto" is the integer codec, with a step that it finds."""
         return Codec.INTEGER if self.name == "auto" else Codec[self.name.upper()]
 
     def first(self, n_values: int, key: int) -> CodecPlan:
-        """The codec of a run's first round. `n_values`: of the model."""
+        """The codec plan of a run's first round. `n_values`: of the model."""
         if self.codec is Codec.FLOAT32:
             return CodecPlan()
         if self.codec is not Codec.INTEGER:
@@ -87,7 +93,7 @@ class CodecSection:
         return first_plan(step=self.step_asked, norm=norm, n_values=n_values, key=key, clip_norm=self.clip_norm)
 
     def after(self, before: CodecPlan, number: int, shown: RoundShown, key: int) -> CodecPlan:
-        """The codec of round `number`. `shown`: what the round of training before it has shown."""
+        """The codec plan of round `number`. `shown`: of the round of training before it."""
         if self.codec is Codec.FLOAT32:
             return before
         if self.codec is not Codec.INTEGER:
@@ -97,26 +103,40 @@ class CodecSection:
 
     @property
     def _keys(self) -> tuple[str, ...]:
-        """What may be set beside the name."""
+        """The keys that this codec takes beside the name."""
         if self.name == "float32":
             return ()
         if self.codec is Codec.INTEGER:
             return ("error" if self.name == "auto" else "step", "first_norm", "clip_norm")
         more = ("momentum", "warm_up_rounds") if self.codec is Codec.TOPK else ()
-        return (*parameters_of(self.codec), *_OF_VECTORS, *more)
+        return (*_parameters_of(self.codec), *_OF_VECTORS, *more)
 
     @property
     def step_asked(self) -> float:
-        """The integer codec's step as it is asked for, in units of an update's root mean square."""
+        """The integer codec's step that the run file asks for, in root mean squares of an update."""
         if self.name == "auto":
             return coarsest_step(_ERROR if self.error is None else self.error)
         return _STEP if self.step is None else self.step
 
     def _parameters(self, number: int) -> Mapping[str, Parameter]:
         """The codec's parameters in round `number`."""
-        given = {name: getattr(self, name) for name in parameters_of(self.codec)}
+        defaults = _parameters_of(self.codec)
+        given = {name: getattr(self, name) for name in defaults}
         set_here = {name: value for name, value in given.items() if value is not None}
         if self.warm_up_rounds is not None:
-            share = set_here.get("share", TopK().share)
+            share = set_here.get("share", defaults["share"])
             set_here["share"] = max(share, warm_up_share(number - 1, self.warm_up_rounds))
         return set_here
+
+
+def warm_up_share(n_rounds_before: int, rounds_a_stage: int = 1) -> float:
+    """The share of coordinates to send with deep gradient compression: 1/4 at first, 1/1000 from the fifth stage on."""
+    return _WARM_UP_SHARES[min(n_rounds_before // rounds_a_stage, len(_WARM_UP_SHARES) - 1)]
+
+
+def _parameters_of(codec: Codec) -> Mapping[str, Any]:
+    """The parameters of a codec of vectors, with their defaults."""
+    # This imports torch, which takes seconds: reading a run file must not need it for float32 and integer.
+    from umbel.aggregation.codec.vectors.registry import defaults_of
+
+    return defaults_of(codec)

@@ -16,7 +16,8 @@ from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.codec.vectors.codec import Projections
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.model.layout import HasMean, Layout
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.torch_later import torch

@@ -21,7 +21,8 @@ from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.mask import RandomMask
 from umbel.aggregation.codec.vectors.registry import vector_codec
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.model.layout import HasMean, Layout
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.stated_order import norm

@@ -1,19 +1,19 @@
-"""The bytes of a change: what a client that has one published model version needs to have the next.
+"""The bytes of a change: with them a client makes the next published model version of the one that it has.
 
-The header of `wire.py` with 16 for its codec, then
+A change begins with the header of `wire.py`, whose codec is 16. Then follow
 
 ```
 offset size field
      0    4 step            D, float32, 2^-100 to 2^100
      4   12 coding          of the integers, as in codec 1, without a dither (`coded_levels.py`)
-    16    8 exact_bytes     length of the first frame; 0, and no such frame, if no tensor is exact
-    24      one Zstandard frame: of each exact tensor the bytes that it has, XOR those that it will have
-     .      the integers k, as codec 1 has them; zeros for values of exact tensors
+    16    8 exact_bytes     length of the first frame; 0 and no frame if no tensor is exact
+    24      one Zstandard frame: for each exact tensor, its bytes before XOR its bytes after
+     .      the integers k, as in codec 1; zeros for the values of exact tensors
 ```
 
-`publishing.py` says what the integers are and what they make of a model. A change is written while the model moves,
-and applied while it is read; both go through the model a piece at a time. It says neither which version it is of nor
-which it makes: whoever has it knows the SHA-256 of both, and must see that the result has its own.
+`publishing.py` defines the integers and how they move a model. A change is written while the model moves, and applied
+while it is read; both take the model a piece at a time. A change names neither the version before nor the version
+after. The client knows the SHA-256 of both, and must check that the result has the right one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from umbel.aggregation.downlink.publishing import STEP_MAX, STEP_MIN, Publicatio
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import Values, pieces, segments
+from umbel.aggregation.model.state import torch_dtype
 from umbel.aggregation.plans.codec import as_float32
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.update.wire import HEADER_BYTES, change_header
@@ -40,7 +41,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChangeHead:
-    """The fixed beginning of the payload."""
+    """The first fields of a change's payload."""
 
     step: float
     coding: Coding
@@ -51,10 +52,10 @@ class ChangeHead:
 
 
 class ChangeWriter:
-    """A change in the making. First all of `body`, which moves the published model; then `head`, to stand before it."""
+    """Writes a change. First comes all of `body`, which moves the published model; then `head`, the change's start."""
 
     def __init__(self, layout: Layout, step: float, master: Values, public: Values) -> None:
-        """`step`: D. `master`: the next version's; `public`: the published model, whose values are written over."""
+        """`step`: D. `master`: the next master copy. `public`: the published model; its values are overwritten."""
         self._layout = layout
         self._step = step
         self._publication = Publication(layout, step, master, public)
@@ -63,7 +64,7 @@ class ChangeWriter:
         self._exact_bytes = self._n_bytes = 0
 
     def body(self) -> Iterator[bytes]:
-        """What follows the first `HEAD_BYTES`, in pieces."""
+        """The bytes after the first `HEAD_BYTES`, in pieces."""
         meter = self._coder.new_meter(1 / self._step)
         self._publication.measure(meter)
         energies = meter.energies()
@@ -84,9 +85,9 @@ class ChangeWriter:
 
 
 def apply_change(layout: Layout, change: Iterable[Buffer], change_bytes: int, public: Values) -> None:
-    """Make a published model the next version, in place. `change`: all its bytes, in pieces, `change_bytes` in all.
+    """Turn a published model into the next version, in place. `change`: `change_bytes` bytes in all, in pieces.
 
-    Raises an `UpdateRefused` at the first thing that is wrong with it; values before that are changed then.
+    Raises an `UpdateRefused` at the first fault. Values before the fault have changed by then.
     """
     payload = Payload(exactly(change, change_bytes))
     head = _read_head(layout, payload, change_bytes)
@@ -98,40 +99,40 @@ def apply_change(layout: Layout, change: Iterable[Buffer], change_bytes: int, pu
         for piece in segment:
             if piece.spec.is_coded:
                 mine = made[first : first + piece.n_values]
-                after = moved(piece.spec, piece.of(public, piece.spec.torch_dtype), mine, head.step)
-                public.write(piece.spec.name, piece.first, after)
+                after = moved(piece.spec, piece.of(public, torch_dtype(piece.spec)), mine, head.step)
+                piece.put(public, after)
             first += piece.n_values
 
 
 def _read_head(layout: Layout, payload: Payload, change_bytes: int) -> ChangeHead:
-    """What the first bytes of a change say, as far as it could be true."""
+    """Read and check the first bytes of a change."""
     if change_bytes < HEAD_BYTES:
-        raise LyingLength(f"a change has at least {HEAD_BYTES} bytes, this has {change_bytes}")
+        raise LyingLength(f"a change has at least {HEAD_BYTES} bytes, this one has {change_bytes}")
     if payload.take(HEADER_BYTES).numpy().tobytes() != change_header(layout, change_bytes - HEADER_BYTES):
-        raise MalformedUpdate("not a change of a model of this layout and its own length; see docs/reference/wire.md")
+        raise MalformedUpdate("not a change of this length for a model of this layout; see docs/reference/wire.md")
     step, coding, exact_bytes = _HEAD.unpack(payload.take(_HEAD.size).numpy().tobytes())
     if not STEP_MIN <= step <= STEP_MAX:  # also refuses a NaN
         raise MalformedUpdate("the head of the change is malformed; see docs/reference/wire.md")
     n_raw = _exact_raw_bytes(layout)
     if exact_bytes > (frame.framed_bytes_max(n_raw) if n_raw else 0):
-        raise LyingLength(f"the change says that exact values take {exact_bytes} bytes, which they cannot")
+        raise LyingLength(f"the change claims {exact_bytes} bytes for its exact values; they cannot take that many")
     return ChangeHead(as_float32(step), Coding.decode(coding), exact_bytes)
 
 
 def _apply_exact(layout: Layout, changed: Iterable[bytes], public: Values) -> None:
-    """Change these bits of exact tensors. Raises `MalformedUpdate` for a bool that would be neither, and for a NaN."""
+    """Flip bits of exact tensors. Raises `MalformedUpdate` for a bool that is neither 0 nor 1, and for a NaN."""
     bits = Payload(changed)
     for piece in pieces(layout):
         if piece.spec.is_coded:
             continue
-        dtype = piece.spec.torch_dtype
+        dtype = torch_dtype(piece.spec)
         before = piece.of(public, dtype).view(torch.uint8)
         after = before ^ bits.take(before.numel())
         if piece.spec.dtype == "bool" and bool((after > 1).any()):
-            raise MalformedUpdate("the change makes a bool of neither true nor false")
+            raise MalformedUpdate("the change makes a bool that is neither true nor false")
         if dtype.is_floating_point and not bool(after.view(dtype).isfinite().all()):
             raise MalformedUpdate("the change makes a value that is not finite")
-        public.write(piece.spec.name, piece.first, after.view(dtype))
+        piece.put(public, after.view(dtype))
     bits.end()
 
 
@@ -142,5 +143,5 @@ def _taken(payload: Payload, n_bytes: int) -> Iterator[memoryview]:
 
 
 def _exact_raw_bytes(layout: Layout) -> int:
-    """How many bytes the values of exact tensors have."""
-    return sum(spec.n_values * spec.torch_dtype.itemsize for spec in layout.owners() if not spec.is_coded)
+    """The number of bytes of all exact tensors."""
+    return sum(spec.n_bytes for spec in layout.owners() if not spec.is_coded)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from umbel.aggregation.errors import LayoutError
-from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import State
 
 if TYPE_CHECKING:
     from torch import Tensor

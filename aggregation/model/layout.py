@@ -1,19 +1,10 @@
-"""A model's state dict as one flat vector: names, shapes, dtypes, and a digest that both ends compare.
+"""The description of a model as one flat vector: names, shapes, dtypes, and a digest that both ends compare.
 
-A `Layout` lists the tensors of a state dict in the order of their names (by code point): it depends neither on the
-order in which a framework registers parameters nor on a file's. Each tensor that owns its values has a place (offset,
-length) in a vector of float32; a tied tensor (the same storage under a second name) is listed with the name it is tied
-to and takes no place. What travels is the *weight change* `local - global` as such a vector:
+A `Layout` lists the tensors of a state dict by name, in code point order. So it depends neither on the order in which
+a framework registers parameters nor on a file's order. A tensor that owns its values has a place (offset, length) in a
+vector of float32. A tied tensor (a second name for the same storage) names its owner and takes no place.
 
-- float32, bfloat16, float16: the difference, taken in float32;
-- float64: the difference taken in float64, then rounded to float32;
-- integers and bool (step counters such as BatchNorm's `num_batches_tracked`): the difference times 2^-16, so that a
-  counter's thousands stand beside weight changes without leaving the grid, or drowning them under a lossy codec. It is
-  exact up to 2^24, float32's own limit; a larger change is refused rather than rounded.
-
-The coordinator keeps a *master* copy: half-precision tensors widened to float32, all others as they are. Rounding the
-published model to 16 bits therefore never eats updates that are smaller than half a unit in the last place. Nor does
-publishing it in steps (`publishing.py`), for which any model has a master copy apart.
+Nothing here imports torch. `state.py` has the tensors.
 """
 
 from __future__ import annotations
@@ -25,67 +16,69 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
-from umbel.aggregation.errors import LayoutError, ModelOverflow
-from umbel.aggregation.torch_later import torch
-from umbel.aggregation.update.grid import PIECE_VALUES
+from umbel.aggregation.errors import LayoutError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-State: TypeAlias = "Mapping[str, Tensor]"
-
-_HALF = {"bfloat16", "float16"}
-_FLOATS = {"float32", "float64"} | _HALF
+HALF_PRECISION = frozenset({"bfloat16", "float16"})
+FLOATS = HALF_PRECISION | {"float32", "float64"}
 _STATISTICS = frozenset({"running_mean", "running_var"})
-_DTYPES = {"int8", "int16", "int32", "int64", "uint8", "bool"} | _FLOATS
-_EXACT_IN_FLOAT32 = 1 << 24
+_ITEM_BYTES: Mapping[str, int] = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "bfloat16": 2, "float16": 2,
+    "int32": 4, "float32": 4, "int64": 8, "float64": 8,
+}  # fmt: skip
 N_VALUES_MAX = 1 << 48  # a header's counts stay far from 2^64; no machine holds such a model
 _DIMENSIONS_MAX = 64
-_INTEGER_UNIT = 2.0**-16  # what a change of one in an integer tensor becomes in the vector
+_Value = TypeVar("_Value")
 
 
-class HasMean(Protocol):
-    """What a round's sum comes to."""
+@runtime_checkable
+class DenseTensor(Protocol):
+    """The attributes of a torch tensor from which a layout is made."""
 
-    def mean_slice(self, start: int, stop: int) -> Tensor:
-        """The weighted mean of coordinates `start` to `stop` of the vector, float64, to write over."""
-        ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> object: ...
+    @property
+    def device(self) -> object: ...
+    @property
+    def layout(self) -> object: ...
+    @property
+    def is_meta(self) -> bool: ...
+    def stride(self) -> tuple[int, ...]: ...
+    def data_ptr(self) -> int: ...
+    def numel(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor: `offset` is its first value's index in the vector; `tied_to` names the owner of its values."""
+    """One tensor of a model."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    offset: int
-    tied_to: str | None = None
+    offset: int  # of its first value in the vector
+    tied_to: str | None = None  # the name of the tensor that owns the values
 
     @property
     def is_coded(self) -> bool:
-        """Whether its values may be rounded with the others': those of integers and bools may not. Nor may the running
-        statistics of normalization layers, as torch names them: they change by orders of magnitude more than weights,
-        which would vanish in a step or a norm that both have in common.
+        """Whether a codec may round its values; if not, the tensor is exact.
+
+        Integers and bools are exact. So are the running statistics of normalization layers, by torch's names for them:
+        they change by orders of magnitude more than weights, which would vanish in a common step or norm.
         """
-        return self.dtype in _FLOATS and self.name.rpartition(".")[2] not in _STATISTICS
+        return self.dtype in FLOATS and self.name.rpartition(".")[2] not in _STATISTICS
 
     @property
     def n_values(self) -> int:
-        """Length of its place in the vector (0-d tensors hold one value)."""
+        """The length of its place in the vector: 0 for a tied tensor, 1 for a 0-d tensor."""
         return 0 if self.tied_to is not None else math.prod(self.shape)
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
-
-    @property
-    def master_dtype(self) -> torch.dtype:
-        """What the coordinator's copy of it is made of."""
-        return torch.float32 if self.dtype in _HALF else self.torch_dtype
+    def n_bytes(self) -> int:
+        """The bytes of its own values, in its own dtype."""
+        return self.n_values * _ITEM_BYTES[self.dtype]
 
     @property
     def place(self) -> slice:
@@ -94,7 +87,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a model stands in the flat vector. Build it with `of_state` or `from_json`."""
+    """Where each tensor of a model stands in the flat vector. Make one with `of_state` or `from_json`."""
 
     tensors: tuple[TensorSpec, ...]
 
@@ -107,27 +100,27 @@ class Layout:
             offset += spec.n_values
 
     @classmethod
-    def of_state(cls, state: State) -> Layout:
-        """The layout of a state dict.
+    def of_state(cls, state: Mapping[str, DenseTensor]) -> Layout:
+        """The layout of a state dict of torch tensors.
 
-        Raises `LayoutError` for what is no dense tensor, for dtypes that have no mean (complex, float8), and for
-        tensors without values (on the meta device).
+        Raises `LayoutError` for an entry that is not a dense tensor, for a dtype that has no mean (complex, float8) and
+        for a tensor without values (on the meta device).
         """
         owners: dict[tuple[object, ...], str] = {}
         specs: list[TensorSpec] = []
         offset = 0
         for name, tensor in sorted(state.items()):
-            _require_tensor(name, tensor)
+            dtype = _dtype_of(name, tensor)
             owner = owners.setdefault(_identity(tensor, name), name)
             tied_to = None if owner == name else owner
-            spec = TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset, tied_to)
+            spec = TensorSpec(name, tuple(tensor.shape), dtype, offset, tied_to)
             specs.append(spec)
             offset += spec.n_values
         return cls(tuple(specs))
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """The inverse of `to_json`. Raises `LayoutError` for anything `to_json` could not have written."""
+        """The inverse of `to_json`. Raises `LayoutError` for any text that `to_json` does not write."""
         try:
             rows = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -140,7 +133,7 @@ class Layout:
         return layout
 
     def to_json(self) -> str:
-        """Canonical JSON: the text whose SHA-256 is `digest`."""
+        """Canonical JSON. `digest` is the SHA-256 of this text."""
         rows = [[t.name, list(t.shape), t.dtype, t.offset, t.tied_to] for t in self.tensors]
         return json.dumps(rows, separators=(",", ":"), ensure_ascii=True)
 
@@ -158,7 +151,7 @@ class Layout:
         return (spec for spec in self.tensors if spec.tied_to is None)
 
     def difference(self, other: Layout) -> str:
-        """In words, the first thing in which two layouts differ; empty if they are the same."""
+        """The first difference between two layouts, in words; empty if they are equal."""
         ours, theirs = ({spec.name: spec for spec in layout.tensors} for layout in (self, other))
         if missing := [name for name in ours if name not in theirs]:
             return f"tensor {missing[0]!r} is missing"
@@ -170,48 +163,18 @@ class Layout:
                 return f"tensor {name!r} is {yours}, not {mine}"
         return "" if self == other else "tensors are tied differently"
 
-    def require(self, state: State, what: str) -> None:
+    def require(self, state: Mapping[str, DenseTensor], what: str) -> None:
         """Raise `LayoutError` unless `state` has this layout."""
         if difference := self.difference(Layout.of_state(state)):
             raise LayoutError(f"{what} does not fit the model: {difference}")
 
-    def subtract(self, local: State, start: State) -> Tensor:
-        """The weight change `local - start` as one float32 vector of `n_values`, on the CPU.
-
-        The states may live on any device, and need only the owners. Raises `LayoutError` for a missing tensor, another
-        shape, or an integer that changed by more than 2^24.
-        """
-        change = torch.empty(self.n_values, dtype=torch.float32)
-        for spec in self.owners():
-            after, before = _values_of(spec, local, "the trained state"), _values_of(spec, start, "the start state")
-            change[spec.place] = weight_change(spec, after, before).reshape(-1)
-        return change
-
-    def add_mean(self, master: State, mean: HasMean, learning_rate: float = 1.0) -> dict[str, Tensor]:
-        """The next master copy: `master + learning_rate * mean`, a new tensor on the CPU for each owner.
-
-        Floats are added in float64 and rounded once to the master's dtype; integers take the mean change rounded to the
-        nearest integer, at most 2^24, and stop at their dtype's limits; a bool takes the majority. Multiplication and
-        addition are separate operations: no fused multiply-add makes the bits depend on the processor. Raises
-        `ModelOverflow` for a float that leaves its dtype's finite range.
-        """
-        return {s.name: _stepped(s, master[s.name], mean, learning_rate) for s in self.owners()}
-
-    def master_of(self, state: State) -> dict[str, Tensor]:
-        """The coordinator's copy, on the CPU: owners only, half precision widened to float32."""
-        return {s.name: state[s.name].detach().to("cpu", s.master_dtype, copy=True).contiguous() for s in self.owners()}
-
-    def published(self, master: State) -> dict[str, Tensor]:
-        """What clients download: the master copy in the model's own dtypes, owners only; see `published`."""
-        return {s.name: published(s, master[s.name]) for s in self.owners()}
-
     @property
     def is_full_precision(self) -> bool:
-        """Whether no tensor is of half precision: a master copy has the same dtypes then, and may be the model."""
-        return all(spec.dtype not in _HALF for spec in self.owners())
+        """Whether no tensor has half precision. Then a master copy has the same dtypes, and may be the model itself."""
+        return all(spec.dtype not in HALF_PRECISION for spec in self.owners())
 
-    def full_state(self, owned: State) -> dict[str, Tensor]:
-        """A state dict with every name, tied ones included, from the owners' tensors."""
+    def full_state(self, owned: Mapping[str, _Value]) -> dict[str, _Value]:
+        """A state dict with every name, including the tied ones, from the owners' tensors."""
         return {spec.name: owned[spec.tied_to or spec.name] for spec in self.tensors}
 
 
@@ -227,8 +190,8 @@ def _spec_of_row(row: object) -> TensorSpec:
 
 
 def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) -> None:
-    """Refuse a tensor that cannot follow these owners at this offset; add it to `owners` if it is one."""
-    if spec.dtype not in _DTYPES or spec.offset != offset or len(spec.shape) > _DIMENSIONS_MAX:
+    """Refuse a tensor that cannot follow these owners at this offset. Add it to `owners` if it owns its values."""
+    if spec.dtype not in _ITEM_BYTES or spec.offset != offset or len(spec.shape) > _DIMENSIONS_MAX:
         raise LayoutError(f"not a layout: tensor {spec.name!r} is malformed")
     if any(not 0 <= size <= N_VALUES_MAX for size in spec.shape) or offset + spec.n_values > N_VALUES_MAX:
         raise LayoutError(f"not a layout: tensor {spec.name!r} has an impossible shape")
@@ -238,92 +201,20 @@ def _require_spec(spec: TensorSpec, offset: int, owners: dict[str, TensorSpec]) 
         raise LayoutError(f"not a layout: tensor {spec.name!r} is tied to a tensor that is not before it, or differs")
 
 
-def _require_tensor(name: str, tensor: object) -> None:
-    if not isinstance(tensor, torch.Tensor):
+def _dtype_of(name: str, tensor: object) -> str:
+    """The dtype's name, such as float32. Raises `LayoutError` for what no layout can hold."""
+    if not isinstance(tensor, DenseTensor):
         raise LayoutError(f"entry {name!r} of the state dict is a {type(tensor).__name__}, not a tensor")
-    if str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _ITEM_BYTES:
         raise LayoutError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be averaged")
-    if tensor.layout != torch.strided or tensor.is_meta:
+    if str(tensor.layout) != "torch.strided" or tensor.is_meta:
         raise LayoutError(f"tensor {name!r} is sparse or on the meta device; lay out a dense model with values")
+    return dtype
 
 
-def _values_of(spec: TensorSpec, state: State, what: str) -> Tensor:
-    """The tensor on the CPU. Raises `LayoutError` if it is missing or has another shape."""
-    tensor = state.get(spec.name)
-    if tensor is None or tuple(tensor.shape) != spec.shape:
-        found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}, not {list(spec.shape)}"
-        raise LayoutError(f"{what} does not fit the model: tensor {spec.name!r} {found}")
-    return tensor.detach().cpu()
-
-
-def _identity(tensor: Tensor, name: str) -> tuple[object, ...]:
-    """Equal for two names of the same values. Empty tensors share null storage by accident, so they are never tied."""
+def _identity(tensor: DenseTensor, name: str) -> tuple[object, ...]:
+    """Equal for two names of the same values. Empty tensors all share null storage, so they never count as tied."""
     if tensor.numel() == 0:
         return (name,)
     return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
-    """`Layout.subtract` for some values of one tensor, for whoever cannot hold the change beside the model.
-
-    Both of one shape, on one device. Raises `LayoutError` for an integer that changed by more than 2^24.
-    """
-    if spec.dtype in _FLOATS:
-        wide = torch.float64 if spec.dtype == "float64" else torch.float32
-        return local.to(wide).sub(start.to(wide)).to(torch.float32)
-    after, before = local.to(torch.int64), start.to(torch.int64)
-    change = after - before
-    has_wrapped = (change < 0) != (after < before)
-    if bool(((change < -_EXACT_IN_FLOAT32) | (change > _EXACT_IN_FLOAT32) | has_wrapped).any()):
-        raise LayoutError(f"integer tensor {spec.name!r} changed by more than 2^24, which float32 cannot carry exactly")
-    return change.to(torch.float32).mul_(_INTEGER_UNIT)
-
-
-def step(spec: TensorSpec, start: Tensor, first: int, mean: HasMean, learning_rate: float) -> Tensor:
-    """`Layout.add_mean` for some consecutive values of one tensor, for whoever cannot hold the model beside the sum.
-
-    `start`: in the master's dtype; its first value is the tensor's `first`-th.
-    """
-    change = mean.mean_slice(spec.offset + first, spec.offset + first + start.numel())
-    if spec.dtype in _FLOATS:
-        return _require_finite(
-            spec, start.to(torch.float64, copy=True).add_(change.mul_(learning_rate)).to(start.dtype)
-        )
-    if spec.dtype == "bool":
-        return start.to(torch.float64).add_(change.div_(_INTEGER_UNIT)) >= 0.5
-    most, limits = _EXACT_IN_FLOAT32, torch.iinfo(spec.torch_dtype)
-    before = start.to(torch.int64, copy=True)
-    whole = change.div_(_INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
-    room_up = limits.max - before.clamp(min=limits.max - most)  # at most `most`, so that nothing here can wrap
-    room_down = limits.min - before.clamp(max=limits.min + most)
-    return before.add_(whole.clamp_(room_down, room_up)).to(spec.torch_dtype)
-
-
-def published(spec: TensorSpec, master: Tensor) -> Tensor:
-    """Values of one tensor's master copy as clients download them.
-
-    What half precision cannot hold becomes its greatest finite value: the master keeps the true one, and an infinity
-    would make every client's next update one that must be refused.
-    """
-    if spec.dtype not in _HALF:
-        return master
-    limits = torch.finfo(spec.torch_dtype)
-    return master.clamp(limits.min, limits.max).to(spec.torch_dtype)
-
-
-def _require_finite(spec: TensorSpec, values: Tensor) -> Tensor:
-    if not bool(values.isfinite().all()):
-        raise ModelOverflow(
-            f"tensor {spec.name!r} would leave the finite range of {str(values.dtype).removeprefix('torch.')}; "
-            "the run has diverged: lower max_abs or a learning rate"
-        )
-    return values
-
-
-def _stepped(spec: TensorSpec, start: Tensor, mean: HasMean, learning_rate: float) -> Tensor:
-    """One tensor of `add_mean`, in pieces: the float64 scratch of a large tensor would outweigh the whole model."""
-    values, stepped = start.reshape(-1), torch.empty(spec.shape, dtype=start.dtype)
-    for first in range(0, spec.n_values, PIECE_VALUES):
-        piece = slice(first, min(first + PIECE_VALUES, spec.n_values))
-        stepped.view(-1)[piece] = step(spec, values[piece], first, mean, learning_rate)
-    return stepped

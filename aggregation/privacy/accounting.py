@@ -47,7 +47,6 @@ from umbel.aggregation.privacy.sensitivity import l1_bound
 
 Floats: TypeAlias = NDArray[np.float64]
 ORDERS: tuple[int, ...] = (*range(2, 65), *(round(64 * 1.05**i) for i in range(1, 115)))  # to 16,683
-ROUNDS_MAX = 1 << 40
 _SLACK = 1 + 2.0**-30  # more noise than the equation asks: what float64 rounds off in a million rounds
 _HALVINGS = 60
 
@@ -110,17 +109,6 @@ class Ledger:
         """
         at = ORDERS.index(_shared(budget, self.delta)[0])
         return epsilon_of([self.divergences[at]], self.delta, [ORDERS[at]]) if self.n_rounds else 0.0
-
-    def rounds_left(self, budget: float, release: PublishedSum) -> int:
-        """How many rounds more like this one keep epsilon within `budget`: 0 to 2^40. Raises `AccountantMissing`."""
-        fits, too_many = 0, 1
-        while too_many <= ROUNDS_MAX and self.after(release, too_many).epsilon <= budget:
-            fits, too_many = too_many, 2 * too_many
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            within = self.after(release, middle).epsilon <= budget
-            fits, too_many = (middle, too_many) if within else (fits, middle)
-        return min(fits, ROUNDS_MAX)
 
 
 @dataclass(frozen=True, slots=True)

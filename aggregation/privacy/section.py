@@ -1,12 +1,12 @@
-"""What the run file's [privacy] says, checked; and the noise of each round that follows from it.
+"""The run file's section [privacy], checked, and the noise of each round that follows from it.
 
 ```toml
-[privacy]               # noise in every round's sum, so that no client can be told from it; needs secure aggregation
+[privacy]               # noise in every round's sum hides each client; needs secure aggregation
 epsilon = 4.0           # for all rounds of the run together; or noise_multiplier
 delta = 1e-6
-noise_multiplier = 1.0  # the standard deviation of the noise in the sum, over the greatest norm of a client's part
+noise_multiplier = 1.0  # the noise's standard deviation in the sum, divided by the greatest norm of a client's part
 clip_norm = 1.0         # the greatest L2 norm of an update; by default, that of [codec]
-colluders = 1           # clients of the smallest cohort who may add no noise, or know their own
+colluders = 1           # clients of the smallest cohort that may add no noise, or tell others theirs
 ```
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.noise import NoisePlan, require_honest
 from umbel.aggregation.privacy.accounting import allowance
 from umbel.aggregation.privacy.sensitivity import rounded_bound
@@ -26,9 +27,9 @@ NOISE_MULTIPLIER_MIN, NOISE_MULTIPLIER_MAX = 0.01, 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class PrivacySection:
-    """Either a budget, `epsilon` at `delta` for all rounds of the run together, or a `noise_multiplier` for each.
+    """Either a budget for the whole run (`epsilon` at `delta`), or a `noise_multiplier` for each round.
 
-    With a noise multiplier, `delta` is what the epsilon that the run has cost is reported for. The unit is one client.
+    With a noise multiplier, the epsilon that the run has cost is reported at `delta`. The privacy unit is one client.
     """
 
     epsilon: float | None = None
@@ -52,7 +53,7 @@ class PrivacySection:
                 require_within(value, name, least, most)
 
     def clip(self, of_codec: float | None) -> float:
-        """The clip norm that counts. `of_codec`: that of [codec]. Raises `ValueError` for none, or two that differ."""
+        """The clip norm of [privacy], or `of_codec`, that of [codec]. Raises `ValueError` for none, or for two."""
         found = {one for one in (self.clip_norm, of_codec) if one is not None}
         if not found:
             raise ValueError("set clip_norm in [privacy]: without one, a client's part in the sum has no bound")
@@ -63,17 +64,26 @@ class PrivacySection:
     def plan(self, *, rounds: int, least: int, n_values: int, inverse_step: float, clip_norm: float) -> NoisePlan:
         """The noise of a round.
 
-        `rounds`: how many sums the run reveals at most. `least`: clients without whom none is revealed, the larger of
-        the run's minimum and the secret sharing's threshold. `n_values`: levels of an update (`Rotated.n_levels`).
-        `inverse_step`: levels per unit of a weight; `clip_norm`: what `clip` has given, in units of the weights.
+        `rounds`: the most sums that the run reveals. `least`: the fewest clients in a revealed sum, which is the larger
+        of the run's minimum and the secret sharing's threshold. `n_values`: the levels of an update
+        (`Rotated.n_levels`). `inverse_step`: levels per unit of a weight. `clip_norm`: from `clip`, in weights.
 
-        Raises `ValueError` for what cannot be kept, and for a budget `AccountantMissing`.
+        Raises `ValueError` for numbers that no noise satisfies, and `AccountantMissing` for a budget.
         """
         require_honest(least, self.colluders)
         bound = rounded_bound(clip_norm * inverse_step, n_values)
         if self.epsilon is not None:
             variance = allowance(self.epsilon, self.delta, rounds).variance(bound, n_values)
         else:
-            assert self.noise_multiplier is not None, "the constructor has seen to it"
+            assert self.noise_multiplier is not None, "the constructor requires one of the two"
             variance = self.noise_multiplier**2 * bound
         return NoisePlan.of(variance, bound, n_values, least=least, colluders=self.colluders)
+
+
+def require_private_model(layout: Layout) -> None:
+    """Raise `ValueError` for a model with exact tensors, whose values would travel without noise."""
+    if exact := [spec.name for spec in layout.owners() if not spec.is_coded]:
+        raise ValueError(
+            f"the model has tensors that travel exactly ({', '.join(exact[:3])}), which would have no noise: for "
+            "[privacy] build it without counters and running statistics, with GroupNorm or LayerNorm, not BatchNorm"
+        )

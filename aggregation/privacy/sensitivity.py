@@ -27,9 +27,9 @@ from __future__ import annotations
 
 import math
 
-from umbel.aggregation.codec.kernels.quantize import UNIT
+from umbel.aggregation.codec.kernels.quantizer import UNIT
+from umbel.aggregation.logarithms import log2
 from umbel.aggregation.plans.noise import BOUND_MAX
-from umbel.aggregation.stated_order import log2
 
 BETA = 2.0**-20
 _HALVINGS = 64

@@ -68,15 +68,6 @@ class SkellamTable:
         low = np.array([cut & ((1 << _WORD_BITS) - 1) for cut in cuts], np.uint64)
         return cls(index_bits, high, low, outcomes.reshape(-1))
 
-    def weights(self) -> list[int]:
-        """What `of` was given, worked out from the cells, with zeros to fill them up."""
-        whole, found = 1 << (UNIT_BITS - self.index_bits), [0] * len(self.cuts)
-        for cell, (high, low) in enumerate(zip(self.cuts.tolist(), self.low_cuts.tolist(), strict=True)):
-            cut = (high << _WORD_BITS) + low
-            found[int(self.outcomes[2 * cell + 1])] += cut
-            found[int(self.outcomes[2 * cell])] += whole - cut
-        return found
-
 
 @lru_cache(maxsize=4)
 def table_of(variance: float) -> SkellamTable:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from umbel.aggregation.codec.rate import RoundShown
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelChange, ModelRef

@@ -93,14 +93,14 @@ Plain dataclasses, so that the server, the operator's command line and the simul
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection, codec_key
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, RoundPlan, Task, TrainingPlan, Weighting
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.privacy.compatible import require_private
 from umbel.aggregation.privacy.rounds import again, private_numbers
 from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.run.private_rules import require_private
 from umbel.aggregation.run.sections import (
     CANARY_CLIENTS,
     OVERRIDES_MAX,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Task
+from umbel.aggregation.privacy.rounds import PrivacySpent
 from umbel.aggregation.round.coverage import Gap
 
 EVALUATION = "evaluation."  # the metrics of held-out data, by which a run may end early, begin with this
@@ -219,29 +219,6 @@ class LiveRound:
     clients: tuple[ClientRecord, ...] = ()
     task: Task = Task.TRAINING
     absent: Absent | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacySpent:
-    """What a private run has cost so far: `epsilon` at `delta`, by `sums` that were revealed, of `sums_max` at most.
-
-    `budget`: the epsilon that all of them together may cost; None where the run file sets their noise instead.
-    """
-
-    epsilon: float
-    delta: float
-    budget: float | None
-    sums: int
-    sums_max: int
-
-    @property
-    def words(self) -> str:
-        """For people: `epsilon 5.33 of 8 is spent, at delta 1e-06, by 2 of at most 4 sums`."""
-        of_budget = "" if self.budget is None else f" of {self.budget:g}"
-        sums = counted(self.sums_max, "sum")
-        return (
-            f"epsilon {self.epsilon:.3g}{of_budget} is spent, at delta {self.delta:g}, by {self.sums} of at most {sums}"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer
+from umbel.aggregation.codec.kernels.kernels import add_packed
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.codec.kernels.residues import add_packed
 from umbel.aggregation.errors import LyingLength
 from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.secagg.client import SecureClient

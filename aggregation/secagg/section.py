@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.combinations import Adding, require_summable
-from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import TOTAL_WEIGHT_MAX

@@ -24,14 +24,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.model.pieces import PIECE_VALUES
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.update.integer_sum import IntegerSum
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PIECE_VALUES = 1 << 17  # what is worked on at a time: 1 MiB of float64 scratch stays in the second-level cache
 
 
 def check_values(values: Tensor, grid: Grid, first: int = 0) -> None:
@@ -98,12 +97,6 @@ class GridAccumulator(IntegerSum):
             raise LyingLength(f"the update holds {vector.numel()} values, the layout {self.n_sums}")
         check_values(vector, self.grid)
         self.fold(torch.split(vector, PIECE_VALUES), weight)
-
-    def merge(self, other: IntegerSum) -> None:
-        """As `IntegerSum.merge`; the other sum's grid must be this one."""
-        if not isinstance(other, GridAccumulator) or other.grid != self.grid:
-            raise ValueError("partial sums of different rounds cannot be merged")
-        super().merge(other)
 
     def mean_slice(self, start: int, stop: int) -> Tensor:
         """The weighted mean of coordinates `start` to `stop`, float64. Raises `ValueError` if nothing was folded."""

@@ -8,6 +8,7 @@ Memory is one int64 vector, twice the float32 model, however many clients report
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_HASHED_VALUES = 1 << 20  # at a time
 
 
 class IntegerSum:
@@ -41,15 +44,6 @@ class IntegerSum:
         self._add_weight(weight)
         self._add_all(chunks, weight)
         self.n_folded += 1
-
-    def merge(self, other: IntegerSum) -> None:
-        """Add another partial sum of the same round: the same bits as adding its updates here.
-
-        Raises `ValueError` for a sum of another length, or a total weight above the bound.
-        """
-        if (other.n_sums, other.total_weight_max) != (self.n_sums, self.total_weight_max):
-            raise ValueError("partial sums of different rounds cannot be merged")
-        self.merge_sums((other.sums,), other.total_weight, other.n_folded)
 
     def merge_sums(self, pieces: Iterable[Tensor], total_weight: int, n_folded: int) -> None:
         """Add another partial sum of the same round, given as its `sums` in consecutive int64 pieces.
@@ -82,3 +76,17 @@ class IntegerSum:
         if weight < least or total > self.total_weight_max:
             raise ValueError(f"weight {weight} takes the total to {total}, allowed: 1 to {self.total_weight_max}")
         self.total_weight = total
+
+
+def sum_sha256(total: IntegerSum) -> str:
+    """The SHA-256 of a sum's integers as int64, little-endian, in hex. Audit bundles have it."""
+    return integers_sha256(total.sums)
+
+
+def integers_sha256(*vectors: Tensor) -> str:
+    """The SHA-256 of these integers, one vector after the other, as int64, little-endian, in hex."""
+    sha = hashlib.sha256()
+    for vector in vectors:
+        for part in torch.split(vector, _HASHED_VALUES):
+            sha.update(part.to(torch.int64).numpy().astype("<i8", copy=False).data)
+    return sha.hexdigest()

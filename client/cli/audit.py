@@ -12,11 +12,12 @@ from typing import Annotated
 
 import typer
 
-from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, key_bytes
+from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded
 from umbel.aggregation.audit.chain import Auditor
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.privacy.accounting import AccountantMissing
-from umbel.aggregation.run.records import PrivacySpent
+from umbel.aggregation.privacy.rounds import PrivacySpent
+from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import require_sha256
 from umbel.client.cli.options import AsJson, KeyFile, RunName, Server, operator_at
 from umbel.client.cli.output import one_sentence_errors, print_json
@@ -142,7 +143,7 @@ def verify_file(file: Path, keys: Sequence[str], heads: Iterable[str], as_json: 
     if not file.is_file() or not file.stat().st_size:
         raise ValueError(f"there are no bundles in {file}; write them with umbel run audit NAME --out {file}")
     with _failing_in_one_sentence(str(file)):
-        auditor, _ = audit.verify(audit.read_lines(file), [key_bytes(key) for key in keys])
+        auditor, _ = audit.verify(audit.read_lines(file), _key_bytes(keys))
         for head in _whole_hashes(heads):
             auditor.require_head(head)
         found = _found(auditor, keys)
@@ -210,16 +211,21 @@ def _verified(
     operator: Operator, run: str, trusted: Iterable[str], heads: Iterable[str]
 ) -> tuple[Auditor, list[AuditLine]]:
     view = operator.run(run)  # before the bundles: their number only grows
-    auditor, lines = audit.verify(audit.download(operator, run), [key_bytes(key) for key in trusted])
+    auditor, lines = audit.verify(
+        audit.download(operator, run), [public_key_bytes(key, "the audit key") for key in trusted]
+    )
     for head in (view.audit_head, *heads):
         auditor.require_head(head)
     return auditor, lines
 
 
 def _trusted(operator: Operator, keys: Sequence[str]) -> list[str]:
-    for key in keys:
-        key_bytes(key)
+    _key_bytes(keys)  # raises for a malformed key
     return list(keys) or [operator.audit_key()]
+
+
+def _key_bytes(keys: Iterable[str]) -> list[bytes]:
+    return [public_key_bytes(key, f"--key {key[:60]!r}") for key in keys]
 
 
 def _whole_hashes(heads: Iterable[str]) -> list[str]:

@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from umbel.aggregation.plans.round import TrainingPlan
+from umbel.aggregation.run.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.trust.bound_list import AnotherList, named_list, require_named
-from umbel.aggregation.trust.member_files import members_bytes
-from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first
+from umbel.aggregation.trust.members import MembersRefused, SignedMembers, TooFewSignatures, check_first, members_bytes
 from umbel.client.cli.options import AsJson, KeyFile, Server, operator_at
 from umbel.client.cli.output import print_run
 from umbel.client.operator.operator import Operator

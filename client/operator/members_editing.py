@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from umbel.aggregation.trust.member_files import members_bytes
 from umbel.aggregation.trust.members import (
     MemberList,
     NotAMember,
     SignedMembers,
     TooFewSignatures,
     check_first,
+    members_bytes,
     require_follows,
 )
 from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -15,14 +14,13 @@ from torch import Tensor
 from umbel.aggregation.audit.bundle import AuditFailed, ModelId, Participant, RoundEnded, RunCreated
 from umbel.aggregation.audit.chain import section_of, update_sha256_of
 from umbel.aggregation.audit.replay import Replay
-from umbel.aggregation.downlink.publishing import Publication, Spread
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.model.pieces import PIECE_VALUES, InMemory
+from umbel.aggregation.model.state import empty_state, master_dtype, torch_dtype
 from umbel.aggregation.phrases import agreeing, counted
 from umbel.aggregation.run.sections import DownlinkSection
-from umbel.aggregation.update.grid import PIECE_VALUES
 from umbel.client.files import file_sha256
 from umbel.client.operator.operator import Operator
 from umbel.client.state.model_files import MappedModel
@@ -84,35 +82,24 @@ def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview
 def _make_model(
     source: ReplaySource, ended: RoundEnded, layout: Layout, again: Replay, folder: Path, change_step: float | None
 ) -> ModelId:
-    """The files of the next version, written as the coordinator writes them; what they hash to."""
-    start = folder / "start"
+    """Write the files of the next version as the coordinator writes them; return their hashes."""
+    start, path, is_full = folder / "start", folder / "made", layout.is_full_precision
     source.operator.download_start(source.run, source.number, ended.model_in.master_sha256, start)
-    with _state(start) as master:
-        stepped = again.next_master(master)
-    path, is_apart = folder / "made", change_step is not None or not layout.is_full_precision
-    if change_step is None:
-        save_file(layout.published(stepped), path, metadata_of(layout))
-    else:
+    master = empty_state(layout, master_dtype)
+    if change_step is not None:
         source.operator.download_model(ended.model_in.sha256, path)
-        _publish(layout, stepped, path, change_step)
-    published = master_sha256 = file_sha256(path)
-    if is_apart:
-        save_file(stepped, path, metadata_of(layout) if layout.is_full_precision else master_metadata_of(layout))
+        with _state(start) as before, _state(path):
+            again.write_model(InMemory(before), InMemory(master), MappedModel(path), change_step)
+    else:
+        published = empty_state(layout, torch_dtype)
+        with _state(start) as before:
+            again.write_model(InMemory(before), InMemory(master), InMemory(published), None)
+        save_file(published, path, metadata_of(layout))
+    sha256 = master_sha256 = file_sha256(path)
+    if change_step is not None or not is_full:
+        save_file(master, path, metadata_of(layout) if is_full else master_metadata_of(layout))
         master_sha256 = file_sha256(path)
-    return ModelId(ended.model_in.version + 1, published, master_sha256)
-
-
-def _publish(layout: Layout, master: dict[str, Tensor], path: Path, change_step: float) -> None:
-    """Move the published model at `path` towards the next master copy, as the coordinator has done."""
-    with _state(path):
-        pass  # so that a file which is no model is told as one
-    public, new, spread = MappedModel(path), InMemory(master), Spread()
-    for piece in pieces(layout):
-        spec = piece.spec
-        spread.add(spec, piece.of(new, spec.master_dtype), piece.of(public, spec.torch_dtype))
-    publication = Publication(layout, spread.step(change_step), new, public)
-    for _ in chain(publication.exact(), publication.segments()):
-        pass
+    return ModelId(ended.model_in.version + 1, sha256, master_sha256)
 
 
 @contextmanager

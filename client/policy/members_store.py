@@ -19,14 +19,16 @@ another address must not begin a new one.
 from pathlib import Path
 
 from umbel.aggregation.trust.fingerprint import grouped, short_groups
-from umbel.aggregation.trust.member_files import FILE_BYTES_MAX, members_bytes, read_members
 from umbel.aggregation.trust.members import (
+    FILE_BYTES_MAX,
     MemberList,
     MembersRefused,
     NotTheSuccessor,
     SignedMembers,
     check_first,
     check_successor,
+    members_bytes,
+    read_members,
 )
 from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically

@@ -14,7 +14,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.privacy.accounting import AccountantMissing, Ledger
-from umbel.aggregation.privacy.noise import release_of
+from umbel.aggregation.privacy.rounds import release_of
 from umbel.aggregation.secagg.client import Floor, SecureClient
 from umbel.aggregation.secagg.errors import SecAggError
 from umbel.aggregation.secagg.messages import Roster

@@ -12,12 +12,13 @@ import torch
 from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.codec.vector_update import VectorUpdateCodec
 from umbel.aggregation.errors import LayoutError, NonFiniteUpdate, UpdateOutOfRange
-from umbel.aggregation.model.layout import Layout, weight_change
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.pieces import PIECE_VALUES
+from umbel.aggregation.model.state import weight_change
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.reports import EvaluationDone, WorkDone
 from umbel.aggregation.types import METRIC_ABS_MAX
-from umbel.aggregation.update.grid import PIECE_VALUES
 from umbel.client.app import Client, Evaluation, LocalPlan, TrainResult
 from umbel.client.errors import TrainingFailed, WorkRefused
 from umbel.client.state.model_files import load_model

@@ -14,7 +14,8 @@ from torch import Tensor
 from umbel.aggregation.downlink.change import apply_change
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import layout_of, metadata_of, tensor_offsets
-from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import State
 from umbel.client.errors import CoordinatorMisbehaved
 
 

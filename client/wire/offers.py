@@ -10,7 +10,7 @@ from umbel.aggregation.codec.combinations import require_codec
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.assignment import Assignment, SecureOffer, assignment_id
 from umbel.aggregation.plans.grid import Grid
-from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.privacy.sensitivity import rounded_bound
 from umbel.aggregation.secagg.agreement import composition_of, context_of, offer_in
 from umbel.aggregation.secagg.context import Context
@@ -25,7 +25,7 @@ COUNT_MAX = 1 << 53
 
 def model_bytes_max(layout: Layout) -> int:
     """The most bytes a model file of this layout can have: its values, its layout as metadata, a header of names."""
-    values = sum(spec.n_values * spec.torch_dtype.itemsize for spec in layout.owners())
+    values = sum(spec.n_bytes for spec in layout.owners())
     names = sum(len(spec.name) for spec in layout.tensors)
     # Each name and shape stands in the header and, escaped (up to 14 bytes a character), twice in the metadata.
     return values + 32 * names + 512 * len(layout.tensors) + 4096

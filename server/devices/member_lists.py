@@ -7,10 +7,9 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from umbel.aggregation.run.bound_list import named_list
 from umbel.aggregation.run.file import RunFile
-from umbel.aggregation.trust.bound_list import named_list
-from umbel.aggregation.trust.member_files import members_bytes, read_members
-from umbel.aggregation.trust.members import MemberList, SignedMembers
+from umbel.aggregation.trust.members import MemberList, SignedMembers, members_bytes, read_members
 from umbel.aggregation.types import RunId
 from umbel.server.clock import Clock
 from umbel.server.store import tables

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from umbel.aggregation.trust.member_files import FILE_BYTES_MAX
+from umbel.aggregation.trust.members import FILE_BYTES_MAX
 from umbel.server.problems import Refused, refusal
 from umbel.server.settings import Settings
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from sqlalchemy.exc import IntegrityError
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.round.states import Declined, Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import RunView

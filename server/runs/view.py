@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.privacy.rounds import spent_after
+from umbel.aggregation.privacy.rounds import PrivacySpent, spent_after
 from umbel.aggregation.round.states import Recruiting
+from umbel.aggregation.run.bound_list import named_list
 from umbel.aggregation.run.ledger import live_round
-from umbel.aggregation.run.records import LiveRound, PrivacySpent, RunView
-from umbel.aggregation.trust.bound_list import named_list
+from umbel.aggregation.run.records import LiveRound, RunView
 from umbel.server.devices.waiting import Bells, WaitingRoom
 from umbel.server.runs.chronicle import Chronicle
 from umbel.server.services import Services

@@ -15,7 +15,6 @@ from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from umbel.aggregation.audit.bundle import sum_sha256
 from umbel.aggregation.codec.update_codec import Part
 from umbel.aggregation.errors import UpdateRefused
 from umbel.aggregation.model.layout import Layout
@@ -25,7 +24,7 @@ from umbel.aggregation.secagg.errors import CheatingDealer, SecAggError
 from umbel.aggregation.secagg.masked_input import unmasked
 from umbel.aggregation.secagg.numbers.totals import Totals, TotalsRefused, totals
 from umbel.aggregation.types import AssignmentId, ClientId
-from umbel.aggregation.update.integer_sum import IntegerSum
+from umbel.aggregation.update.integer_sum import IntegerSum, sum_sha256
 from umbel.server.problems import Refused
 from umbel.server.services import Services
 from umbel.server.store.outage import DatabaseAway

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.update_codec import Part, UpdateReader
+from umbel.aggregation.model.pieces import PIECE_VALUES
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import ClientId
-from umbel.aggregation.update.grid import PIECE_VALUES
 from umbel.aggregation.update.integer_sum import IntegerSum
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.store.stored import Chunk, PartialSum

@@ -21,8 +21,10 @@ from umbel.aggregation.downlink.change import HEAD_BYTES, ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import layout_of, master_metadata_of, metadata_of
-from umbel.aggregation.model.layout import HasMean, Layout, published, step
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import HasMean, next_pieces
 from umbel.aggregation.model.pieces import Piece, pieces
+from umbel.aggregation.model.state import master_dtype, published, torch_dtype
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
 from umbel.server.blobs.blobs import Blob, BlobStore, model_key
@@ -111,8 +113,8 @@ def first_master(blobs: BlobStore, model_sha256: str, layout: Layout) -> str:
         _begin(path, layout, is_master=True)
         with TensorFile(given) as start, TensorFile(path, is_writable=True) as master:
             for piece in pieces(layout):
-                values = piece.of(start, piece.spec.torch_dtype)
-                master.write(piece.spec.name, piece.first, values.to(piece.spec.master_dtype))
+                values = piece.of(start, torch_dtype(piece.spec))
+                master.write(piece.spec.name, piece.first, values.to(master_dtype(piece.spec)))
         return keep_model(blobs, path).sha256
 
 
@@ -130,7 +132,7 @@ def next_model(
     for a model that has diverged.
     """
     with blobs.local(model_key(base.master_sha256)) as path, TensorFile(path) as start:
-        steps = _steps(layout, start, summed.mean, learning_rate)
+        steps = next_pieces(layout, start, summed.mean, learning_rate)
         kept = (
             _whole(blobs, layout, steps) if change_step is None else _changed(blobs, layout, base, steps, change_step)
         )
@@ -197,19 +199,13 @@ def _step_master(layout: Layout, before: Path, master: Path, steps: Iterator[tup
     with TensorFile(before) as old, TensorFile(master, is_writable=True) as out:
         for piece, stepped in steps:
             out.write(piece.spec.name, piece.first, stepped)
-            spread.add(piece.spec, stepped, piece.of(old, piece.spec.torch_dtype))
+            spread.add(piece.spec, stepped, piece.of(old, torch_dtype(piece.spec)))
     return spread
-
-
-def _steps(layout: Layout, start: TensorFile, mean: HasMean, learning_rate: float) -> Iterator[tuple[Piece, Tensor]]:
-    """The next master copy, a piece at a time, of the one before."""
-    for piece in pieces(layout):
-        yield piece, step(piece.spec, piece.of(start, piece.spec.master_dtype), piece.first, mean, learning_rate)
 
 
 def _begin(path: Path, layout: Layout, is_master: bool) -> None:
     """A file of zeros. A master copy in the model's own dtypes is a model file like any other."""
-    dtypes = {s.name: s.master_dtype if is_master else s.torch_dtype for s in layout.owners()}
+    dtypes = {s.name: master_dtype(s) if is_master else torch_dtype(s) for s in layout.owners()}
     is_other = is_master and not layout.is_full_precision
     metadata = master_metadata_of(layout) if is_other else metadata_of(layout)
     write_skeleton(path, {s.name: (s.shape, dtypes[s.name]) for s in layout.owners()}, metadata)
@@ -218,7 +214,7 @@ def _begin(path: Path, layout: Layout, is_master: bool) -> None:
 def _require_finite(path: Path, layout: Layout) -> None:
     with TensorFile(path) as file:
         for piece in pieces(layout):
-            values = piece.of(file, piece.spec.torch_dtype)
+            values = piece.of(file, torch_dtype(piece.spec))
             if values.is_floating_point() and not bool(values.isfinite().all()):
                 raise LayoutError(
                     f"tensor {piece.spec.name!r} holds a NaN or an infinity; export a model that has not diverged"

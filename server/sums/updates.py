@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.update_codec import UpdateReader
 from umbel.aggregation.errors import LyingLength
-from umbel.aggregation.update.grid import PIECE_VALUES
+from umbel.aggregation.model.pieces import PIECE_VALUES
 from umbel.server.blobs.blobs import BlobStore
 from umbel.server.problems import Refused
 from umbel.server.store.stored import Chunk

@@ -20,8 +20,7 @@ from rich.live import Live
 from umbel.aggregation.messages import RunStatus
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.run.records import RoundRecord
-from umbel.aggregation.trust.member_files import members_bytes
-from umbel.aggregation.trust.members import SignedMembers
+from umbel.aggregation.trust.members import SignedMembers, members_bytes
 from umbel.client import Operator
 from umbel.sim.data.data_set import Score, score
 from umbel.sim.demo.baselines import Baselines

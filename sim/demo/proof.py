@@ -6,7 +6,7 @@ The same code as `umbel run audit` and `umbel run replay`: any operator can do t
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from umbel.aggregation.audit.bundle import key_bytes
+from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client import Operator
 from umbel.client.operator import audit
 from umbel.client.operator.replay import ReplaySource, replay
@@ -30,7 +30,7 @@ def prove(operator: Operator, run: str, key: str, heads: Iterable[str]) -> Proof
     `AuditFailed` for what does not fit.
     """
     newest = operator.run(run).audit_head
-    auditor, lines = audit.verify(audit.download(operator, run), [key_bytes(key)])
+    auditor, lines = audit.verify(audit.download(operator, run), [public_key_bytes(key)])
     for head in (*heads, newest):
         auditor.require_head(head)
     number = max(auditor.rounds)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.model.artifact import encode_model
-from umbel.aggregation.model.layout import Layout, published
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import master_dtype, published
 from umbel.client.app import Client, TrainResult
 from umbel.client.errors import TrainingFailed
 from umbel.client.rounds.work import asked_of_site, train, weight_changes
@@ -54,7 +55,7 @@ class ClientsEngine:
 
 def _model_file(layout: Layout, start: Tensor) -> bytes:
     """The model that clients fetch. `start`: float32 in layout order."""
-    owned = {s.name: published(s, start[s.place].to(s.master_dtype)).view(s.shape) for s in layout.owners()}
+    owned = {s.name: published(s, start[s.place].to(master_dtype(s))).view(s.shape) for s in layout.owners()}
     return encode_model(layout.full_state(owned))
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from umbel.aggregation.model.layout import Layout, State, published, weight_change
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import State, master_dtype, published, weight_change
 from umbel.sim.engines.work import EngineError
 
 _EXACT_IN_FLOAT32 = 1 << 24
@@ -55,7 +56,7 @@ class ResidentModel:
     def set_start(self, start: Tensor) -> None:
         """From now on clients start from `start`: float32 (n_values,), on any device, not to be changed meanwhile."""
         here = start.to(self._device)
-        self._starts = [published(s, here[s.place].to(s.master_dtype)).view(s.shape) for s, _ in self._owners]
+        self._starts = [published(s, here[s.place].to(master_dtype(s))).view(s.shape) for s, _ in self._owners]
 
     @torch.no_grad()
     def reset(self) -> None:

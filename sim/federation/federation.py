@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from umbel.aggregation.audit.bundle import sum_sha256
 from umbel.aggregation.messages import RunStatus
-from umbel.aggregation.model.layout import HasMean
+from umbel.aggregation.model.optimizer import HasMean
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import RoundPlan, TrainingPlan, ranks_of
 from umbel.aggregation.reports import EvaluationDone, Probe, Work
@@ -35,6 +34,7 @@ from umbel.aggregation.run.verdicts import CanaryClosed
 from umbel.aggregation.secagg.numbers.totals import TotalsRefused
 from umbel.aggregation.secagg.turns import RANDOM_BYTES
 from umbel.aggregation.types import ClientId
+from umbel.aggregation.update.integer_sum import sum_sha256
 from umbel.sim.data.partition.partition import Indices
 from umbel.sim.data.population import CohortData, Population, client_name, client_number
 from umbel.sim.engines.resident import start_vector

@@ -11,7 +11,7 @@ from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.phrases import counted
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.round import Weighting
-from umbel.aggregation.privacy.compatible import require_private_model
+from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.round.states import Recruiting
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate, VersionRecord

@@ -11,8 +11,10 @@ from umbel.aggregation.codec.feedback import Residual
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.model.artifact import encode_model
-from umbel.aggregation.model.layout import HasMean, Layout
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import HasMean, next_master
 from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.model.state import master_dtype, master_of, published_state, torch_dtype
 from umbel.aggregation.plans.assignment import ModelRef
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.secagg.numbers.totals import Totals
@@ -50,21 +52,21 @@ class ModelState:
         """Version 0."""
         layout = Layout.of_state(state)
         owned = {spec.name: state[spec.name].detach().clone() for spec in layout.owners()}
-        return cls(layout, layout.master_of(owned), owned, FileDigest.of(encode_model(layout.full_state(owned))))
+        return cls(layout, master_of(layout, owned), owned, FileDigest.of(encode_model(layout.full_state(owned))))
 
     def after(self, mean: HasMean, learning_rate: float, change_step: float | None) -> "ModelState":
         """The next version, as a coordinator makes it (`server/sums/model_files.py`): the same bits.
 
         `change_step`: where clients are sent changes, their step in root mean squares. Raises `ModelOverflow`.
         """
-        master = self.layout.add_mean(self.master, mean, learning_rate)
+        master = next_master(self.layout, self.master, mean, learning_rate)
         if change_step is None:
-            published = self.layout.published(master)
+            published = published_state(self.layout, master)
             return ModelState(self.layout, master, published, self._file_of(published))
         spread, public = Spread(), {name: values.clone() for name, values in self.published.items()}
         for piece in pieces(self.layout):
-            before = piece.of(InMemory(public), piece.spec.torch_dtype)
-            spread.add(piece.spec, piece.of(InMemory(master), piece.spec.master_dtype), before)
+            before = piece.of(InMemory(public), torch_dtype(piece.spec))
+            spread.add(piece.spec, piece.of(InMemory(master), master_dtype(piece.spec)), before)
         writer = ChangeWriter(self.layout, spread.step(change_step), InMemory(master), InMemory(public))
         body = b"".join(writer.body())
         return ModelState(self.layout, master, public, self._file_of(public), FileDigest.of(writer.head() + body))

@@ -17,6 +17,7 @@ from tests.repository import ROOT
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.artifact import encode_model, metadata_of
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import state_change
 from umbel.client import Client, LocalPlan, TrainResult, run_client
 from umbel.client.state.model_files import layout_in, write_model
 
@@ -135,4 +136,4 @@ def test_an_update_written_in_pieces_is_the_weight_change(tmp_path: Path) -> Non
     app = Mixed()
     double = Double(app.model)
     assert run_client(app, URL, tmp_path, "demo", TOKEN, transport=double.transport()).accepted == 1
-    assert torch.equal(double.updates[0], double.layout.subtract(app.model.state_dict(), app.start))
+    assert torch.equal(double.updates[0], state_change(double.layout, app.model.state_dict(), app.start))

@@ -29,7 +29,7 @@ from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.plans.assignment import Assignment
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate, RoundRecord
-from umbel.aggregation.trust.member_files import members_bytes
+from umbel.aggregation.trust.members import members_bytes
 from umbel.client import LocalPlan, Operator, SitePolicy, TorchClient, TrainResult, run_client
 from umbel.client.loop import RunEnd
 from umbel.client.policy.site import SecureRandom

@@ -26,7 +26,7 @@ from tests.servers.waits import LIMIT_S, wait_for_file
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.run.records import Fate, RoundRecord
 from umbel.aggregation.secagg.messages import AdvertiseKeys
-from umbel.aggregation.trust.member_files import members_bytes
+from umbel.aggregation.trust.members import members_bytes
 from umbel.aggregation.types import RunId
 from umbel.client import SitePolicy
 from umbel.client.state.secure_store import RememberedSum

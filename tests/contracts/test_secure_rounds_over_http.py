@@ -16,7 +16,7 @@ from tests.federations.consortium import first_list, signed
 from tests.servers.meter import Meter
 from tests.servers.waits import LIMIT_S
 from umbel.aggregation.model.artifact import decode_model, encode_model
-from umbel.aggregation.trust.member_files import members_bytes
+from umbel.aggregation.trust.members import members_bytes
 from umbel.client import Client, LocalPlan, RunEnd, SitePolicy, TrainResult, run_client
 from umbel.client.errors import AccessRefused
 from umbel.client.state.failures import FAILURES_MAX

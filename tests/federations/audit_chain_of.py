@@ -22,12 +22,13 @@ from umbel.aggregation.audit.bundle import (
     bundle_of,
     json_sha256,
     seal,
-    sum_sha256,
 )
 from umbel.aggregation.audit.chain import report_target
 from umbel.aggregation.canonical import canonical, parsed
 from umbel.aggregation.model.artifact import master_metadata_of, metadata_of
-from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import next_master
+from umbel.aggregation.model.state import State, master_of, published_state
 from umbel.aggregation.plans.assignment import assignment_id
 from umbel.aggregation.plans.round import Task
 from umbel.aggregation.run.file import RunFile
@@ -37,6 +38,7 @@ from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.trust.signatures import parse, sign
 from umbel.aggregation.types import ClientId, RunId
 from umbel.aggregation.update.grid import GridAccumulator
+from umbel.aggregation.update.integer_sum import sum_sha256
 from umbel.aggregation.update.wire import float32_header
 
 AUDIT_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -68,7 +70,7 @@ def play() -> Played:
     """A run of three bundles: its creation, an attempt that was abandoned, and one that was committed."""
     state = {"bias": torch.tensor([0.0, 1.0]), "weight": torch.tensor([[1.5], [-2.0]], dtype=torch.bfloat16)}
     layout = Layout.of_state(state)
-    master = layout.master_of(state)
+    master = master_of(layout, state)
     first = ModelId(0, _sha256(_file(layout, state)), _sha256(save(master, master_metadata_of(layout))))
     whole = parsed(canonical(FILE))
     assert isinstance(whole, dict)
@@ -131,9 +133,9 @@ def _committed(layout: Layout, first: ModelId, master: State, updates: dict[str,
     for one, update in zip(clients, updates.values(), strict=True):
         assert one.weight is not None
         total.fold_vector(torch.frombuffer(bytearray(update[64:]), dtype=torch.float32), one.weight)
-    stepped = layout.add_mean(master, total)
+    stepped = next_master(layout, master, total)
     made = ModelId(
-        1, _sha256(_file(layout, layout.published(stepped))), _sha256(save(stepped, master_metadata_of(layout)))
+        1, _sha256(_file(layout, published_state(layout, stepped))), _sha256(save(stepped, master_metadata_of(layout)))
     )
     return replace(
         _abandoned(layout, first),

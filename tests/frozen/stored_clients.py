@@ -24,8 +24,7 @@ from tests.federations.consortium import OFFICERS, after, public_key, signed
 from tests.vectors.test_bits import exact
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.round import TrainingPlan
-from umbel.aggregation.trust.member_files import members_bytes
-from umbel.aggregation.trust.members import MemberList
+from umbel.aggregation.trust.members import MemberList, members_bytes
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.aggregation.types import RunId
 from umbel.client import Checkpoint, Client, LocalPlan, RunEnd, SitePolicy, TorchClient, TrainResult, run_client

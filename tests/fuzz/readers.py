@@ -50,6 +50,7 @@ from umbel.aggregation.messages import CheckIn, Decline, Enrolment
 from umbel.aggregation.model.artifact import encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import InMemory
+from umbel.aggregation.model.state import torch_dtype
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.reports import WorkDone
@@ -57,8 +58,7 @@ from umbel.aggregation.run import file as runfile
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.records import Fate
 from umbel.aggregation.run.sections import RoundsSection
-from umbel.aggregation.trust.member_files import members_bytes, read_members
-from umbel.aggregation.trust.members import MembersRefused, check_first
+from umbel.aggregation.trust.members import MembersRefused, check_first, members_bytes, read_members
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.trust.signatures import SignedHeaders, Target, parse, sign
 from umbel.aggregation.types import RunId
@@ -257,7 +257,7 @@ def model(data: bytes) -> None:
         assert Layout.from_json(layout.to_json()) == layout
         with safe_open(path, framework="pt") as theirs, TensorFile(path) as ours:
             for spec in (spec for spec in layout.owners() if spec.n_values):
-                values = ours.read(spec.name, spec.torch_dtype, 0, spec.n_values)
+                values = ours.read(spec.name, torch_dtype(spec), 0, spec.n_values)
                 expected = theirs.get_tensor(spec.name).reshape(-1)
                 assert torch.equal(values, expected), f"two readers see different values in {spec.name!r}"
 

@@ -23,11 +23,12 @@ from umbel.aggregation.codec.feedback import Residual, send
 from umbel.aggregation.codec.integer import IntegerCodec
 from umbel.aggregation.codec.kernels import native
 from umbel.aggregation.codec.kernels.native import NoKernels
-from umbel.aggregation.codec.kernels.philox import Stream, dither, signs
+from umbel.aggregation.codec.kernels.philox import Stream, dither, signs, uniforms, words_by_coordinate
 from umbel.aggregation.codec.lanes import ByteLanes, Lanes
-from umbel.aggregation.codec.modular import Modular, bits_for
-from umbel.aggregation.codec.rate import RoundShown, step_for
+from umbel.aggregation.codec.modular import Modular
+from umbel.aggregation.codec.residue_bits import bits_for
 from umbel.aggregation.codec.rotated import Rotated
+from umbel.aggregation.codec.step import RoundShown, step_for
 from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.codec.vectors.codec import CodecContext, Sketching
 from umbel.aggregation.codec.vectors.eden import BITS_MAX, lloyd_max
@@ -35,11 +36,12 @@ from umbel.aggregation.codec.vectors.lowrank import LowRank
 from umbel.aggregation.codec.vectors.registry import CODECS, vector_codec
 from umbel.aggregation.codec.vectors.sparse import one_in_every
 from umbel.aggregation.codec.vectors.topk import largest
-from umbel.aggregation.codec.vectors.uniform import uniforms, words_by_coordinate
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.downlink.publishing import Spread
-from umbel.aggregation.model.layout import Layout, State
+from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.model.state import State, master_dtype, published_state, torch_dtype
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.noise import NoisePlan
@@ -184,9 +186,9 @@ def the_models() -> Iterator[Tensor]:
     for rank in range(3):
         total.add(integers_of(CodecPlan(), update_of(CodecPlan(), KEY + rank), rank), 3 + rank)
     start = state_of(exact(N, 1))
-    master = {spec.name: start[spec.name].to(spec.master_dtype) for spec in LAYOUT.owners()}
-    master = LAYOUT.add_mean(master, codec.mean(total, [Part(3 + rank, rank) for rank in range(3)]), 0.7)
-    for state in (master, LAYOUT.published(master)):
+    master = {spec.name: start[spec.name].to(master_dtype(spec)) for spec in LAYOUT.owners()}
+    master = next_master(LAYOUT, master, codec.mean(total, [Part(3 + rank, rank) for rank in range(3)]), 0.7)
+    for state in (master, published_state(LAYOUT, master)):
         yield from (state[spec.name] for spec in LAYOUT.owners())
 
 
@@ -194,10 +196,10 @@ def the_change_between_models() -> Iterator[Tensor]:
     """The step, the published model that follows the master copy, and how its integers are coded."""
     public = {spec.name: state_of(exact(N, 1))[spec.name] for spec in LAYOUT.owners()}
     after = state_of(exact(N, 2))
-    master = {spec.name: after[spec.name].to(spec.master_dtype) for spec in LAYOUT.owners()}
+    master = {spec.name: after[spec.name].to(master_dtype(spec)) for spec in LAYOUT.owners()}
     spread, old, new = Spread(), InMemory(public), InMemory(master)
     for piece in pieces(LAYOUT):
-        spread.add(piece.spec, piece.of(new, piece.spec.master_dtype), piece.of(old, piece.spec.torch_dtype))
+        spread.add(piece.spec, piece.of(new, master_dtype(piece.spec)), piece.of(old, torch_dtype(piece.spec)))
     writer = ChangeWriter(LAYOUT, spread.step(0.5), new, old)
     for _ in writer.body():
         pass
@@ -238,7 +240,7 @@ def the_residual_of_error_feedback() -> Iterator[Tensor]:
 
 
 def state_of(values: Tensor) -> State:
-    return {s.name: values[s.place].mul(64).to(s.torch_dtype).view(s.shape) for s in LAYOUT.owners()}
+    return {s.name: values[s.place].mul(64).to(torch_dtype(s)).view(s.shape) for s in LAYOUT.owners()}
 
 
 def updates_of(name: Codec) -> Callable[[], Iterator[Tensor]]:

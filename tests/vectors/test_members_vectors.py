@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.canonical import canonical
 from umbel.aggregation.trust.fingerprint import fingerprint, grouped
-from umbel.aggregation.trust.member_files import members_bytes, read_members
-from umbel.aggregation.trust.members import SignedMembers, check_first, check_successor
+from umbel.aggregation.trust.members import SignedMembers, check_first, check_successor, members_bytes, read_members
 
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "members.json").read_text())
 EPOCHS = FROZEN["epochs"]

@@ -14,16 +14,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from umbel.aggregation.codec.entropy import entropy
 from umbel.aggregation.codec.entropy.classes import Classes, Matrices
-from umbel.aggregation.codec.entropy.coded_levels import Knowledge
-from umbel.aggregation.codec.entropy.levels_head import LevelsHead
+from umbel.aggregation.codec.entropy.coded_levels import Knowledge, LevelsHead
 from umbel.aggregation.codec.kernels.philox import dither
-from umbel.aggregation.codec.kernels.quantize import Levels, phase, quantize
+from umbel.aggregation.codec.kernels.quantize import quantize
+from umbel.aggregation.codec.kernels.quantizer import Levels, phase
 from umbel.aggregation.codec.update_codec import Part, UpdateCodec, codec_for
 from umbel.aggregation.downlink.change import apply_change
 from umbel.aggregation.downlink.publishing import Publication, Spread
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import InMemory
+from umbel.aggregation.model.state import master_dtype, state_change
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.round import Weighting
@@ -75,7 +76,7 @@ def test_the_layout_and_the_values_of_an_update() -> None:
     }
     layout = Layout.of_state({**start, "tied": weight})
     assert layout.to_json() == vector["layout_json"]
-    assert layout.subtract(local, start).tolist() == vector["values"]
+    assert state_change(layout, local, start).tolist() == vector["values"]
 
 
 def test_the_integers_of_an_update() -> None:
@@ -187,7 +188,7 @@ def test_a_change_from_one_model_to_the_next() -> None:
     assert found == layout
     public = {spec.name: state[spec.name].clone() for spec in layout.owners()}
     master = {spec.name: torch.tensor(vector["master"], dtype=torch.float64) for spec in layout.owners()}
-    master = {s.name: master[s.name][s.place].to(s.master_dtype).reshape(s.shape) for s in layout.owners()}
+    master = {s.name: master[s.name][s.place].to(master_dtype(s)).reshape(s.shape) for s in layout.owners()}
     spread = Spread()
     for spec in layout.owners():
         spread.add(spec, master[spec.name].reshape(-1), public[spec.name].reshape(-1))

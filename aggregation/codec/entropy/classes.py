@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.entropy_kernels import mix_dither_into
-from umbel.aggregation.codec.kernels.quantize import UNIT
+from umbel.aggregation.codec.kernels.quantizer import UNIT
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.torch_later import torch

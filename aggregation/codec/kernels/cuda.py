@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from umbel.aggregation.codec.kernels import triton_kernels
-from umbel.aggregation.codec.kernels.native import Folded, Quantizer
+from umbel.aggregation.codec.kernels.native import Folded
+from umbel.aggregation.codec.kernels.quantizer import Quantizer
 from umbel.aggregation.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from umbel.aggregation.codec.kernels.rotation import Blocks
+    from umbel.aggregation.codec.kernels.blocks import Blocks
 
 TILE = 4096  # positions that one program makes
 _kernels: Any = triton_kernels  # Triton's types are not Python's

@@ -12,11 +12,13 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.native import Folded, Kernels, Quantizer, chosen, is_torch_forced
+from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.native import Folded, Kernels, chosen, is_torch_forced
 from umbel.aggregation.codec.kernels.packing import GROUP, pack, packed_bytes, unpack
 from umbel.aggregation.codec.kernels.philox import DITHER_GROUP, SIGN_GROUP, dither, signs
-from umbel.aggregation.codec.kernels.quantize import UNIT, quantize
-from umbel.aggregation.codec.kernels.rotation import Blocks, butterflies
+from umbel.aggregation.codec.kernels.quantize import quantize
+from umbel.aggregation.codec.kernels.quantizer import UNIT, Quantizer
+from umbel.aggregation.codec.kernels.rotation import butterflies
 from umbel.aggregation.torch_later import torch
 from umbel.aggregation.types import RESIDUE_BITS_MAX
 
@@ -142,6 +144,47 @@ def add_levels(sums: Tensor, levels: Tensor, weight: int) -> None:
         kernels.add_levels(sums, levels, weight)
     else:
         sums.add_(levels, alpha=weight)
+
+
+def pack_residues(residues: Tensor, bits: int) -> Tensor:
+    """The lowest `bits` of residues, packed on the same device: int8, int16 or int32 -> uint8."""
+    out = torch.empty(packed_bytes(residues.numel(), bits), dtype=torch.uint8, device=residues.device)
+    pack_residues_into(out, residues, bits)
+    return out
+
+
+def pack_residues_into(out: Tensor, residues: Tensor, bits: int) -> None:
+    """`pack_residues` into `out`. Raises `ValueError` for other lengths and widths, `TypeError` for other types."""
+    _check_bits(bits, RESIDUE_BITS_MAX)
+    check_length(residues, residues.numel())
+    check_length(out, packed_bytes(residues.numel(), bits))
+    check_types(residues, torch.int8, torch.int16, torch.int32)
+    if bits > 8 * residues.element_size():
+        raise ValueError(f"{residues.dtype} does not hold {bits} bits; take wider lanes")
+    check_types(out, torch.uint8)
+    integers = residues.to(torch.int32)
+    if kernels := compiled_for(out, integers):
+        kernels.pack_integers(out, integers, bits)
+    else:
+        out.copy_(pack(integers, bits))
+
+
+def add_packed(sums: Tensor, packed: Tensor, bits: int) -> None:
+    """Add packed residues, sign-extended from their highest bit, to `sums`: int32, which wraps at 2^32.
+
+    Raises `ValueError` for other lengths and widths, `TypeError` for other types.
+    """
+    _check_bits(bits, RESIDUE_BITS_MAX)
+    check_length(sums, sums.numel())
+    check_length(packed, packed_bytes(sums.numel(), bits))
+    check_types(sums, torch.int32)
+    check_types(packed, torch.uint8)
+    if kernels := compiled_for(sums, packed):
+        kernels.add_packed(sums, packed, bits)
+    elif sums.is_cuda and bits <= FOLD_BITS_MAX:
+        fold_packed(sums, packed, bits, 1)
+    else:
+        sums.add_(unpack(packed, sums.numel(), bits))
 
 
 def dither_into(out: Tensor, key: int, first: int) -> None:

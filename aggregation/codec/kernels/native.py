@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from umbel.aggregation.codec.kernels.quantize import Levels
-    from umbel.aggregation.codec.kernels.rotation import Blocks
+    from umbel.aggregation.codec.kernels.blocks import Blocks
+    from umbel.aggregation.codec.kernels.quantizer import Quantizer
 
 log = logging.getLogger("umbel.aggregation")
 ABI = 3  # kernels.cpp has the same number: raise both whenever a function changes
@@ -43,16 +43,6 @@ class Path(StrEnum):
 
 class NoKernels(Exception):
     """The compiled kernels cannot be used. The message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantizer:
-    """How floats become levels; see quantize.py. `key`: of the dither; `phi`: the client's share of it."""
-
-    inverse_step: float
-    key: int
-    phi: int
-    levels: Levels
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LANES = 16
 DITHER_GROUP = 128
 SIGN_GROUP = 2048
+WORDS_A_BLOCK = 4
 _ROUNDS = 10
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -93,6 +94,27 @@ def signs(key: int, first: int, n_values: int, device: torch.device | str = "cpu
     places = torch.arange(32, dtype=torch.int64, device=device).view(1, 1, 32, 1)
     bits = (torch.stack(four).view(4, n_groups, LANES).transpose(0, 1).unsqueeze(2) >> places) & 1
     return (1 - 2 * bits.reshape(-1)[:n_values]).to(torch.float32)
+
+
+def words_by_coordinate(
+    key: int, stream: Stream, first: int, n_values: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """A 32-bit word for each coordinate from `first` on, a multiple of 4: int64, `n_values`.
+
+    Coordinate `j` takes word `j mod 4` of block `j div 4`.
+    """
+    if first % WORDS_A_BLOCK:
+        raise ValueError(f"coordinate {first} does not begin a block of {WORDS_A_BLOCK}")
+    n_blocks = -(-n_values // WORDS_A_BLOCK)
+    return torch.stack(words(key, stream, first // WORDS_A_BLOCK, n_blocks, device), dim=1).view(-1)[:n_values]
+
+
+def uniforms(key: int, first: int, n_values: int, device: torch.device | str = "cpu") -> Tensor:
+    """A uniform number for each coordinate from `first` on: float32, multiples of 2^-24 from 0 to below 1.
+
+    It takes the upper 24 bits of the coordinate's word, as many as float32 holds. So P(u < p) is p to 2^-24.
+    """
+    return (words_by_coordinate(key, Stream.DITHER, first, n_values, device) >> 8).to(torch.float32).mul_(2.0**-24)
 
 
 def _first_block(first: int, group: int) -> int:

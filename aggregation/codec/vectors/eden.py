@@ -34,8 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, require_finite, scales_written
+from umbel.aggregation.codec.kernels.blocks import Blocks
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack_all
-from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
+from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunks, one_length, require_encodable
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total

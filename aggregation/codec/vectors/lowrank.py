@@ -31,7 +31,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, Precision, bytes_of, require_finite, scales_written
-from umbel.aggregation.codec.kernels.philox import Stream
+from umbel.aggregation.codec.kernels.philox import Stream, words_by_coordinate
 from umbel.aggregation.codec.vectors.codec import (
     VALUE_BYTES,
     CodecContext,
@@ -40,7 +40,6 @@ from umbel.aggregation.codec.vectors.codec import (
     one_length,
     require_encodable,
 )
-from umbel.aggregation.codec.vectors.uniform import words_by_coordinate
 from umbel.aggregation.model.layout import Layout, TensorSpec
 from umbel.aggregation.torch_later import torch
 

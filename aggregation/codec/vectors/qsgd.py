@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.frame import compress, decompress, framed_bytes_max
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, at_most, bytes_of, require_finite, scales_written
+from umbel.aggregation.codec.kernels.philox import uniforms
 from umbel.aggregation.codec.vectors.buckets import by_value, in_buckets, n_buckets
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, require_encodable
-from umbel.aggregation.codec.vectors.uniform import uniforms
 from umbel.aggregation.errors import UpdateOutOfRange
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total

@@ -1,4 +1,4 @@
-"""The codecs whose updates are read as vectors, by their ids. Each is a frozen dataclass of its parameters."""
+"""The codecs of vectors, by their ids. Each is a frozen dataclass of its parameters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -28,7 +28,7 @@ CODECS: Mapping[Codec, Callable[..., VectorCodec]] = MappingProxyType(
         Codec.PLANES: Planes,
     }
 )
-# By the type that a parameter is annotated with: what a JSON document may say, and what is made of it.
+# By a parameter's annotation: the types that a JSON document may use, and the constructor of the value.
 _TYPES: Mapping[str, tuple[tuple[type, ...], Callable[..., object]]] = MappingProxyType(
     {
         "int": ((int,), int),
@@ -41,12 +41,17 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], Callable[..., object]]] = MappingPr
 
 
 def parameters_of(codec: Codec) -> Mapping[str, str]:
-    """A codec's parameters, each with its type as annotated."""
+    """A codec's parameters, each with its annotation."""
     return {one.name: str(one.type) for one in fields(CODECS[codec]) if one.init}  # type: ignore[arg-type]  # dataclasses
 
 
+def defaults_of(codec: Codec) -> Mapping[str, object]:
+    """A codec's parameters, each with its default."""
+    return {one.name: one.default for one in fields(CODECS[codec]) if one.init}  # type: ignore[arg-type]  # dataclasses
+
+
 def vector_codec(codec: Codec, parameters: Mapping[str, Parameter]) -> VectorCodec:
-    """The codec with these parameters, the others at their defaults. Raises `ValueError` for what it does not take."""
+    """The codec with these parameters, the others at their defaults. Raises `ValueError` for any other parameter."""
     known, made = parameters_of(codec), dict[str, object]()
     for name, value in parameters.items():
         if name not in known:

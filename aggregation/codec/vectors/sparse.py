@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.philox import Stream
+from umbel.aggregation.codec.kernels.philox import Stream, words_by_coordinate
 from umbel.aggregation.codec.vectors.codec import chunks
-from umbel.aggregation.codec.vectors.uniform import words_by_coordinate
 from umbel.aggregation.errors import LyingLength, MalformedUpdate
 from umbel.aggregation.torch_later import torch
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from umbel.aggregation.codec.entropy.payload import Buffer, Payload, bytes_of, scales_written
+from umbel.aggregation.codec.kernels.philox import uniforms
 from umbel.aggregation.codec.vectors.buckets import BUCKET_VALUES, by_value, in_buckets, lengths, n_buckets
 from umbel.aggregation.codec.vectors.codec import CodecContext, chunk_lengths, chunks, one_length, require_encodable
-from umbel.aggregation.codec.vectors.uniform import uniforms
 from umbel.aggregation.errors import MalformedUpdate
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.stated_order import total

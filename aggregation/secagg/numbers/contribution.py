@@ -39,13 +39,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from umbel.aggregation.codec.kernels.quantize import UNIT
+from umbel.aggregation.codec.kernels.quantizer import UNIT
 from umbel.aggregation.codec.kernels.rotation import greatest_block_square
 from umbel.aggregation.codec.rotated import Dither
 from umbel.aggregation.errors import NonFiniteUpdate
 from umbel.aggregation.plans.codec import as_float32
-from umbel.aggregation.privacy.compatible import require_private_model
 from umbel.aggregation.privacy.contribution import contribution as noisy_levels
+from umbel.aggregation.privacy.section import require_private_model
 from umbel.aggregation.secagg.crypto.derive import dither_key, word_dither_key
 from umbel.aggregation.secagg.crypto.masks import Masks
 from umbel.aggregation.secagg.errors import SecAggError

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from umbel.aggregation.codec.modular import ALARM_SHARE, bits_for
+from umbel.aggregation.codec.residue_bits import ALARM_SHARE, bits_for
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.masks import ALL_STEPS, SecurePlan, SumShown
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from umbel.aggregation.codec.kernels.blocks import Blocks
 from umbel.aggregation.codec.kernels.kernels import (
     fold_packed,
     pack_into,
@@ -17,10 +18,9 @@ from umbel.aggregation.codec.kernels.kernels import (
     rotate_into,
     unrotate_into,
 )
-from umbel.aggregation.codec.kernels.native import Path, Quantizer, chosen
+from umbel.aggregation.codec.kernels.native import Path, chosen
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.codec.kernels.quantize import Levels
-from umbel.aggregation.codec.kernels.rotation import Blocks
+from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer
 from umbel.sim.bench.report import BenchRow, Hold
 
 N_VALUES = 1 << 24

@@ -9,9 +9,9 @@ import zstandard
 from torch import Tensor
 
 from umbel.aggregation.codec.integer import IntegerCodec
+from umbel.aggregation.codec.kernels.blocks import Blocks
 from umbel.aggregation.codec.kernels.kernels import fold_packed, unrotate_into
 from umbel.aggregation.codec.kernels.packing import packed_bytes
-from umbel.aggregation.codec.kernels.rotation import Blocks
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.federations.audit_chain_of import AUDIT_KEY, CLIENT_KEYS, FILE, chained, play
-from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, RunCreated, Sealed, json_sha256, key_bytes, seal
+from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, RunCreated, Sealed, json_sha256, seal
 from umbel.aggregation.audit.replay import Replay
 from umbel.aggregation.canonical import Json, canonical, parsed
 from umbel.aggregation.run.sections import CanarySection
-from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.operator.audit import AuditLine, parse_bundle, read_lines, verify
 
 PLAYED = play()
-KEYS = [key_bytes(PLAYED.public_key)]
+KEYS = [public_key_bytes(PLAYED.public_key)]
 
 
 def line_of(sealed: Sealed) -> AuditLine:

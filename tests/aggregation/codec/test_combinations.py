@@ -19,11 +19,11 @@ SUMMABLE = [plan for plan in PLANS if plan.codec in CODECS and vector_codec(plan
 REASONS = {
     Codec.FLOAT32: "depend on their order",
     Codec.INTEGER: "sent entropy coded",
-    Codec.EDEN: "rotates with a key of its own",
-    Codec.SIGN: "scale of each client's own",
-    Codec.TERNARY: "scales of its own",
-    Codec.QSGD: "norms of its own",
-    Codec.TOPK: "coordinates of its own choosing",
+    Codec.EDEN: "its own rotation",
+    Codec.SIGN: "its own scales for the two sides",
+    Codec.TERNARY: "levels of different scales",
+    Codec.QSGD: "its own norms",
+    Codec.TOPK: "its own coordinates",
     Codec.MASK: "with bfloat16 each client rounds for itself",
     Codec.PLANES: "compressed bytes do not add up",
 }

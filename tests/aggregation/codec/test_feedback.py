@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.aggregation.codec.cases import context_of, decoded, gaussian, heavy
 from umbel.aggregation.codec.entropy.payload import Precision
-from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, send, send_corrected, warm_up_share
+from umbel.aggregation.codec.feedback import MomentumCorrection, Residual, send, send_corrected
+from umbel.aggregation.codec.section import warm_up_share
 from umbel.aggregation.codec.vectors.codec import VectorCodec
 from umbel.aggregation.codec.vectors.sign import Sign
 from umbel.aggregation.codec.vectors.ternary import Ternary

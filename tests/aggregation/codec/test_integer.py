@@ -13,7 +13,7 @@ from torch import Tensor
 
 from umbel.aggregation.codec.entropy.entropy import SEGMENT
 from umbel.aggregation.codec.integer import IntegerCodec, in_segments
-from umbel.aggregation.codec.plan import first_plan, next_plan
+from umbel.aggregation.codec.step import first_plan, next_plan
 from umbel.aggregation.codec.update_codec import Part, codec_for
 from umbel.aggregation.errors import (
     LyingLength,
@@ -25,6 +25,8 @@ from umbel.aggregation.errors import (
     WrongLayout,
 )
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import next_master
+from umbel.aggregation.model.state import master_of, state_change
 from umbel.aggregation.plans.codec import Codec, CodecPlan, as_float32
 from umbel.aggregation.plans.grid import Grid
 
@@ -233,14 +235,14 @@ def test_counters_masks_and_index_tables_come_through_exactly() -> None:
         "weight": torch.zeros(300),
     }
     layout = Layout.of_state(state)
-    codec, master = IntegerCodec(CodecPlan(Codec.INTEGER, 2.0, 77), GRID, layout), layout.master_of(state)
+    codec, master = IntegerCodec(CodecPlan(Codec.INTEGER, 2.0, 77), GRID, layout), master_of(layout, state)
     total, parts = codec.new_sum(), [Part(weight, rank) for rank, weight in enumerate((1, 2, 5))]
     for part in parts:
         local = {**state, "count": torch.tensor(7 + 16 * (1 + part.rank)), "weight": gaussian(part.rank, 1.0, 300)}
-        update = written(layout.subtract(local, state), part.rank, codec, n_piece=1000)
+        update = written(state_change(layout, local, state), part.rank, codec, n_piece=1000)
         assert len(update) in codec.update_bytes
         total.add(codec.integers(update[: codec.header_bytes], [update[codec.header_bytes :]], part.rank), part.weight)
-    made = layout.add_mean(master, codec.mean(total, parts))
+    made = next_master(layout, master, codec.mean(total, parts))
     assert torch.equal(made["mask"], state["mask"])
     assert torch.equal(made["table"], state["table"])
     assert int(made["count"]) == 7 + round((16 + 2 * 32 + 5 * 48) / 8)
@@ -272,7 +274,7 @@ def test_the_largest_change_may_be_of_a_value_that_is_sent_exactly() -> None:
     """Such as a counter: a canary judges the room under `max_abs` by it."""
     start = {"n": torch.tensor(0), "w": torch.zeros(5)}
     codec = IntegerCodec(PLAN, GRID, layout := Layout.of_state(start))
-    change = layout.subtract({"n": torch.tensor(1 << 20), "w": torch.full((5,), 0.25)}, start)
+    change = state_change(layout, {"n": torch.tensor(1 << 20), "w": torch.full((5,), 0.25)}, start)
     update = written(change, codec=codec)
     assert codec.largest_change(update[:88], [update[88:]], 0) == 16.0
 

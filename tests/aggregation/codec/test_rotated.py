@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.aggregation.codec import rotated as module
-from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
+from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.codec.rotated import Rotated, dithers_of, sum_of_squares
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.sim.bench.codec.errors import vnmse

@@ -18,6 +18,7 @@ from umbel.aggregation.downlink.publishing import Spread
 from umbel.aggregation.errors import LyingLength, MalformedUpdate, UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.model.pieces import InMemory, pieces
+from umbel.aggregation.model.state import master_dtype, master_of, torch_dtype
 from umbel.aggregation.types import LEVEL_MAX
 from umbel.aggregation.update.wire import HEADER_BYTES, change_header
 
@@ -45,7 +46,7 @@ LAYOUT = Layout.of_state(model())
 def step_of(layout: Layout, master: State, public: State, in_rms: float = 1.0) -> float:
     spread, new, old = Spread(), InMemory(master), InMemory(public)
     for piece in pieces(layout):
-        spread.add(piece.spec, piece.of(new, piece.spec.master_dtype), piece.of(old, piece.spec.torch_dtype))
+        spread.add(piece.spec, piece.of(new, master_dtype(piece.spec)), piece.of(old, torch_dtype(piece.spec)))
     return spread.step(in_rms)
 
 
@@ -87,7 +88,7 @@ def stepped(master: State, seed: int, scale: float = 0.01) -> State:
 
 @given(st.integers(0, 10), st.sampled_from([0.25, 1.0, 2.0]), st.integers(1, 5000))
 def test_who_has_the_version_before_makes_the_same_model(seed: int, in_rms: float, size: int) -> None:
-    public, master = model(seed), stepped(LAYOUT.master_of(model(seed)), seed + 1)
+    public, master = model(seed), stepped(master_of(LAYOUT, model(seed)), seed + 1)
     mine, step = copied(public), step_of(LAYOUT, master, public, in_rms)
     change = written(LAYOUT, step, master, public)
     cut = [change[first : first + size] for first in range(0, len(change), size)]
@@ -97,7 +98,7 @@ def test_who_has_the_version_before_makes_the_same_model(seed: int, in_rms: floa
 def test_a_model_of_several_segments() -> None:
     public = model(n_values=2 * entropy.SEGMENT + 1000)
     layout, mine = Layout.of_state(public), copied(public)
-    master = stepped(layout.master_of(public), 1)
+    master = stepped(master_of(layout, public), 1)
     change = written(layout, step_of(layout, master, public), master, public)
     assert same(applied(layout, change, mine), public)
     assert len(change) < sum(tensor.nbytes for tensor in public.values()) / 12
@@ -105,7 +106,7 @@ def test_a_model_of_several_segments() -> None:
 
 @given(st.integers(0, 10), st.sampled_from([0.1, 1.0, 2.0]))
 def test_what_is_published_is_half_a_step_from_its_master_at_most(seed: int, in_rms: float) -> None:
-    public, master = model(seed), stepped(LAYOUT.master_of(model(seed)), seed + 1)
+    public, master = model(seed), stepped(master_of(LAYOUT, model(seed)), seed + 1)
     step = step_of(LAYOUT, master, public, in_rms)
     written(LAYOUT, step, master, public)
     for spec in LAYOUT.owners():
@@ -113,7 +114,7 @@ def test_what_is_published_is_half_a_step_from_its_master_at_most(seed: int, in_
         if not spec.is_coded:
             assert torch.equal(now, goal)
             continue
-        unit = torch.finfo(spec.torch_dtype).eps * goal.double().abs().add(step) + torch.finfo(spec.torch_dtype).tiny
+        unit = torch.finfo(torch_dtype(spec)).eps * goal.double().abs().add(step) + torch.finfo(torch_dtype(spec)).tiny
         off = (now.double() - goal.double()).abs()
         assert bool((off <= 0.5001 * step + unit).all()), spec.name
 
@@ -138,7 +139,7 @@ def test_what_is_left_behind_does_not_pile_up(dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(0)
     public = {"w": torch.randn(3000, generator=rng).to(dtype)}
     layout = Layout.of_state(public)
-    master, off = layout.master_of(public), list[float]()
+    master, off = master_of(layout, public), list[float]()
     direction = 1e-3 * torch.rand(3000, generator=rng)
     for _ in range(50):
         master = {"w": master["w"] + direction + 1e-2 * torch.randn(3000, generator=rng) * (torch.rand(3000) < 0.05)}
@@ -151,7 +152,7 @@ def test_what_is_left_behind_does_not_pile_up(dtype: torch.dtype) -> None:
 
 def test_nothing_to_move_is_a_change_that_moves_nothing() -> None:
     public = model()
-    before, master = copied(public), LAYOUT.master_of(public)
+    before, master = copied(public), master_of(LAYOUT, public)
     step = step_of(LAYOUT, master, public)
     assert step == 2.0**-100
     change = written(LAYOUT, step, master, public)
@@ -163,7 +164,7 @@ def test_nothing_to_move_is_a_change_that_moves_nothing() -> None:
 @pytest.mark.parametrize("state", [{"n": torch.tensor(3)}, {"w": torch.zeros(0)}, {"x": torch.tensor(1.5)}])
 def test_the_smallest_models(state: State) -> None:
     layout = Layout.of_state(state)
-    before, master = copied(state), stepped(layout.master_of(state), 1)
+    before, master = copied(state), stepped(master_of(layout, state), 1)
     change = written(layout, step_of(layout, master, state), master, state)
     assert same(applied(layout, change, before), state)
 
@@ -193,7 +194,7 @@ def test_a_lone_large_value_is_cut_and_comes_later() -> None:
 def a_change(state: State | None = None) -> tuple[Layout, State, bytes]:
     public = state or {"a": torch.zeros(3000), "m": torch.tensor([True, False]), "n": torch.tensor(5)}
     layout = Layout.of_state(public)
-    master = stepped(layout.master_of(public), 3)
+    master = stepped(master_of(layout, public), 3)
     return layout, copied(public), written(layout, step_of(layout, master, public), master, public)
 
 
@@ -246,7 +247,7 @@ def test_a_change_that_is_cut_or_goes_on_is_refused() -> None:
 def test_a_change_of_another_model_is_refused() -> None:
     _, _, change = a_change()
     other = {"a": torch.zeros(3001)}
-    with pytest.raises(MalformedUpdate, match="not a change of a model of this layout"):
+    with pytest.raises(MalformedUpdate, match="not a change of this length for a model of this layout"):
         applied(Layout.of_state(other), change, other)
 
 

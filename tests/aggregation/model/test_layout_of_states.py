@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from umbel.aggregation.errors import LayoutError, ModelOverflow
 from umbel.aggregation.model.layout import N_VALUES_MAX, Layout, TensorSpec
+from umbel.aggregation.model.optimizer import next_master
+from umbel.aggregation.model.state import master_of, published_state, state_change
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.types import RunId
@@ -44,7 +46,9 @@ def total_of(change: Tensor, weight: int = 1, grid: Grid = GRID) -> GridAccumula
 def round_trip(start: dict[str, Tensor], local: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the model becomes when its only client moves it from `start` to `local`."""
     layout = Layout.of_state(start)
-    return layout.published(layout.add_mean(layout.master_of(start), total_of(layout.subtract(local, start))))
+    return published_state(
+        layout, next_master(layout, master_of(layout, start), total_of(state_change(layout, local, start)))
+    )
 
 
 # --- laying out -------------------------------------------------------------------------------------------------------
@@ -90,7 +94,7 @@ def test_empty_tensors_are_never_tied_and_hold_nothing() -> None:
 
 def test_a_model_without_tensors_has_a_layout() -> None:
     layout = Layout.of_state({})
-    assert (layout.n_values, layout.to_json(), layout.subtract({}, {}).numel()) == (0, "[]", 0)
+    assert (layout.n_values, layout.to_json(), state_change(layout, {}, {}).numel()) == (0, "[]", 0)
 
 
 @pytest.mark.parametrize(
@@ -265,15 +269,15 @@ def test_an_integer_change_is_exact_or_refused(start: int, local: int) -> None:
     layout = Layout.of_state(states[0])
     if abs(local - start) > 1 << 24:
         with pytest.raises(LayoutError, match="'n' changed by more than 2"):
-            layout.subtract(states[1], states[0])
+            state_change(layout, states[1], states[0])
     else:
-        assert layout.subtract(states[1], states[0]).item() == (local - start) / 65536
+        assert state_change(layout, states[1], states[0]).item() == (local - start) / 65536
 
 
 def test_a_change_that_wraps_around_is_refused() -> None:
     low, high = ({"n": torch.tensor(value)} for value in (-(1 << 63), (1 << 63) - 1))
     with pytest.raises(LayoutError, match="changed by more"):
-        Layout.of_state(low).subtract(high, low)  # the difference is -1 modulo 2^64
+        state_change(Layout.of_state(low), high, low)  # the difference is -1 modulo 2^64
 
 
 def test_bools_take_the_majority() -> None:
@@ -281,8 +285,8 @@ def test_bools_take_the_majority() -> None:
     layout = Layout.of_state(start)
     total = GridAccumulator(4, GRID)
     for local, weight in (([True, False, True, False], 2), ([True, False, False, True], 1)):
-        total.fold_vector(layout.subtract({"x": torch.tensor(local)}, start), weight)
-    assert layout.add_mean(start, total)["x"].tolist() == [True, False, True, False]
+        total.fold_vector(state_change(layout, {"x": torch.tensor(local)}, start), weight)
+    assert next_master(layout, start, total)["x"].tolist() == [True, False, True, False]
 
 
 def test_a_batch_norm_takes_thousands_of_steps_under_the_default_bound() -> None:
@@ -290,7 +294,7 @@ def test_a_batch_norm_takes_thousands_of_steps_under_the_default_bound() -> None
     start, local = nn.BatchNorm1d(2).state_dict(), nn.BatchNorm1d(2).state_dict()
     local["num_batches_tracked"] = torch.tensor(1_000_000)
     layout = Layout.of_state(start)
-    after = layout.add_mean(start, total_of(layout.subtract(local, start), 7, plan.grid))
+    after = next_master(layout, start, total_of(state_change(layout, local, start), 7, plan.grid))
     assert after["num_batches_tracked"].item() == 1_000_000
 
 
@@ -300,7 +304,7 @@ def test_integer_buffers_take_the_rounded_mean_and_saturate() -> None:
     total = GridAccumulator(4, GRID)
     total.fold_vector(torch.tensor([10.0, 1.0, 2.0, 0.0]) / 65536, 1)
     total.fold_vector(torch.tensor([10.0, 0.0, 1.0, 1.0]) / 65536, 2)
-    assert layout.add_mean(start, total)["n"].tolist() == [255, 10, 11, 11]
+    assert next_master(layout, start, total)["n"].tolist() == [255, 10, 11, 11]
 
 
 def test_tied_weights_and_buffers_survive_a_round() -> None:
@@ -320,24 +324,24 @@ def test_tied_weights_and_buffers_survive_a_round() -> None:
 def test_a_trained_copy_whose_ties_were_cut_still_subtracts() -> None:
     start = TiedModel().state_dict()
     local = {name: tensor.clone() for name, tensor in start.items()}
-    assert not Layout.of_state(start).subtract(local, start).any()
+    assert not state_change(Layout.of_state(start), local, start).any()
 
 
 def test_values_that_do_not_lie_in_a_row_are_read_in_order() -> None:
     matrix = torch.arange(6.0).view(2, 3)
     start, local = {"x": torch.zeros(3, 2), "y": torch.zeros(4)}, {"x": matrix.t(), "y": torch.ones(1).expand(4)}
-    change = Layout.of_state(start).subtract(local, start)
+    change = state_change(Layout.of_state(start), local, start)
     assert change.tolist() == [0, 3, 1, 4, 2, 5, 1, 1, 1, 1]
-    assert Layout.of_state(local).master_of(local)["x"].is_contiguous()
+    assert master_of(Layout.of_state(local), local)["x"].is_contiguous()
 
 
 @pytest.mark.parametrize("local", [{}, {"x": torch.zeros(1)}, {"x": torch.zeros(2, 1)}])
 def test_a_state_of_another_shape_does_not_subtract(local: dict[str, Tensor]) -> None:
     start = {"x": torch.zeros(1, 2)}
     with pytest.raises(LayoutError, match="the trained state does not fit the model: tensor 'x'"):
-        Layout.of_state(start).subtract(local, start)
+        state_change(Layout.of_state(start), local, start)
     with pytest.raises(LayoutError, match="the start state does not fit"):
-        Layout.of_state(start).subtract(start, local)
+        state_change(Layout.of_state(start), start, local)
 
 
 # --- the master copy --------------------------------------------------------------------------------------------------
@@ -349,12 +353,12 @@ def test_updates_below_half_a_unit_of_half_precision_add_up(dtype: torch.dtype) 
     layout = Layout.of_state(start)
     tiny = torch.full((1,), 2.0**-14)  # half precision near 1 has steps of 2^-10 (float16) or 2^-7 (bfloat16)
     assert (start["x"] + tiny.to(dtype)).item() == 1.0
-    master = layout.master_of(start)
+    master = master_of(layout, start)
     for _ in range(1 << 10):
-        master = layout.add_mean(master, total_of(tiny))
+        master = next_master(layout, master, total_of(tiny))
     assert master["x"].dtype == torch.float32
-    assert layout.published(master)["x"].dtype == dtype
-    assert layout.published(master)["x"].item() == 1.0 + 2.0**-4
+    assert published_state(layout, master)["x"].dtype == dtype
+    assert published_state(layout, master)["x"].item() == 1.0 + 2.0**-4
     assert not layout.is_full_precision
 
 
@@ -362,20 +366,20 @@ def test_without_half_precision_the_master_copy_is_what_is_published() -> None:
     state = {"x": torch.randn(3), "y": torch.randn(3).double(), "n": torch.tensor(3)}
     layout = Layout.of_state(state)
     assert layout.is_full_precision
-    master = layout.master_of(state)
-    assert all(torch.equal(layout.published(master)[name], tensor) for name, tensor in state.items())
+    master = master_of(layout, state)
+    assert all(torch.equal(published_state(layout, master)[name], tensor) for name, tensor in state.items())
 
 
 def test_the_master_copy_is_a_copy() -> None:
     state = {"x": torch.zeros(3)}
-    master = Layout.of_state(state).master_of(state)
+    master = master_of(Layout.of_state(state), state)
     state["x"].fill_(9)
     assert not master["x"].any()
 
 
 def test_adding_a_mean_leaves_the_old_master_as_it_was() -> None:
     master = {"x": torch.zeros(2)}
-    after = Layout.of_state(master).add_mean(master, total_of(torch.ones(2)), learning_rate=0.5)
+    after = next_master(Layout.of_state(master), master, total_of(torch.ones(2)), learning_rate=0.5)
     assert (master["x"].tolist(), after["x"].tolist()) == ([0, 0], [0.5, 0.5])
 
 
@@ -386,7 +390,7 @@ def test_the_step_is_the_formula_rounded_once(values: list[float], weight: int, 
     total = total_of(torch.tensor(values), weight)
     mean = total.mean_slice(0, len(values))
     expected = torch.tensor([float(s) + float(m) * learning_rate for s, m in zip(start, mean, strict=True)]).float()
-    assert torch.equal(layout.add_mean({"x": start}, total, learning_rate)["x"], expected)
+    assert torch.equal(next_master(layout, {"x": start}, total, learning_rate)["x"], expected)
 
 
 # --- the edges of the numbers -----------------------------------------------------------------------------------------
@@ -398,11 +402,11 @@ def test_what_half_precision_cannot_hold_is_published_finite_and_kept_true(dtype
     greatest = torch.finfo(dtype).max
     state = {"weight": torch.tensor([sign * greatest, 0.0], dtype=dtype)}
     layout = Layout.of_state(state)
-    start = layout.master_of(state)
+    start = master_of(layout, state)
     start["weight"][0] += sign * greatest * 0.003  # beyond half precision, within float32
-    master = layout.add_mean(start, total_of(torch.zeros(2)))
+    master = next_master(layout, start, total_of(torch.zeros(2)))
     assert abs(master["weight"][0].item()) > greatest
-    assert layout.published(master)["weight"].tolist() == [sign * greatest, 0.0]
+    assert published_state(layout, master)["weight"].tolist() == [sign * greatest, 0.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -410,7 +414,7 @@ def test_a_step_out_of_the_finite_range_makes_no_model(dtype: torch.dtype) -> No
     state = {"weight": torch.tensor([0.0, 3.3e38], dtype=dtype)}
     layout = Layout.of_state(state)
     with pytest.raises(ModelOverflow, match="'weight' would leave the finite range of float32"):
-        layout.add_mean(layout.master_of(state), total_of(torch.full((2,), 64.0)), learning_rate=1e38)
+        next_master(layout, master_of(layout, state), total_of(torch.full((2,), 64.0)), learning_rate=1e38)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -419,7 +423,7 @@ def test_an_integer_stops_at_its_limits(dtype: torch.dtype) -> None:
     state = {"counter": torch.tensor([limits.max, limits.min, limits.max - 1, limits.min + 1], dtype=dtype)}
     layout = Layout.of_state(state)
     change = torch.tensor([1.0, -1.0, 7.0, -7.0]) * 2.0**-16
-    assert layout.add_mean(state, total_of(change))["counter"].tolist() == [limits.max, limits.min] * 2
+    assert next_master(layout, state, total_of(change))["counter"].tolist() == [limits.max, limits.min] * 2
 
 
 def test_no_integer_moves_by_more_than_2_to_the_24_whatever_max_abs_allows() -> None:
@@ -427,15 +431,15 @@ def test_no_integer_moves_by_more_than_2_to_the_24_whatever_max_abs_allows() -> 
     layout = Layout.of_state(state)
     grid = Grid.finest(max_abs=2.0**64, total_weight_max=1)
     total = total_of(torch.tensor([2.0**64, -(2.0**64)]), grid=grid)
-    assert layout.add_mean(state, total)["counter"].tolist() == [5 + (1 << 24), 5 - (1 << 24)]
+    assert next_master(layout, state, total)["counter"].tolist() == [5 + (1 << 24), 5 - (1 << 24)]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.float32, torch.bool])
 def test_the_master_copy_that_a_step_begins_with_stays_as_it_was(dtype: torch.dtype) -> None:
     start = {"x": torch.tensor([0, 1, 0, 1]).to(dtype)}
     before = start["x"].clone()
-    after = Layout.of_state(start).add_mean(
-        start, total_of(torch.full((4,), 1.0 / 65536 if dtype.is_floating_point else 1.0))
+    after = next_master(
+        Layout.of_state(start), start, total_of(torch.full((4,), 1.0 / 65536 if dtype.is_floating_point else 1.0))
     )
     assert torch.equal(start["x"], before)
     assert after["x"].data_ptr() != start["x"].data_ptr()

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.aggregation.model.layout import Layout
-from umbel.aggregation.model.pieces import InMemory, Piece, pieces, segments
-from umbel.aggregation.update.grid import PIECE_VALUES
+from umbel.aggregation.model.pieces import PIECE_VALUES, InMemory, Piece, pieces, segments
 
 
 def layout_of(sizes: list[int]) -> Layout:

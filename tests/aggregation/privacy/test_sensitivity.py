@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from umbel.aggregation.codec.kernels.philox import dither
-from umbel.aggregation.codec.kernels.quantize import UNIT, Levels, phase, quantize
+from umbel.aggregation.codec.kernels.quantize import quantize
+from umbel.aggregation.codec.kernels.quantizer import UNIT, Levels, phase
 from umbel.aggregation.privacy.sensitivity import clip_within, l1_bound, rounded_bound
 
 

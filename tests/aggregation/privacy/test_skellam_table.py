@@ -23,6 +23,16 @@ from umbel.aggregation.privacy.skellam_table import (
 WHOLE = 1 << UNIT_BITS
 
 
+def weights_of(table: SkellamTable) -> list[int]:
+    """The weights that a table was made from, worked out from its cells, with zeros for empty cells."""
+    whole, found = 1 << (UNIT_BITS - table.index_bits), [0] * len(table.cuts)
+    for cell, (high, low) in enumerate(zip(table.cuts.tolist(), table.low_cuts.tolist(), strict=True)):
+        cut = (high << 64) + low
+        found[int(table.outcomes[2 * cell + 1])] += cut
+        found[int(table.outcomes[2 * cell])] += whole - cut
+    return found
+
+
 def distance(weights: list[int], variance: float) -> float:
     """Between |X| and a table's draws, in total variation, in units of 2^-127."""
     with mpmath.workdps(60):
@@ -69,7 +79,7 @@ def test_large_tables_agree_with_scipy(variance: float) -> None:
 def test_a_table_draws_exactly_what_it_was_given(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), WHOLE]
     weights = [above - below for below, above in pairwise(edges)]
-    found = SkellamTable.of(weights).weights()
+    found = weights_of(SkellamTable.of(weights))
     assert found[: len(weights)] == weights
     assert not any(found[len(weights) :])
 
@@ -77,7 +87,7 @@ def test_a_table_draws_exactly_what_it_was_given(cuts: list[int]) -> None:
 @pytest.mark.parametrize("variance", [0.01, 50.0, 1e6])
 def test_so_does_that_of_a_variance(variance: float) -> None:
     weights = magnitudes(variance)
-    assert table_of(variance).weights()[: len(weights)] == weights
+    assert weights_of(table_of(variance))[: len(weights)] == weights
 
 
 @pytest.mark.parametrize("variance", [0.0, -1.0, VARIANCE_MIN / 2, VARIANCE_MAX * 1.01, float("nan"), float("inf")])

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.codec.rate import RoundShown
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.codec.step import RoundShown
 from umbel.aggregation.plans.masks import SumShown
 from umbel.aggregation.plans.round import CoverageFloor, TrainingPlan, Weighting
 from umbel.aggregation.privacy.section import PrivacySection
@@ -52,7 +52,7 @@ def test_what_goes_with_it_passes(file: RunFile) -> None:
     ("file", "says"),
     [
         (replace(FILE, codec=CodecSection()), r'float32 does not work with secure aggregation.*name = "integer"'),
-        (replace(FILE, codec=CodecSection("topk")), r'topk does not work.*own choosing.*name = "integer"'),
+        (replace(FILE, codec=CodecSection("topk")), r'topk does not work.*its own.*name = "integer"'),
         (replace(FILE, codec=CodecSection("mask")), r'mask could be added up under masks.*name = "integer"'),
         (replace(FILE, codec=CodecSection("lowrank")), r'lowrank could be added up.*name = "integer"'),
         (replace(FILE, codec=CodecSection("auto")), r'"auto" finds its step.*name = "integer" and a step'),

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from tests.federations.consortium import OFFICERS, after, first_list, public_key, signed
 from umbel.aggregation.canonical import canonical
-from umbel.aggregation.trust.member_files import FILE_BYTES_MAX, members_bytes, read_members
-from umbel.aggregation.trust.members import MalformedMembers, MemberList, SignedMembers, check_first
+from umbel.aggregation.trust.members import (
+    FILE_BYTES_MAX,
+    MalformedMembers,
+    MemberList,
+    SignedMembers,
+    check_first,
+    members_bytes,
+    read_members,
+)
 
 WHOLE = signed(first_list(), *OFFICERS)
 TEXT = members_bytes(WHOLE).decode()

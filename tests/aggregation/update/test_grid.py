@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from umbel.aggregation.errors import LyingLength, NonFiniteUpdate, UpdateOutOfRange
+from umbel.aggregation.model.pieces import PIECE_VALUES
 from umbel.aggregation.plans.grid import MAX_ABS_LEAST, MAX_ABS_MOST, TOTAL_WEIGHT_MAX, Grid
 from umbel.aggregation.plans.round import RoundPlan, Weighting
 from umbel.aggregation.types import RunId
-from umbel.aggregation.update.grid import PIECE_VALUES, GridAccumulator, check_values, to_integers
+from umbel.aggregation.update.grid import GridAccumulator, check_values, to_integers
 
 GRID = Grid.finest(max_abs=64.0, total_weight_max=1 << 20)
 
@@ -117,7 +118,7 @@ def test_any_split_into_partial_sums_gives_the_same_bits(updates: list[Update], 
         partial = GridAccumulator(merged.n_sums, GRID)
         for update in part:
             partial.fold_vector(update.vector, update.weight)
-        merged.merge(partial)
+        merged.merge_sums((partial.sums,), partial.total_weight, partial.n_folded)
     whole = folded(updates)
     assert integer_sums(merged) == integer_sums(whole)
     assert (merged.total_weight, merged.n_folded) == (whole.total_weight, whole.n_folded)
@@ -257,17 +258,15 @@ def test_there_is_no_mean_of_nothing() -> None:
         GridAccumulator(1, GRID).mean_slice(0, 1)
 
 
-def test_partial_sums_of_different_rounds_do_not_merge() -> None:
-    other = Grid.finest(max_abs=1.0, total_weight_max=1)
-    for stranger in (GridAccumulator(4, other), GridAccumulator(5, GRID)):
-        with pytest.raises(ValueError, match="different rounds"):
-            GridAccumulator(4, GRID).merge(stranger)
+def test_a_partial_sum_of_another_length_does_not_merge() -> None:
+    with pytest.raises(LyingLength, match="more than the 4 integers"):
+        GridAccumulator(4, GRID).merge_sums((GridAccumulator(5, GRID).sums,), 0, 0)
 
 
 def test_partial_sums_that_together_weigh_too_much_do_not_merge() -> None:
     one, two = (folded([Update((1.0,), GRID.total_weight_max)]) for _ in range(2))
     with pytest.raises(ValueError, match="takes the total to"):
-        one.merge(two)
+        one.merge_sums((two.sums,), two.total_weight, two.n_folded)
     assert one.total_weight == GRID.total_weight_max
 
 

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from typer.testing import CliRunner, Result
 
 from tests.federations.consortium import first_list, public_key, signed
-from umbel.aggregation.trust.member_files import FILE_BYTES_MAX, members_bytes, read_members
-from umbel.aggregation.trust.members import check_successor
+from umbel.aggregation.trust.members import FILE_BYTES_MAX, check_successor, members_bytes, read_members
 from umbel.client.cli.members import members_app
 from umbel.client.cli.site import show_fingerprint
 from umbel.client.state.state_dir import locked

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 import umbel.__main__ as command_line
 from tests.repository import ROOT
-from umbel.aggregation.trust.bound_list import named_list
+from umbel.aggregation.run.bound_list import named_list
 from umbel.aggregation.trust.fingerprint import fingerprint, grouped
-from umbel.aggregation.trust.member_files import read_members
+from umbel.aggregation.trust.members import read_members
 from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client.cli.new_run import careful_of_absence
 from umbel.client.operator.run_files import read_run_file

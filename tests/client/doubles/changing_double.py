@@ -11,7 +11,9 @@ from torch import nn
 from tests.client.doubles.double import Double, Refused, stream
 from umbel.aggregation.downlink.change import ChangeWriter
 from umbel.aggregation.model.artifact import decode_model, encode_model
+from umbel.aggregation.model.optimizer import next_master
 from umbel.aggregation.model.pieces import InMemory
+from umbel.aggregation.model.state import master_of
 from umbel.aggregation.update.grid import GridAccumulator
 from umbel.aggregation.update.wire import HEADER_BYTES
 
@@ -25,7 +27,7 @@ class ChangingDouble(Double):
 
     def __init__(self, model: nn.Module, rounds: int = 1) -> None:
         super().__init__(model, rounds)
-        self.master = self.layout.master_of(decode_model(self.model_bytes)[1])
+        self.master = master_of(self.layout, decode_model(self.model_bytes)[1])
         self.files = {_sha256(self.model_bytes): self.model_bytes}
         self.chain: list[dict[str, Any]] = []
         self.n_offered = 8
@@ -35,7 +37,7 @@ class ChangingDouble(Double):
         """A round whose mean is `values`."""
         total = GridAccumulator(self.layout.n_values, self.run_file.round_plan(1, 1).grid)
         total.fold_vector(values, 1)
-        self.master = self.layout.add_mean(self.master, total)
+        self.master = next_master(self.layout, self.master, total)
         before, (_, state) = _sha256(self.model_bytes), decode_model(self.model_bytes)
         public = {spec.name: state[spec.name].clone() for spec in self.layout.owners()}
         writer = ChangeWriter(self.layout, STEP, InMemory(self.master), InMemory(public))

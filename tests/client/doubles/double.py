@@ -21,6 +21,8 @@ from umbel.aggregation.codec.update_codec import codec_for
 from umbel.aggregation.messages import Enrolment
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import next_master
+from umbel.aggregation.model.state import master_of, published_state
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.aggregation.plans.round import TrainingPlan
 from umbel.aggregation.run.file import RunFile
@@ -224,8 +226,8 @@ class Double:
         _, state = decode_model(self.model_bytes)
         total = GridAccumulator(self.layout.n_values, self.run_file.round_plan(1, 1).grid)
         total.fold_vector(values, 1)
-        master = self.layout.add_mean(self.layout.master_of(state), total)
-        self.model_bytes = encode_model(self.layout.full_state(self.layout.published(master)))
+        master = next_master(self.layout, master_of(self.layout, state), total)
+        self.model_bytes = encode_model(self.layout.full_state(published_state(self.layout, master)))
         self.round, self.attempt = self.round + 1, 1
 
     def _read(self, update: bytes) -> torch.Tensor:

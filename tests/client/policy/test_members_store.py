@@ -11,13 +11,14 @@ import pytest
 
 from tests.federations.consortium import OFFICERS, after, first_list, public_key, signed, without
 from umbel.aggregation.trust.fingerprint import grouped
-from umbel.aggregation.trust.member_files import FILE_BYTES_MAX, members_bytes
 from umbel.aggregation.trust.members import (
+    FILE_BYTES_MAX,
     BadOfficerSignature,
     MembersRefused,
     NotTheSuccessor,
     SignedMembers,
     TooFewSignatures,
+    members_bytes,
 )
 from umbel.client.errors import StateError, WorkRefused
 from umbel.client.policy.members_store import MembersStore, NotConfirmed, members_in_force, read_members_file

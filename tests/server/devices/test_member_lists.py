@@ -16,8 +16,7 @@ from tests.federations.server_device import Device, House, UntimedClock, house, 
 from tests.server.replicas.test_replicas_together import at
 from tests.server.secure.test_secure_rounds import LAYOUT, STATE, secure_run
 from tests.servers.waits import LIMIT_S, until
-from umbel.aggregation.trust.member_files import FILE_BYTES_MAX, members_bytes
-from umbel.aggregation.trust.members import MemberList
+from umbel.aggregation.trust.members import FILE_BYTES_MAX, MemberList, members_bytes
 from umbel.aggregation.trust.public_keys import public_key_text
 from umbel.aggregation.types import RunId
 from umbel.server.http.limits import RUN_BYTES_MAX, RUN_FILE_BYTES_MAX

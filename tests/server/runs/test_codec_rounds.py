@@ -108,7 +108,7 @@ def test_an_update_of_another_codec_or_length_is_refused(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("codec", "sentence"),
     [
-        ('name = "eden"\nerror_feedback = true', "error feedback needs a codec that never moves away"),
+        ('name = "eden"\nerror_feedback = true', "error feedback does not work with eden"),
         ('name = "eden"\nstep = 0.5', 'step is not for name = \\"eden\\", which takes bits'),
         ('name = "gzip"', "Input should be 'float32', 'integer', 'auto'"),
     ],

@@ -29,8 +29,8 @@ from tests.servers.killing import COMMANDS, ENDINGS, LIFE_STEPS, NEVER, ORDERS, 
 from tests.servers.ports import own_port
 from tests.servers.postgres import Cluster
 from tests.servers.waits import LIMIT_S, until
-from umbel.aggregation.audit.bundle import key_bytes
 from umbel.aggregation.plans.round import Task
+from umbel.aggregation.trust.public_keys import public_key_bytes
 from umbel.client.operator.audit import download, verify
 from umbel.client.operator.operator import Operator
 from umbel.server.settings import Settings
@@ -118,7 +118,7 @@ def audit(settings: Settings, n_attempts: int) -> None:
     """Follow the run's chain from its creation to its head: every attempt is in it, once, signed."""
     url, key = f"http://127.0.0.1:{settings.port}", settings.admin_key_path.read_text().strip()
     with Operator(url, key) as operator:
-        auditor, lines = verify(download(operator, "demo"), [key_bytes(operator.audit_key())])
+        auditor, lines = verify(download(operator, "demo"), [public_key_bytes(operator.audit_key())])
         assert len(lines) == 1 + n_attempts
         assert auditor.n_reports_unsigned == 0
         assert operator.run("demo").audit_head == auditor.head

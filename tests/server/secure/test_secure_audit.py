@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.federations.audit_house import operating
 from tests.federations.secure_cohort import STATE, Attempt, secure_run
 from tests.federations.server_device import Json, LateClock, house
-from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, key_bytes, seal
-from umbel.aggregation.trust.public_keys import public_key_text
+from umbel.aggregation.audit.bundle import AuditFailed, RoundEnded, seal
+from umbel.aggregation.trust.public_keys import public_key_bytes, public_key_text
 from umbel.client.cli.audit import audit_run, replay_run
 from umbel.client.operator.audit import AuditLine, download, parse_bundle, verify
 from umbel.client.operator.operator import Operator
@@ -55,7 +55,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[AuditLine], by
     found: list[tuple[list[AuditLine], bytes]] = []
     after_two_rounds(
         tmp_path_factory.mktemp("run"),
-        lambda operator: found.append((list(download(operator, "demo")), key_bytes(operator.audit_key()))),
+        lambda operator: found.append((list(download(operator, "demo")), public_key_bytes(operator.audit_key()))),
     )
     return found[0]
 
@@ -82,7 +82,7 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Audit:
 
     def act(operator: Operator) -> None:
         lines.extend(download(operator, "demo"))
-        keys.append(key_bytes(operator.audit_key()))
+        keys.append(public_key_bytes(operator.audit_key()))
         for as_json, output in enumerate(told):
             with redirect_stdout(output):
                 audit_run(operator, "demo", None, (), (), as_json=bool(as_json))

@@ -6,11 +6,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests.federations.server_device import small_state
-from umbel.aggregation.audit.bundle import sum_sha256
 from umbel.aggregation.model.artifact import decode_model, encode_model
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import next_master
+from umbel.aggregation.model.state import master_of, published_state
 from umbel.aggregation.plans.grid import Grid
 from umbel.aggregation.update.grid import GridAccumulator
+from umbel.aggregation.update.integer_sum import sum_sha256
 from umbel.server.blobs.blobs import model_key
 from umbel.server.blobs.local import LocalBlobs
 from umbel.server.sums.model_files import ParentFiles, SummedRound, first_master, inspect_model, keep_model, next_model
@@ -40,8 +42,8 @@ def test_the_next_model_is_the_one_made_in_memory(tmp_path: Path) -> None:
     total.fold_vector(change, 3)
     base = ParentFiles(first.sha256, first_master(blobs, first.sha256, layout))
     files = next_model(blobs, layout, base, SummedRound(sum_sha256(total), total), 0.7, None)
-    master = layout.add_mean(layout.master_of(state), total, 0.7)
-    expected = layout.full_state(layout.published(master))
+    master = next_master(layout, master_of(layout, state), total, 0.7)
+    expected = layout.full_state(published_state(layout, master))
     with blobs.local(model_key(files.published.sha256)) as path:
         data = path.read_bytes()
     assert decode_model(data)[0] == layout

@@ -14,8 +14,7 @@ import pytest
 
 from tests.servers.interrupts import heed_interrupts
 from tests.servers.waits import LIMIT_S, wait_until
-from umbel.aggregation.trust.member_files import read_members
-from umbel.aggregation.trust.members import check_first
+from umbel.aggregation.trust.members import check_first, read_members
 from umbel.client.policy.members_store import MembersStore
 from umbel.client.state.identity import own_keys
 

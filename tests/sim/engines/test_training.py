@@ -17,6 +17,7 @@ from tests.sim.engines.cohorts import STRUCTURED, all_changes, recipe, start_of,
 from umbel.aggregation.codec.vector_update import projections
 from umbel.aggregation.errors import LayoutError
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.state import state_change
 from umbel.aggregation.plans.codec import CodecPlan
 from umbel.client.app import LocalPlan
 from umbel.client.training.trainer import TorchClient
@@ -69,7 +70,7 @@ def by_the_sdk(made_by: ModelRecipe, work: CohortWork) -> tuple[Tensor, list[lis
         )
         with one_thread():  # sums over many threads come in another order
             done = client.train(model, plan)
-        changes.append(layout.subtract(model.state_dict(), start))
+        changes.append(state_change(layout, model.state_dict(), start))
         losses.append([done.metrics["loss"], done.first_loss or 0.0, done.last_loss or 0.0])
     return torch.stack(changes), losses
 

@@ -24,12 +24,14 @@ from umbel.aggregation.codec.entropy import entropy_kernels
 from umbel.aggregation.codec.entropy.entropy import read_segment, write_segment
 from umbel.aggregation.codec.entropy.payload import Payload
 from umbel.aggregation.codec.kernels import kernels, native
-from umbel.aggregation.codec.kernels.native import NoKernels, Quantizer
+from umbel.aggregation.codec.kernels.blocks import Blocks
+from umbel.aggregation.codec.kernels.kernels import add_packed, pack_residues
+from umbel.aggregation.codec.kernels.native import NoKernels
 from umbel.aggregation.codec.kernels.packing import pack, packed_bytes, unpack
 from umbel.aggregation.codec.kernels.philox import dither, signs
-from umbel.aggregation.codec.kernels.quantize import Levels, quantize
-from umbel.aggregation.codec.kernels.residues import add_packed, pack_residues
-from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
+from umbel.aggregation.codec.kernels.quantize import quantize
+from umbel.aggregation.codec.kernels.quantizer import Levels, Quantizer
+from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 from umbel.aggregation.types import LEVEL_MAX
 
 KEYS = st.integers(0, (1 << 64) - 1)
@@ -433,7 +435,8 @@ def test_umbel_installs_with_and_without_a_compiler(tmp_path: Path, options: lis
     installed = subprocess.run(install, capture_output=True, text=True, env=environment, check=False)
     assert installed.returncode == 0, installed.stderr
     script = (
-        "from umbel.aggregation.codec import native; print(native.__file__, getattr(native.chosen(), 'path', None))"
+        "from umbel.aggregation.codec.kernels import native; "
+        "print(native.__file__, getattr(native.chosen(), 'path', None))"
     )
     said = subprocess.run(
         [python, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umbel.aggregation.codec.kernels.blocks import Blocks
 from umbel.aggregation.codec.kernels.philox import signs
-from umbel.aggregation.codec.kernels.rotation import Blocks, rotate, unrotate
+from umbel.aggregation.codec.kernels.rotation import rotate, unrotate
 
 SIZES = st.integers(0, 6000)
 

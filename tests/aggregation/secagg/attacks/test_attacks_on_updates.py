@@ -17,7 +17,7 @@ from umbel.aggregation.errors import LyingLength, UpdateRefused
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.codec import Codec
 from umbel.aggregation.plans.noise import NoisePlan
-from umbel.aggregation.privacy.noise import noisy_bits
+from umbel.aggregation.privacy.rounds import noisy_bits
 from umbel.aggregation.secagg.crypto.signing import Label
 from umbel.aggregation.secagg.errors import ForgedMessage
 from umbel.aggregation.secagg.masked_input import MaskedReader, masked_input, unmasked

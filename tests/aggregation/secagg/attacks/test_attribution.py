@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.aggregation.secagg.house import cohort, composed, gaussian, secure_plan, work_of
 from umbel.aggregation.codec.kernels.kernels import dither_into
-from umbel.aggregation.codec.kernels.quantize import UNIT, phase
+from umbel.aggregation.codec.kernels.quantizer import UNIT, phase
 from umbel.aggregation.secagg.numbers.composition import Composition
 from umbel.aggregation.secagg.numbers.contribution import contribution
 

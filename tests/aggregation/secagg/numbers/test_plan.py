@@ -22,7 +22,7 @@ from tests.aggregation.secagg.house import (
     weighted_mean,
     work_of,
 )
-from umbel.aggregation.codec.modular import ALARM_SHARE, bits_for
+from umbel.aggregation.codec.residue_bits import ALARM_SHARE, bits_for
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.plans.codec import Codec, CodecPlan
 from umbel.aggregation.plans.masks import SecurePlan, SumShown

@@ -23,8 +23,11 @@ from tests.aggregation.secagg.house import (
     work_of,
 )
 from umbel.aggregation.codec.kernels.rotation import unrotate
-from umbel.aggregation.codec.modular import ALARM_SHARE, lift
+from umbel.aggregation.codec.modular import lift
+from umbel.aggregation.codec.residue_bits import ALARM_SHARE
 from umbel.aggregation.model.layout import Layout
+from umbel.aggregation.model.optimizer import next_master
+from umbel.aggregation.model.state import master_of, state_change
 from umbel.aggregation.plans.noise import NoisePlan
 from umbel.aggregation.secagg.numbers.contribution import LocalWork
 from umbel.aggregation.secagg.numbers.totals import (
@@ -107,7 +110,7 @@ def test_equal_weights_make_the_model_of_a_plain_exact_sum() -> None:
     plain = modular.rotated.plain_mean(parts, 6)
     assert torch.equal(modular.mean(sums, 6), plain)
     layout, start = composition.layout, {"weight": gaussian(N_VALUES, 99)}
-    model = layout.add_mean(start, made.mean, 0.7)["weight"]
+    model = next_master(layout, start, made.mean, 0.7)["weight"]
     assert torch.equal(model, (start["weight"].double() + plain.double() * 0.7).float())
 
 
@@ -162,13 +165,13 @@ def test_batch_norm_and_counters_are_the_same_as_on_the_plain_path() -> None:
     start, locals_ = normalized(0), [normalized(seed) for seed in (3, 4, 8)]
     layout, weights = Layout.of_state(start), [10, 30, 77]
     composition = composed(secure_plan(3, weight_unit=16), layout, max_abs=64.0)
-    changes = [layout.subtract(local, start) for local in locals_]
+    changes = [state_change(layout, local, start) for local in locals_]
     made = cohort(composition, changes, [work_of(weight) for weight in weights]).totals()
     plain = GridAccumulator(layout.n_values, composition.grid)
     for change, weight in zip(changes, weights, strict=True):
         plain.fold_vector(change, weight)
-    ours = layout.add_mean(layout.master_of(start), made.mean)
-    theirs = layout.add_mean(layout.master_of(start), plain)
+    ours = next_master(layout, master_of(layout, start), made.mean)
+    theirs = next_master(layout, master_of(layout, start), plain)
     exact = [spec.name for spec in layout.owners() if not spec.is_coded]
     assert sorted(exact) == ["1.num_batches_tracked", "1.running_mean", "1.running_var", "is_on"]
     for name in exact:

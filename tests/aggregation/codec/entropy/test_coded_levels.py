@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.aggregation.codec.entropy.coded_levels import Coding, Knowledge
+from umbel.aggregation.codec.entropy.coded_levels import LEVELS_HEAD_BYTES, Coding, Knowledge, LevelsHead
 from umbel.aggregation.codec.entropy.entropy_kernels import N_CLASSES, WIDTHS
-from umbel.aggregation.codec.entropy.levels_head import LEVELS_HEAD_BYTES, LevelsHead
 from umbel.aggregation.errors import MalformedUpdate
 
 FLOATS = st.floats(allow_nan=False, width=32)

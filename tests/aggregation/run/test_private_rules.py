@@ -9,8 +9,7 @@ import torch
 from umbel.aggregation.codec.section import CodecSection
 from umbel.aggregation.model.layout import Layout
 from umbel.aggregation.plans.round import TrainingPlan, Weighting
-from umbel.aggregation.privacy.compatible import require_private_model
-from umbel.aggregation.privacy.section import PrivacySection
+from umbel.aggregation.privacy.section import PrivacySection, require_private_model
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import Override, RoundsSection
 from umbel.aggregation.run.stopping import StopRule

@@ -6,10 +6,10 @@ import pytest
 
 from tests.federations.consortium import first_list, without
 from umbel.aggregation.codec.section import CodecSection
+from umbel.aggregation.run.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.run.file import RunFile
 from umbel.aggregation.run.sections import RoundsSection
 from umbel.aggregation.secagg.section import SecureAggregationSection
-from umbel.aggregation.trust.bound_list import AnotherList, named_list, require_named
 from umbel.aggregation.trust.fingerprint import grouped
 from umbel.aggregation.trust.members import MemberList
 

@@ -1,0 +1,93 @@
+"""From a round's mean to the next model: `master + learning_rate * mean`, a piece at a time.
+
+Floats are added in float64 and rounded once to the master copy's dtype. Integers take the mean change rounded to the
+nearest integer, at most 2^24, and stop at their dtype's limits. A bool takes the majority. Multiplication and addition
+are separate operations: a fused multiply-add would make the bits depend on the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from umbel.aggregation.errors import ModelOverflow
+from umbel.aggregation.model.layout import FLOATS, Layout, TensorSpec
+from umbel.aggregation.model.pieces import InMemory, Piece, Values, pieces
+from umbel.aggregation.model.state import (
+    EXACT_IN_FLOAT32,
+    INTEGER_UNIT,
+    State,
+    empty_state,
+    master_dtype,
+    published,
+    torch_dtype,
+)
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class HasMean(Protocol):
+    """The weighted mean of a round's updates, from which the next model is made."""
+
+    def mean_slice(self, start: int, stop: int) -> Tensor:
+        """Coordinates `start` to `stop` of the mean: float64, a new tensor."""
+        ...
+
+
+def next_pieces(
+    layout: Layout, start: Values, mean: HasMean, learning_rate: float = 1.0
+) -> Iterator[tuple[Piece, Tensor]]:
+    """The next master copy, piece by piece. `start`: the master copy that the round began with.
+
+    Raises `ModelOverflow` for a float that leaves its dtype's finite range.
+    """
+    for piece in pieces(layout):
+        yield piece, _step(piece, piece.of(start, master_dtype(piece.spec)), mean, learning_rate)
+
+
+def write_next(
+    layout: Layout, start: Values, mean: HasMean, learning_rate: float, public: Values, master: Values | None = None
+) -> None:
+    """Write the next version: to `public` what clients download, to `master` the master copy.
+
+    `master` is None where the published file itself is the master copy. Raises as `next_pieces` does.
+    """
+    for piece, values in next_pieces(layout, start, mean, learning_rate):
+        piece.put(public, published(piece.spec, values))
+        if master is not None:
+            piece.put(master, values)
+
+
+def next_master(layout: Layout, master: State, mean: HasMean, learning_rate: float = 1.0) -> dict[str, Tensor]:
+    """The next master copy in memory: a new tensor on the CPU for each owner. Raises as `next_pieces` does."""
+    made = empty_state(layout, master_dtype)
+    for piece, values in next_pieces(layout, InMemory(master), mean, learning_rate):
+        piece.put(InMemory(made), values)
+    return made
+
+
+def _step(piece: Piece, start: Tensor, mean: HasMean, learning_rate: float) -> Tensor:
+    """The next values of a piece. `start`: its values in the master copy, in the master's dtype."""
+    spec, first = piece.spec, piece.spec.offset + piece.first
+    change = mean.mean_slice(first, first + piece.n_values)
+    if spec.dtype in FLOATS:
+        return _finite(spec, start.to(torch.float64, copy=True).add_(change.mul_(learning_rate)).to(start.dtype))
+    if spec.dtype == "bool":
+        return start.to(torch.float64).add_(change.div_(INTEGER_UNIT)) >= 0.5
+    most, limits = EXACT_IN_FLOAT32, torch.iinfo(torch_dtype(spec))
+    before = start.to(torch.int64, copy=True)
+    whole = change.div_(INTEGER_UNIT).clamp_(-most, most).round_().to(torch.int64)
+    room_up = limits.max - before.clamp(min=limits.max - most)  # at most `most`, so that nothing here can wrap
+    room_down = limits.min - before.clamp(max=limits.min + most)
+    return before.add_(whole.clamp_(room_down, room_up)).to(torch_dtype(spec))
+
+
+def _finite(spec: TensorSpec, values: Tensor) -> Tensor:
+    if not bool(values.isfinite().all()):
+        raise ModelOverflow(
+            f"tensor {spec.name!r} would leave the finite range of {str(values.dtype).removeprefix('torch.')}; "
+            "the run has diverged: lower max_abs or a learning rate"
+        )
+    return values

@@ -1,0 +1,111 @@
+"""A model's tensors: weight changes between two states, the coordinator's master copy, and what clients download.
+
+What travels is the *weight change* `local - start`, as one float32 vector in the order of the layout:
+
+- float32, bfloat16, float16: the difference, taken in float32;
+- float64: the difference, taken in float64 and then rounded to float32;
+- integers and bool (such as BatchNorm's `num_batches_tracked`): the difference times 2^-16. Then a counter's thousands
+  fit on the grid beside weight changes, and do not drown them under a lossy codec. This is exact up to 2^24, float32's
+  own limit. A larger change is refused.
+
+The coordinator keeps a *master* copy: half-precision tensors widened to float32, all others as they are. So rounding
+the published model to 16 bits never loses updates that are smaller than half a unit in the last place. A run that sends
+changes also keeps a master copy of its own, whatever the dtypes (`downlink/publishing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from umbel.aggregation.errors import LayoutError
+from umbel.aggregation.model.layout import FLOATS, HALF_PRECISION, Layout, TensorSpec
+from umbel.aggregation.torch_later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State: TypeAlias = "Mapping[str, Tensor]"
+
+EXACT_IN_FLOAT32 = 1 << 24
+INTEGER_UNIT = 2.0**-16  # what a change of one in an integer tensor becomes in the vector
+
+
+def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    """The dtype of the model's own tensor."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return dtype
+
+
+def master_dtype(spec: TensorSpec) -> torch.dtype:
+    """The dtype of the tensor in the master copy."""
+    return torch.float32 if spec.dtype in HALF_PRECISION else torch_dtype(spec)
+
+
+def empty_state(layout: Layout, dtype_of: Callable[[TensorSpec], torch.dtype]) -> dict[str, Tensor]:
+    """New tensors for the owners, not initialized. `dtype_of`: `torch_dtype` or `master_dtype`."""
+    return {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in layout.owners()}
+
+
+def state_change(layout: Layout, local: State, start: State) -> Tensor:
+    """The weight change `local - start` as one float32 vector of `layout.n_values`, on the CPU.
+
+    The states may be on any device, and need only the owners. Raises `LayoutError` for a missing tensor, for another
+    shape, and for an integer that changed by more than 2^24.
+    """
+    change = torch.empty(layout.n_values, dtype=torch.float32)
+    for spec in layout.owners():
+        after, before = _values_of(spec, local, "the trained state"), _values_of(spec, start, "the start state")
+        change[spec.place] = weight_change(spec, after, before).reshape(-1)
+    return change
+
+
+def weight_change(spec: TensorSpec, local: Tensor, start: Tensor) -> Tensor:
+    """The weight change of some values of one tensor, as float32.
+
+    `local` and `start` have one shape and one device. Raises `LayoutError` for an integer that changed by more than
+    2^24.
+    """
+    if spec.dtype in FLOATS:
+        wide = torch.float64 if spec.dtype == "float64" else torch.float32
+        return local.to(wide).sub(start.to(wide)).to(torch.float32)
+    after, before = local.to(torch.int64), start.to(torch.int64)
+    change = after - before
+    has_wrapped = (change < 0) != (after < before)
+    if bool(((change < -EXACT_IN_FLOAT32) | (change > EXACT_IN_FLOAT32) | has_wrapped).any()):
+        raise LayoutError(f"integer tensor {spec.name!r} changed by more than 2^24, which float32 cannot carry exactly")
+    return change.to(torch.float32).mul_(INTEGER_UNIT)
+
+
+def master_of(layout: Layout, state: State) -> dict[str, Tensor]:
+    """The master copy of a state, on the CPU, owners only."""
+    return {
+        spec.name: state[spec.name].detach().to("cpu", master_dtype(spec), copy=True).contiguous()
+        for spec in layout.owners()
+    }
+
+
+def published_state(layout: Layout, master: State) -> dict[str, Tensor]:
+    """What clients download of a master copy: owners only, in the model's own dtypes."""
+    return {spec.name: published(spec, master[spec.name]) for spec in layout.owners()}
+
+
+def published(spec: TensorSpec, master: Tensor) -> Tensor:
+    """Values of one tensor of the master copy, as clients download them.
+
+    A value beyond the range of half precision becomes the greatest finite value. The master copy keeps the true one. An
+    infinity would make every client's next update one that must be refused.
+    """
+    if spec.dtype not in HALF_PRECISION:
+        return master
+    limits = torch.finfo(torch_dtype(spec))
+    return master.clamp(limits.min, limits.max).to(torch_dtype(spec))
+
+
+def _values_of(spec: TensorSpec, state: State, what: str) -> Tensor:
+    """The tensor on the CPU. Raises `LayoutError` if it is missing or has another shape."""
+    tensor = state.get(spec.name)
+    if tensor is None or tuple(tensor.shape) != spec.shape:
+        found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}, not {list(spec.shape)}"
+        raise LayoutError(f"{what} does not fit the model: tensor {spec.name!r} {found}")
+    return tensor.detach().cpu()
