@@ -1,4 +1,4 @@
-"""What a site writes: a `Client` that trains. What it is asked (`LocalPlan`), and what it answers.
+"""The interface of a site's own code: a `Client` trains by a `LocalPlan` and returns a `TrainResult`.
 
 Nothing here knows of HTTP, rounds or files; `loop.py` calls a `Client` and does the rest.
 """
@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
-SHARE_STEPS_MIN = 3  # the first one loads libraries and data, and says little of how long the others take
+SHARE_STEPS_MIN = 3  # the first step also loads libraries and data, so it says little about the others
 
 
 def _never() -> str | None:
@@ -21,8 +21,8 @@ def _never() -> str | None:
 
 
 class Checkpoint:
-    """Where a training in progress is kept, so that a client that is killed goes on from there: `load` at the start,
-    and `save` between two steps whenever `is_due`. This one keeps nothing; the loop hands out one that does.
+    """Keeps a training in progress, so that a killed client resumes it: `load` at the start, and `save` between two
+    steps whenever `is_due`. This one keeps nothing; the loop passes one that does.
 
     ```
     kept = plan.checkpoint.load() or {"step": 0}
@@ -38,17 +38,17 @@ class Checkpoint:
     """
 
     def is_due(self) -> bool:
-        """Whether it is time to save again: so seldom that saving takes at most a fortieth of the training's time."""
+        """Whether it is time to save again. Saving takes at most a fortieth of the training's time."""
         return False
 
     def save(self, state: Mapping[str, object]) -> None:
         """Replace what was saved. `state`: dicts, lists, tuples, tensors, numbers and texts in any nesting.
 
-        Never raises: a disk that is full costs a line in the log.
+        Never raises: a full disk is only logged.
         """
 
     def load(self) -> dict[str, Any] | None:
-        """What an earlier process saved of this very assignment, tensors on the CPU; None if training starts anew."""
+        """What an earlier process saved for this assignment, tensors on the CPU; None if there is nothing."""
         return None
 
 
@@ -58,38 +58,32 @@ def _nothing() -> Mapping[str, Callable[[Tensor], Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """What a site is asked to do with the model in this round.
+    """What a site is asked to do with the model in this round."""
 
-    Either `epochs` or `steps` is set. `proximal_mu`: FedProx's mu, zero for plain averaging. `seed`: for batch order,
-    dropout and the like; the same round and client give the same seed, but in a secure round. `evaluate`: the model
-    was, or will be, measured on the site's held-out data first. `deadline`: on `clock`, when training must end so that
-    there is time to send. `checkpoint`: where to keep a training that takes long; the ready trainer does so by itself.
-    `share`: how much of the work to do, below 1 in a canary; `steps_for` minds it. `within`: by name of a parameter,
-    what takes its gradient to the part of it that can be sent, where the run's codec sends only a part of the model (a
-    structured mask, or low rank); the ready trainer minds it, and of what leaves that part nothing arrives.
-    """
-
-    epochs: int | None = None
+    epochs: int | None = None  # either epochs or steps is set
     steps: int | None = None
     batch_size: int = 32
     learning_rate: float = 0.01
-    proximal_mu: float = 0.0
+    proximal_mu: float = 0.0  # FedProx's mu; 0 for plain averaging
     seed: int = 0
-    evaluate: bool = False
-    share: float = 1.0
+    """For batch order, dropout and the like. Outside secure rounds the same round and client give the same seed."""
+    evaluate: bool = False  # whether the model is measured on held-out data before training
+    share: float = 1.0  # the share of the work to do, below 1 in a canary; `steps_for` applies it
     within: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=_nothing, repr=False)
-    deadline: float = float("inf")
-    checkpoint: Checkpoint = field(default_factory=Checkpoint, repr=False)
+    """By parameter name: projects the gradient onto what the codec can send, if it sends only a part of the model (a
+    structured mask, or low rank). The ready trainer applies it; changes outside that part are not sent."""
+    deadline: float = float("inf")  # on `clock`: when training must end so that there is time to send
+    checkpoint: Checkpoint = field(default_factory=Checkpoint, repr=False)  # the ready trainer uses it by itself
     told_to_stop: Callable[[], str | None] = field(default=_never, repr=False)
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     def steps_for(self, n_batches: int) -> int:
-        """Steps asked of a site whose data make `n_batches` batches an epoch; if a share, `SHARE_STEPS_MIN` or more."""
+        """The steps to do if an epoch has `n_batches` batches. A share is at least `SHARE_STEPS_MIN` steps."""
         full = self.full_steps_for(n_batches)
         return min(full, max(SHARE_STEPS_MIN, math.ceil(round(self.share * full, 9))))
 
     def full_steps_for(self, n_batches: int) -> int:
-        """The same if all of the work were asked."""
+        """The steps of a whole round's work."""
         return self.steps if self.steps is not None else (self.epochs or 1) * n_batches
 
     @property
@@ -97,7 +91,7 @@ class LocalPlan:
         return self.deadline - self.clock()
 
     def should_stop(self) -> str | None:
-        """Why training should end now, in words, or None. Cheap: ask before every step but the first."""
+        """Why training should end now, in words, or None. Call it before every step but the first; it is cheap."""
         if reason := self.told_to_stop():
             return reason
         return "the deadline is near" if self.seconds_left <= 0 else None
@@ -105,21 +99,19 @@ class LocalPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came of training: fewer steps than planned is partial work, and welcome. Raises `TypeError` for a count that
-    is no whole number, and for a metric that is none; numbers of numpy and torch are taken.
+    """The result of training. Fewer steps than planned are partial work, which counts.
 
-    `sample_count`: samples the site trained on, which weighs its update. `metrics`: means over the training, such as
-    `{"loss": 0.3}`. For a canary, where only a share is asked: `steps_full`, of a whole round's work; `first_loss` and
-    `last_loss`, of the first and the last step. Where they are left out, the loop makes do with what it knows.
+    Raises `TypeError` for a count that is no whole number, or a metric that is no number; numpy's and torch's numbers
+    are accepted. The last three fields are for canaries; without them the loop estimates.
     """
 
-    sample_count: int
+    sample_count: int  # the samples trained on, which weigh the update
     steps_done: int
     steps_planned: int
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    steps_full: int | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # means over the training
+    steps_full: int | None = None  # of a whole round's work, where only a share was asked
+    first_loss: float | None = None  # of the first step
+    last_loss: float | None = None  # of the last step
 
     def __post_init__(self) -> None:
         for name in ("sample_count", "steps_done", "steps_planned"):
@@ -134,9 +126,7 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a model did on `sample_count` held-out samples of this site; `metrics` are means over them. Raises
-    `TypeError` as `TrainResult` does.
-    """
+    """A model's metrics: means over `sample_count` held-out samples. Raises `TypeError` as `TrainResult` does."""
 
     sample_count: int
     metrics: Mapping[str, float]
@@ -167,14 +157,10 @@ def _numbers(metrics: Any) -> dict[str, float]:
 
 
 class Client(ABC):
-    """A site's own code. Set `model` and `sample_count`, and write `train`.
+    """A site's own code. Set `model` and `sample_count`, and write `train`."""
 
-    `model`: the network, with the tensors the run's model has; its weights are overwritten each round. `sample_count`:
-    how many samples the site trains on, at least 1.
-    """
-
-    model: nn.Module
-    sample_count: int
+    model: nn.Module  # has the same tensors as the run's model; its weights are overwritten each round
+    sample_count: int  # the samples the site trains on, at least 1
 
     @abstractmethod
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:

@@ -3,25 +3,25 @@
 ```
 ClientError                       `str(error)` is one sentence that says what to do
 ├── CoordinatorRefused            a problem document that the same request would get again; has `kind` and `detail`
-│   ├── Redirected                elsewhere: where a model lies; anywhere else, a refusal like any other
-│   ├── AccessRefused             this client, key, token, name or clock is not welcome: a person must act
+│   ├── Redirected                the model is at another address; for any other request an ordinary refusal
+│   ├── AccessRefused             this client, key, token, name or clock is refused: a person must act
 │   └── AssignmentClosed          the round no longer wants this work: check in again
-├── TryAgain                      the same request may succeed in a moment; retried with back-off, rarely seen outside
-│   ├── LinkFailed                where the coordinator sent us there is no model, or no way to it
+├── TryAgain                      the same request may succeed in a moment; `patiently` repeats it with back-off
+│   ├── LinkFailed                the coordinator's link brought no model
 │   ├── CoordinatorUnreachable    no answer, or one that broke off
-│   └── CoordinatorBusy           429, 5xx (a restart, say), or a nonce that a proxy's own retry has used up
-├── OutOfTime                     retried to the end of the window in vain
+│   └── CoordinatorBusy           429, 5xx (such as a restart), or a nonce that a proxy's own retry has used
+├── OutOfTime                     retried until the end of the window without success
 ├── CoordinatorMisbehaved         an answer that breaks the protocol: too large, wrong digest, not what was asked for
 ├── WorkRefused                   this client will not do or send this work, such as an update that is not finite
-│   ├── AttemptRefused            what it refuses is of this attempt alone; the next is another matter
-│   │   ├── TooLittleDone         less of the work than a masked update must have; nothing else is told
-│   │   └── StrangersInvited      clients that are not on the member list, whom the operator may have let in by mistake
-│   └── UnfitWork                 its training failed in a secure round, or is not finite; nothing else is told
-├── Alarm                         a secure round in which somebody lies, or lets out what must stay in
-├── TrainingFailed                the site's own code failed, several times in a row
-├── TooManyFailures               of this run's secure rounds, those before a restart too: a person must look
+│   ├── AttemptRefused            it refuses only this attempt; the next may be different
+│   │   ├── TooLittleDone         less of the work than a masked update must have; the coordinator gets no reason
+│   │   └── StrangersInvited      clients that are not on the member list; the operator may have let them in by mistake
+│   └── UnfitWork                 training failed or is not finite in a secure round; the coordinator gets no reason
+├── Alarm                         a secure round in which a party lies or could reveal what must stay hidden
+├── TrainingFailed                the site's own code failed
+├── TooManyFailures               in this run's secure rounds, over all restarts: a person must look
 ├── StateError                    the state directory is in use, or damaged
-└── AppError                      `--app`, say, does not name what it should
+└── AppError                      a name such as `--app` does not name what it should
 ```
 """
 
@@ -35,16 +35,16 @@ NO_REASON = "this client does not take part in this attempt"
 
 
 class ClientError(Exception):
-    """One sentence that says what to do."""
+    """An error whose text is one sentence that says what to do."""
 
     @property
     def public_reason(self) -> str:
-        """What the coordinator may hear of it."""
+        """The text that the coordinator may see."""
         return str(self)
 
 
 class CoordinatorRefused(ClientError):
-    """The coordinator said no, for good. `kind`: the last part of the problem's `type`; `status`: HTTP's."""
+    """The coordinator refused, finally. `kind`: the last part of the problem's `type`; `status`: the HTTP status."""
 
     def __init__(self, kind: str, detail: str, status: int) -> None:
         super().__init__(f"the coordinator refused ({kind}): {detail}")
@@ -52,7 +52,7 @@ class CoordinatorRefused(ClientError):
 
 
 class Redirected(CoordinatorRefused):
-    """`location`: as the coordinator gave it, not checked; `is_secure`: over TLS or not; `host`: the coordinator's."""
+    """`location` is unchecked. `is_secure`: whether the coordinator was asked over TLS; `host`: the coordinator's."""
 
     def __init__(self, kind: str, detail: str, status: int, location: str, is_secure: bool, host: str) -> None:
         super().__init__(kind, detail, status)
@@ -68,8 +68,8 @@ class AssignmentClosed(CoordinatorRefused):
 
 
 class TryAgain(ClientError):
-    """`retry_after_s`: how long the coordinator asked us to wait, 0 if it did not say. `has_other`: it has another
-    address that has not failed, so that there is nothing to wait for.
+    """`retry_after_s`: the wait that the coordinator asked for, or 0. `has_other`: whether another of its addresses has
+    not failed, so that no wait is needed.
     """
 
     def __init__(self, reason: str, retry_after_s: float = 0.0, has_other: bool = False) -> None:
@@ -78,10 +78,10 @@ class TryAgain(ClientError):
 
 
 class LinkFailed(TryAgain):
-    """Says the same whatever it was: a coordinator may get to read it, and is not to learn of our network."""
+    """Its text is always the same: the coordinator may see it, and must not learn about this site's network."""
 
     def __init__(self) -> None:
-        super().__init__("the coordinator's link to the model did not work; it is asked again")
+        super().__init__("the coordinator's link to the model did not work; the coordinator is asked again")
 
 
 class CoordinatorUnreachable(TryAgain):
@@ -89,7 +89,7 @@ class CoordinatorUnreachable(TryAgain):
 
 
 class CoordinatorBusy(TryAgain):
-    """`is_down`: this replica of it cannot answer (5xx), another might."""
+    """`is_down`: this replica cannot answer (5xx), and another might."""
 
     def __init__(self, reason: str, retry_after_s: float = 0.0, is_down: bool = False) -> None:
         super().__init__(reason, retry_after_s)
@@ -105,7 +105,7 @@ class CoordinatorMisbehaved(ClientError):
 
 
 class WorkRefused(ClientError):
-    """`told`: what the coordinator hears in the place of a sentence that is none of its business."""
+    """`public_reason`: what the coordinator sees instead of the error's text."""
 
     def __init__(self, what: str, public_reason: str = "") -> None:
         super().__init__(what)
@@ -117,17 +117,19 @@ class WorkRefused(ClientError):
 
 
 class BudgetSpent(WorkRefused):
-    """A private round for which a budget of this site has no room. The refusal says how this round's cost, which the
-    coordinator chooses, compares with what is left, which may be other coordinators' affair.
+    """A private round that would exceed a privacy budget of this site.
+
+    The refusal compares this round's cost, which the coordinator chooses, with the budget that is left. That may
+    reveal something about rounds with other coordinators, so it counts as a failure.
     """
 
 
 class AttemptRefused(WorkRefused):
-    """An attempt that this client takes no part in, or no longer. It is no failure: the client goes on."""
+    """An attempt that this client declines or leaves. It is no failure: the client continues."""
 
 
 class StrangersInvited(AttemptRefused):
-    """`told`: no name, for whoever asks may have made the stranger up."""
+    """The coordinator sees no name, because it may have invented the stranger."""
 
     @property
     def public_reason(self) -> str:
@@ -135,7 +137,7 @@ class StrangersInvited(AttemptRefused):
 
 
 class TooLittleDone(AttemptRefused):
-    """`told`: no reason, for how much of its work a site has done is nobody's business."""
+    """The coordinator sees no reason, because the amount of work may depend on the site's data."""
 
     @property
     def public_reason(self) -> str:
@@ -143,7 +145,7 @@ class TooLittleDone(AttemptRefused):
 
 
 class UnfitWork(WorkRefused):
-    """Its reason hangs on the site's data, so the coordinator hears none. Private rounds have no such refusal."""
+    """The coordinator sees no reason, because it depends on the site's data. Covered private rounds never raise it."""
 
     @property
     def public_reason(self) -> str:
@@ -151,7 +153,7 @@ class UnfitWork(WorkRefused):
 
 
 class Alarm(ClientError):
-    """`told`: without a number or a name, for whoever asks may be the one who lies."""
+    """The coordinator sees no number and no name, because it may be the one that lies."""
 
     def __init__(self, what: str, public_reason: str) -> None:
         super().__init__(what)
@@ -194,7 +196,7 @@ _ACCESS = {
     "admin-key-refused",
 }
 _CLOSED = {"assignment-closed", "unknown-assignment"}
-_TOLD: tuple[tuple[type[SecAggError], str], ...] = (
+_ALARMS: tuple[tuple[type[SecAggError], str], ...] = (
     (Disagreement, "the coordinator contradicts itself or states something impossible"),
     (ForgedMessage, "a message of this round is not signed by its stated sender"),
     (BadKey, "a key in this round is invalid or used twice"),
@@ -212,14 +214,15 @@ def refusal_of(kind: str, detail: str, status: int) -> CoordinatorRefused:
 
 
 def alarm_of(error: SecAggError) -> Alarm:
-    """The alarm that an error of the protocol is."""
-    public_reason = next((words for kind, words in _TOLD if isinstance(error, kind)), _OTHERWISE)
+    """The alarm for an error of the secure protocol. The site's log has the details; the coordinator sees the kind."""
+    public_reason = next((words for kind, words in _ALARMS if isinstance(error, kind)), _OTHERWISE)
     return Alarm(f"{public_reason}: {error}. {_SILENT}", f"{public_reason}. {_SILENT}")
 
 
 def first_finding(error: ValidationError, whole: str) -> str:
-    """What is wrong, naming the field, or `whole` where none is to blame. Pydantic's own text would quote the input,
-    and an unknown field's name is a stranger's.
+    """The first error, with its field, or with `whole` if no field is at fault.
+
+    Pydantic's own text would quote the input. The name of an unknown field comes from a peer, so it is made printable.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     where = printable(".".join(map(str, first["loc"]))[:_PLACE_CHARS_MAX])

@@ -1,7 +1,7 @@
-"""Files that survive a kill: written aside, flushed, then renamed into place; readable by their owner alone.
+"""Files that survive a kill: written aside, flushed, then renamed into place; only their owner may read them.
 
-A client's state directory decides whom the client trusts, and remembers what it has given away. So no other user of the
-machine may read or exchange what is in it. Root can do both anyway. Systems without Unix's owners skip these checks.
+The state directory holds what a client trusts and what it has revealed, so no other user of the machine may read or
+change it. Systems without Unix owners skip these checks.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ log = logging.getLogger("umbel.client")
 def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     """Replace `path` by these bytes, durably: after a crash it holds either the old content or all of the new."""
     aside = path.with_name(path.name + ".tmp")
-    aside.unlink(missing_ok=True)  # a crash left it, or somebody else did: then it would stay theirs
+    aside.unlink(missing_ok=True)  # left by a crash, or by another user, who would stay its owner
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
         write_all(file.fileno(), parts)
@@ -44,7 +44,7 @@ def file_sha256(path: Path) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Make what others have written to a file durable."""
+    """Make a file that others wrote durable."""
     _sync(path)
 
 
@@ -54,15 +54,15 @@ def sync_directory(path: Path) -> None:
 
 
 def make_private(path: Path) -> Path:
-    """A directory, made if missing, that only its owner may enter, and in which nothing is another user's.
+    """Make a directory if it is missing, and close it to other users.
 
-    One that others may enter is closed to them. Raises `StateError` for one that is another user's, that is reached by
-    another user's link, that all users share, or that cannot be closed.
+    Raises `StateError` if it, a link to it, or an entry belongs to another user, if all users share it, or if it cannot
+    be closed.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not hasattr(os, "geteuid"):
         return path
-    require_own(path, path.lstat())  # a link's own owner decides where it leads
+    require_own(path, path.lstat())  # the owner of a link decides where it leads
     require_own(path, found := path.stat())
     if found.st_mode & stat.S_ISVTX:
         raise StateError(
@@ -71,17 +71,17 @@ def make_private(path: Path) -> Path:
     if found.st_mode & 0o077:
         _close(path, found.st_mode)
     for entry in path.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another thread has renamed what it wrote aside
+        with contextlib.suppress(FileNotFoundError):  # another thread renamed it
             require_own(entry, entry.lstat())
     return path
 
 
 def require_own(path: Path, found: os.stat_result) -> None:
-    """Raise `StateError` unless this file or directory is of this process's user, or root's."""
+    """Raise `StateError` unless this file or directory belongs to this process's user, or to root."""
     if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
         raise StateError(
-            f"{path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: the other could "
-            "exchange what is in it; run this as its owner, or name another directory with --state"
+            f"{path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: that user could "
+            "change what is in it; run this as its owner, or name another directory with --state"
         )
 
 

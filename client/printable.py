@@ -1,4 +1,4 @@
-"""Text from the other end, made safe to show: no escape sequence of a peer's reaches a terminal or a log."""
+"""Make a peer's text safe to show: none of its escape sequences reaches a terminal or a log."""
 
 TEXT_CHARS_MAX = 1000
 

@@ -1,23 +1,21 @@
-"""An officer's key, in a file on a machine of the officer's own: what signs member lists."""
+"""An officer's key, which signs member lists, in a file on a machine of the officer's own."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 
 from umbel.client.errors import StateError
 from umbel.client.files import sync_directory, write_all
+from umbel.client.state.private_keys import KeyAdvice, pem_of, read_private_key
 
-PASSPHRASE_CHARS_MIN = 16  # PEM files are encrypted with 2048 rounds of PBKDF2, which stretch a short one too little
-_PEM_BYTES_MAX = 4096
+PASSPHRASE_CHARS_MIN = 16  # PEM files are encrypted with 2048 rounds of PBKDF2, too few for a short passphrase
+_ADVICE = KeyAdvice(
+    if_leaked="make a new key if it may have leaked",
+    if_unreadable="does not open: it is no PEM file of a private key, or the passphrase is wrong",
+    if_other_kind="make one with `umbel members officer-key`",
+)
 
 
 def make_officer_key(path: Path, passphrase: str) -> Ed25519PrivateKey:
@@ -28,8 +26,7 @@ def make_officer_key(path: Path, passphrase: str) -> Ed25519PrivateKey:
     if passphrase and len(passphrase) < PASSPHRASE_CHARS_MIN:
         raise ValueError(f"a passphrase needs {PASSPHRASE_CHARS_MIN} characters or more: take four or five words")
     key = Ed25519PrivateKey.generate()
-    encryption = BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    pem = pem_of(key, passphrase)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -42,20 +39,5 @@ def make_officer_key(path: Path, passphrase: str) -> Ed25519PrivateKey:
 
 
 def load_officer_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
-    """The key in a file. `ask`: for the passphrase, if it needs one. Raises `StateError`, `OSError`."""
-    if path.stat().st_mode & 0o077:
-        raise StateError(
-            f"{path} can be read by others; run `chmod 600 {path}`, or make a new key if it may have leaked"
-        )
-    with path.open("rb") as file:
-        pem = file.read(_PEM_BYTES_MAX)
-    try:
-        passphrase = ask().encode() if b"ENCRYPTED" in pem else None
-        key = load_pem_private_key(pem, passphrase)
-    except (ValueError, TypeError) as error:
-        raise StateError(
-            f"{path} does not open: it is no PEM file of a private key, or the passphrase is wrong"
-        ) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise StateError(f"{path} is not an Ed25519 key; make one with `umbel members officer-key`")
-    return key
+    """Read an officer's key. `ask`: for the passphrase, if it needs one. Raises `StateError`, `OSError`."""
+    return read_private_key(path, _ADVICE, ask)

@@ -1,19 +1,19 @@
-"""Which member list this site trusts: pinned in its state directory, and never changed by what a coordinator says.
+"""The member lists that this site trusts, pinned in its state directory. A coordinator cannot change them.
 
 ```
-<state>/members/<list>.json     the newest list that was taken, signatures and all; <list>: its name
+<state>/members/<list>.json     the newest accepted list with its signatures; <list>: its name
 ```
 
-The pin stands beside the coordinators' directories, not in one: the list is the consortium's, and a coordinator under
-another address must not begin a new one.
+The pins are outside the coordinators' directories, because the list belongs to the consortium: a coordinator at another
+address must not begin a new one.
 
-| what is shown | is taken if |
+| a list | is accepted if |
 |---|---|
-| the first list of its name | it has the hash that this site's policy names, or a person confirms it |
+| the first of its name | it has the hash that this site's policy names, or a person confirms it |
 | the pinned list again | always: nothing changes |
 | the next epoch | officers of the pinned list have signed it (`check_successor`) |
-| a later epoch | its hash is the one that the policy names: the site's own word |
-| an earlier epoch, or another list of this one | never |
+| a later epoch | it has the hash that the policy names |
+| an earlier epoch, or a different list of the same epoch | never |
 """
 
 from pathlib import Path
@@ -34,15 +34,15 @@ from umbel.client.errors import StateError
 from umbel.client.files import make_private, write_atomically
 from umbel.client.policy.policy import SitePolicy
 
-_SIGNATURES = b'"signatures"'  # the last key of a list's file: without it, it is another file, or the end is missing
+_SIGNATURES = b'"signatures"'  # the last key of a list's file: without it, this is another file, or its end is missing
 
 
 class NotConfirmed(MembersRefused):
-    """The first list of its name, and nobody has said that it is the right one."""
+    """The first list of its name, which no person has confirmed."""
 
 
 def read_members_file(path: Path) -> SignedMembers:
-    """A member list's file, its signatures not yet checked. Raises `OSError`, or `MembersRefused`, which names it."""
+    """Read a member list without checking signatures. Raises `OSError`, or `MembersRefused`, which names the file."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     try:
@@ -53,10 +53,10 @@ def read_members_file(path: Path) -> SignedMembers:
 
 
 def members_in_force(policy: SitePolicy, state_dir: Path, is_confirmed: bool = False) -> MemberList | None:
-    """The list that this site's policy names, taken by the rules above; None if it names none.
+    """The list that this site's policy names, accepted by the rules above; None if it names none.
 
-    Only for the holder of the state directory's lock. Raises `MembersRefused`, also if the list's file cannot be read,
-    `WorkRefused` for a list older than the policy takes, `StateError`, `OSError`.
+    Only for the holder of the state directory's lock. Raises `MembersRefused`, also for an unreadable file,
+    `WorkRefused` for a list older than the policy accepts, `StateError`, `OSError`.
     """
     if policy.members is None:
         return None
@@ -90,7 +90,7 @@ class MembersStore:
         self._root = make_private(state_dir / "members")
 
     def pinned(self, name: str) -> SignedMembers | None:
-        """The list of this name that this site trusts; None before the first. Raises `StateError` if it is damaged."""
+        """The pinned list of this name; None if there is none. Raises `StateError` if it is damaged."""
         path = self._path(name)
         if not path.exists():
             return None
@@ -105,15 +105,15 @@ class MembersStore:
         return signed
 
     def every(self) -> list[MemberList]:
-        """All lists that are pinned here, by their names. Raises `StateError` if one is damaged."""
+        """All pinned lists, sorted by name. Raises `StateError` if one is damaged."""
         pins = (self.pinned(path.stem) for path in sorted(self._root.glob("*.json")))
         return [pin.list for pin in pins if pin is not None]
 
     def take(self, shown: SignedMembers, trusted_sha256: str = "", is_confirmed: bool = False) -> SignedMembers:
-        """Trust this list from now on, by the rules above; what is pinned then.
+        """Pin this list, by the rules above; returns the pinned list.
 
-        `trusted_sha256`: of the list that this site's policy names. `is_confirmed`: a person has compared its hash,
-        which counts for the first list only. Raises `MembersRefused`, `StateError`; then nothing has changed.
+        `trusted_sha256`: the hash that the policy names. `is_confirmed`: a person compared the hash, which counts only
+        for the first list. Raises `MembersRefused`, `StateError`; then nothing has changed.
         """
         pin = self.pinned(shown.list.name)
         if pin is not None and pin.list.sha256 == shown.list.sha256:
@@ -149,14 +149,14 @@ def _check_next(pinned: MemberList, shown: SignedMembers) -> None:
     if shown.list.epoch > pinned.epoch + 1:
         raise NotTheSuccessor(
             f"this site is at epoch {pinned.epoch} of {pinned.name!r} and was not shown those before epoch "
-            f"{shown.list.epoch}: take them one by one (`umbel members trust`), or, once an officer has told you its "
-            f'hash, name it in the policy: members_sha256 = "{shown.list.sha256}"'
+            f"{shown.list.epoch}: take them one by one (`umbel members trust`), or, once an officer has confirmed "
+            f'its hash, name it in the policy: members_sha256 = "{shown.list.sha256}"'
         )
     check_successor(pinned, shown)
 
 
 def _check_confirmed(shown: SignedMembers, trusted_sha256: str, is_confirmed: bool) -> None:
-    """Raise unless a person has confirmed the first list; a policy that names another one is not talked over."""
+    """Raise unless a person confirmed the first list. Confirmation cannot override a policy that names another."""
     check_first(shown)
     if trusted_sha256:
         raise NotConfirmed(

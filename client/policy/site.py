@@ -1,6 +1,6 @@
-"""What a site lets itself be asked: its policy, its consortium's member list, and what it has done already.
+"""Decide whether a site takes part in a round: by its policy, its consortium's member list, and its earlier rounds.
 
-Everything here is settled before a word is said in a secure round, and before anything is trained.
+All checks come before the first message of a secure round, and before training.
 """
 
 import logging
@@ -32,36 +32,36 @@ from umbel.client.state.identity import Identity
 from umbel.client.state.secure_store import Begun, SecureStore
 from umbel.client.wire.offers import SecureInvitation
 
-_SEED_BITS = 62  # what every generator takes
+_SEED_BITS = 62  # every generator accepts these
 log = logging.getLogger("umbel.client")
 
 
 class SecureRandom:
-    """What a site draws for its part in a secure round: nobody else knows it, and no two attempts have the same."""
+    """A site's secret random draws for one attempt at a secure round."""
 
     def training_seed(self, _offer: Assignment) -> int:
-        """For its training: trained twice from a seed of the coordinator's, an update would be the same in two sums."""
+        """A seed of the site's own. With the coordinator's seed, an update could be the same in two sums."""
         return secrets.randbits(_SEED_BITS)
 
     def contribution_secret(self, _offer: Assignment) -> bytes:
-        """For its dither and its noise: 32 bytes."""
+        """32 bytes for its dither and its noise."""
         return os.urandom(CONTRIBUTION_SECRET_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A secure round that this site takes part in. `seed`: for its training. `secret`: for its contribution."""
+    """A secure round that this site takes part in."""
 
     client: SecureClient
     composition: Composition
-    seed: int
-    secret: bytes = field(repr=False)
+    seed: int  # for training
+    secret: bytes = field(repr=False)  # for the contribution
 
 
 class Site:
-    """One site in one run. `policy` None: there is none, and so it believes its coordinator who the others are.
+    """One site in one run. Without a policy it believes its coordinator about the other clients.
 
-    Raises, in its constructor and for runs that are not allowed, `WorkRefused`, `MembersRefused`, `OSError`.
+    Its constructor raises `WorkRefused` for a run that is not allowed, `MembersRefused`, and `OSError`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Site:
         self._list = members_in_force(self.policy, state_dir)
 
     def check_plain(self, layout: Layout) -> None:
-        """Raise `WorkRefused` where this site takes part in secure rounds only, and in a run that had some."""
+        """Raise `WorkRefused` if the policy requires secure rounds, or if the run has already had some."""
         self.policy.check_plain_round(layout.n_values)
         begun = self._kept.begun()
         if not self._earlier_sums.is_empty or (begun is not None and begun.assignment.startswith(f"{self.run}.")):
@@ -96,12 +96,11 @@ class Site:
             )
 
     def admit(self, invitation: SecureInvitation, layout: Layout) -> Admitted:
-        """Take part in a secure round, or raise `WorkRefused`, `AttemptRefused`, `Alarm`: the reason to decline it.
+        """Take part in a secure round, or raise the reason to decline it: `WorkRefused`, `AttemptRefused` or `Alarm`.
 
-        A private round is charged here, durably: whatever becomes of it afterwards may hang on this site's data, and
-        so it costs.
+        A private round is charged here, durably, because everything that follows may depend on this site's data.
         """
-        self._kept.require_room()  # first: what is beyond it is not to be read through at each offer
+        self._kept.require_room()  # first, so that a full store is not read at each offer
         context = invitation.context
         ledger = self._ledger_with(invitation)
         self._check_own_key(invitation)
@@ -119,32 +118,32 @@ class Site:
             client = self._identity.secure_client(context, Floor(self.policy.minimum_cohort))
         except SecAggError as error:
             raise alarm_of(error) from error
-        self._kept.begin(begun)  # first: a restart declines what was begun, so nothing is charged twice
+        self._kept.begin(begun)  # before charging: after a restart the attempt is declined, so nothing is charged twice
         if ledger is not None:
             self._kept.spend(self.run, ledger)
         seed = self._random.training_seed(invitation.assignment)
         return Admitted(client, invitation.composition, seed, self._random.contribution_secret(invitation.assignment))
 
     def check_roster(self, invitation: SecureInvitation, roster: Roster, layout: Layout) -> None:
-        """Raise `AttemptRefused` unless those who have come are within the limits, too."""
+        """Raise `AttemptRefused` unless the clients that advertised keys are within the limits."""
         names = invitation.context.names
         charged = self._kept.spent(self.run, self.policy.delta) if invitation.offer.plan.is_private else None
         self._check_limits(invitation, [names[advert.index] for advert in roster.adverts], layout, charged)
 
     def check_sum(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
-        """Raise `AttemptRefused` for a sum that would show, with one before it, what one of them hides."""
+        """Raise `AttemptRefused` for a sum that, with an earlier one, could reveal one site's update."""
         self._earlier_sums.check_sum(invitation, clients, self._members())
 
     def sending(self, invitation: SecureInvitation) -> None:
-        """Remember, before the masked update is sent, that it may be in a sum: others can open it without this site."""
+        """Remember, before the masked update is sent, that it may be in a sum."""
         self._earlier_sums.sending(invitation)
 
     def signing(self, invitation: SecureInvitation, clients: Collection[str]) -> None:
-        """Remember, before it is signed, whose sum it is."""
+        """Remember the sum's clients, before they are signed."""
         self._earlier_sums.signing(invitation, clients)
 
     def revealing(self, invitation: SecureInvitation) -> None:
-        """Remember, before it happens, that shares of the sum are revealed."""
+        """Remember, before shares of the sum are sent, that they are revealed."""
         self._earlier_sums.revealing(invitation)
 
     # --- the checks ---
@@ -162,8 +161,9 @@ class Site:
     def _check_limits(
         self, invitation: SecureInvitation, names: Collection[str], layout: Layout, ledger: Ledger | None
     ) -> None:
-        """Raise `AttemptRefused` for what hangs on who they are, for others may come next time; `WorkRefused` for what
-        the run asks of everyone. `ledger`: of the run with this round; None without noise.
+        """Raise `AttemptRefused` if other clients could be within the limits, `WorkRefused` if the run cannot be.
+
+        `ledger`: the run's cost with this round; None without noise.
         """
         if len(names) < 2:
             raise AttemptRefused("only one client takes part, and a sum of one client is its update")
@@ -190,7 +190,7 @@ class Site:
             self.policy.check_secure_limits(round_)
 
     def _ledger_with(self, invitation: SecureInvitation) -> Ledger | None:
-        """What the run's private rounds have cost this site, with this one; None for a round without noise."""
+        """The cost of the run's private rounds for this site, with this one; None for a round without noise."""
         noise = invitation.offer.plan.noise
         return self._kept.spent(self.run, self.policy.delta).after(release_of(noise)) if noise else None
 
@@ -198,7 +198,7 @@ class Site:
         return None if ledger is None or self.policy.epsilon is None else _epsilon(ledger, self.policy.epsilon)
 
     def _epsilon_in_all(self, ledger: Ledger | None) -> float | None:
-        """Of all runs, `ledger` in the place of this one's."""
+        """The cost of all runs, with `ledger` for this one."""
         if ledger is None or self.policy.epsilon_total is None:
             return None
         beside = self._kept.spent_beside(self.run, self._state_dir, self.policy.delta)
@@ -234,7 +234,7 @@ class Site:
     # --- the member list ---
 
     def _lists(self) -> list[MemberList]:
-        """What is trusted: the policy's list in its newest state, or without a policy whatever is pinned."""
+        """The trusted lists: the newest epoch of the policy's list, or without a policy all that are pinned."""
         if self.policy.members is None:
             return MembersStore(self._state_dir).every()
         try:
@@ -244,9 +244,9 @@ class Site:
         return [] if self._list is None else [self._list]
 
     def _members(self) -> Collection[str] | None:
-        """Whose names are on the policy's list, as it was when the round was admitted; None where it names none.
+        """The names on the policy's list when the round was admitted; None if the policy names no list.
 
-        A list that is pinned without a policy is not meant: of several, the coordinator could choose.
+        Lists that are pinned without a policy do not count, because the coordinator could choose among them.
         """
         return None if self._list is None else self._list.members.keys()
 
@@ -269,7 +269,7 @@ def _epsilon(ledger: Ledger, budget: float) -> float:
 
 
 def _bound_elsewhere(named: str, lists: Collection[MemberList]) -> str:
-    """Why a round is declined that is bound to none of these lists, which this site trusts."""
+    """Why a round is declined that is bound to none of the lists that this site trusts."""
     trusted = " or ".join(one.words for one in lists)
     lines = " or ".join(f'members_sha256 = "{one.sha256}"' for one in lists)
     bound = (

@@ -1,4 +1,4 @@
-"""What a client sends of its work: the update, the report, and how many of those have counted."""
+"""Send a client's work: the update, then the report. Count the reports. Or decline."""
 
 import logging
 import time
@@ -18,26 +18,21 @@ log = logging.getLogger("umbel.client")
 
 
 class Delivery:
-    """The way from one client's disk to its coordinator. `link`: how fast it is, as far as it was measured.
-
-    `reports`: sent; `accepted`: those of which the coordinator has said at once that they count; it may have abandoned
-    their rounds since. `masked`: those of secure rounds; `opened`: of these, those in sums that this client has given
-    its shares for.
-    """
+    """Sends updates and reports from one client's disk to its coordinator, and counts the reports."""
 
     def __init__(self, coordinator: CoordinatorClient, store: Store) -> None:
-        self.link = Link()
+        self.link = Link()  # the measured bandwidth
         self.reports = 0
-        self.accepted = 0
-        self.masked = 0
-        self.opened = 0
+        self.accepted = 0  # reports that the coordinator accepted at once; it may have abandoned their rounds since
+        self.masked = 0  # reports of secure rounds
+        self.opened = 0  # masked reports in sums that this client revealed shares for
         self._coordinator = coordinator
         self._store = store
 
     def deliver(self, pending: PendingReport, window_s: float, patience: Patience, resume: bool) -> None:
-        """Upload, report, and forget once the report is answered: the coordinator has it on its own disk then."""
+        """Upload, report, and forget the work once the report is answered: the coordinator has stored it then."""
         self.upload(pending.assignment, pending.update_bytes, pending.work.update_sha256, window_s, patience, resume)
-        # Of an upload that was resumed, a part was there before.
+        # After a resumed upload the measured rate is too high: a part had arrived before.
         work = replace(pending.work, upload_bytes_per_s=None if resume else self.link.up)
         answer = patiently(lambda: self._coordinator.report(pending.assignment, work), patience)
         if answer.outcome is Outcome.ACCEPTED:
@@ -54,21 +49,21 @@ class Delivery:
         patience: Patience,
         resume: bool = False,
     ) -> None:
-        """Send the update that is on disk. `resume`: some of it may be there already."""
+        """Send the update on disk. `resume`: the coordinator may have a part of it."""
         started = time.perf_counter()
         with self._store.open_update() as file:
             Upload(self._coordinator, assignment, file, n_bytes, sha256, self.link, window_s).send(patience, resume)
         self.link = self.link.after_upload(n_bytes, time.perf_counter() - started)
 
     def window_left_s(self, assignment: AssignmentId, patience: Patience) -> float:
-        """How long the coordinator waits for it from now on. Raises `AssignmentClosed` if it does not."""
+        """How long the coordinator still waits for the report. Raises `AssignmentClosed` if it does not."""
         status = patiently(lambda: self._coordinator.status(assignment), patience)
         if status.state is AssignmentState.CLOSED:
             raise AssignmentClosed("assignment-closed", status.reason, 200)
         return min(status.window_s, WINDOW_S_MAX)
 
     def note(self, assignment: AssignmentId, answer: ReportAnswer, done: int, planned: int) -> None:
-        """A report of so many of the planned steps was answered."""
+        """Count and log the answer to a report."""
         self.count(answer)
         log.info("%s: %d of %d steps, %s: %s", assignment, done, planned, answer.outcome.value, answer.reason)
 
@@ -78,7 +73,7 @@ class Delivery:
 
 
 def decline(coordinator: CoordinatorClient, assignment: AssignmentId, reason: str, patience: Patience) -> None:
-    """Tell the coordinator not to wait for a report, or for a signature. If even that fails, its own time ends it."""
+    """Tell the coordinator not to wait for this client. If that fails, the coordinator's own deadline applies."""
     try:
         patiently(lambda: coordinator.decline(assignment, reason), patience)
     except ClientError as error:

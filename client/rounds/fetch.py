@@ -1,8 +1,7 @@
-"""Have the model of an assignment on disk: by the changes since a version that is there already, or whole.
+"""Fetch the model of an assignment: whole, or as the changes since a version that is on disk.
 
-A client that trained in one of the last rounds has that round's model, and needs only what has changed since. The
-changes are applied to a copy, which counts only if it has the model's SHA-256. If anything goes wrong with them,
-whatever it is, the model is fetched whole.
+A client that trained in one of the last rounds has that round's model and downloads only the changes since. It applies
+them to a copy, which counts only if it has the model's SHA-256. If anything fails, it downloads the whole model.
 """
 
 import logging
@@ -28,7 +27,7 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model of this layout, and the `changes` that lead to it; see `Assignment`."""
+    """A model of this layout, and the changes that lead to it; see `Assignment`."""
 
     model: ModelRef
     layout: Layout
@@ -38,7 +37,7 @@ class Wanted:
 def fetch_model(
     coordinator: CoordinatorClient, store: Store, wanted: Wanted, link: Link, patience: Patience, links: Links
 ) -> tuple[Path, Link]:
-    """Where the model lies on disk, and what the link was seen to carry. Every other model is removed.
+    """The model's path on disk, and the measured bandwidth. Every other model is removed.
 
     Raises `CoordinatorMisbehaved` for bytes that do not hash to `model.sha256`, or that are too many.
     """
@@ -50,7 +49,7 @@ def fetch_model(
     needed = _needed(store, wanted.changes)
     store.keep_only(model.sha256, *(name for one in needed for name in (one.from_sha256, one.sha256)))
     if not (needed and _is_made(coordinator, store, wanted, needed, patience, links)):
-        store.keep_only(model.sha256)  # first, for there may be no room for both
+        store.keep_only(model.sha256)  # first, because the disk may have no room for both
         part = store.part_path(model.sha256)
         came = download(coordinator, model, part, patience, links)
         link = link.after_download(came.n_bytes, came.seconds)
@@ -64,8 +63,7 @@ def _is_here(path: Path, sha256: str) -> bool:
 
 
 def _needed(store: Store, changes: Sequence[ModelChange]) -> Sequence[ModelChange]:
-    """The changes that lead from a model that is here to the one that is wanted, as few as possible; none if there is
-    no such model."""
+    """The fewest changes that lead from a model on disk to the wanted one; none if no such model is on disk."""
     for i in reversed(range(len(changes))):
         if _is_here(store.model_path(changes[i].from_sha256), changes[i].from_sha256):
             return changes[i:]
@@ -80,20 +78,20 @@ def _is_made(
     patience: Patience,
     links: Links,
 ) -> bool:
-    """Fetch the changes and make the model of them; False if that cannot be done."""
+    """Download the changes and apply them; False if that fails."""
     base, making = store.model_path(needed[0].from_sha256), store.making_path(wanted.model.sha256)
     try:
         for change in needed:
             if not (path := store.change_path(change.sha256)).exists():
                 download(coordinator, change, part := store.part_path(change.sha256), patience, links)
                 part.replace(path)
-        load_model(base, wanted.layout)  # where a client was killed before its training, nobody has looked into it yet
+        load_model(base, wanted.layout)  # checks it, because a client that was killed before training has not
         apply_changes(wanted.layout, base, [store.change_path(change.sha256) for change in needed], making)
         if file_sha256(making) != wanted.model.sha256:
             raise CoordinatorMisbehaved("what they make does not have its SHA-256")
     except (CoordinatorRefused, CoordinatorMisbehaved, UpdateRefused, OSError) as error:
         making.unlink(missing_ok=True)
-        log.warning("the changes since the last model are of no use, so all of it is fetched: %s", error)
+        log.warning("cannot use the changes since the last model, so the whole model is downloaded: %s", error)
         return False
     making.replace(store.model_path(wanted.model.sha256))
     return True

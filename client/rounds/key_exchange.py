@@ -1,11 +1,11 @@
-"""While a site trains in a secure round: advertise keys, share them, and hear who else has; then watch, as ever.
+"""Exchange keys while a site trains in a secure round, then watch the assignment as in any round.
 
 ```
 PUT advertise-keys -> GET share-keys (roster) -> PUT share-keys -> GET masked-input (inbox) -> status, to the end
 ```
 
-Each request is one of the watch's polls: repeated until it is answered, with the same bytes. The first thing that is
-wrong ends it: nothing more is said, and training is told to stop.
+Each request is one poll of the watch, repeated with the same bytes until it is answered. The first error ends the
+exchange: the client sends nothing more, and training stops.
 """
 
 import threading
@@ -24,13 +24,13 @@ from umbel.client.wire.coordinator import CoordinatorClient
 
 
 class KeyExchange(Watch):
-    """A background thread that talks for a `SecureClient` until it has heard its inbox, and watches from then on.
+    """A background thread that exchanges messages for a `SecureClient` until its inbox arrives, and then watches.
 
-    `window_s`: of the round. `check_roster` raises `ClientError` for one that this site takes no part in. Once `wait`
-    has returned, the client is the caller's.
+    `check_roster` raises `ClientError` for a roster that the site refuses. Once `wait` has returned, only the caller
+    uses the client.
     """
 
-    start_after_s = 0.0  # the others wait for these keys
+    start_after_s = 0.0  # other clients wait for these keys
 
     def __init__(
         self,
@@ -46,13 +46,15 @@ class KeyExchange(Watch):
         self._n_cohort = len(client.context.cohort)
         self._hold_s = renewal_s(window_s)
         self._next = self._advertise
-        self._has_heard = False
+        self._has_inbox = False
         self._is_abandoned = False
         self._is_settled = threading.Event()
 
     @property
     def ended(self) -> str | None:
-        has_failed = self._given_up is not None and not self._has_heard  # later only the watch has, which is no matter
+        has_failed = (
+            self._given_up is not None and not self._has_inbox
+        )  # later only the watch failed, which does not matter
         return self._closed or ("the secure round has failed" if has_failed else None)
 
     def __exit__(
@@ -62,18 +64,18 @@ class KeyExchange(Watch):
         super().__exit__(kind, error, trace)
 
     def wait(self, seconds: float) -> None:
-        """Until the client knows with whom it masks. Raises what has ended the exchange before, `OutOfTime`."""
+        """Wait for the inbox. Raises the error that ended the exchange, or `OutOfTime`."""
         is_settled = self._is_settled.wait(seconds)
         self.check()
-        if not self._has_heard:
-            what = "the thread that exchanges keys has failed" if is_settled else "who masks was not told in time"
-            raise OutOfTime(f"{what}; the next attempt is another matter") from self._given_up
+        if not self._has_inbox:
+            what = "the thread that exchanges keys has failed" if is_settled else "the inbox did not arrive in time"
+            raise OutOfTime(f"{what}; this client can take part in the next attempt") from self._given_up
 
     def check(self) -> None:
-        """Raise what has ended the exchange, if anything has."""
+        """Raise the error that ended the exchange, if any."""
         if self._closed is not None:
             raise AssignmentClosed("assignment-closed", self._closed[:REASON_CHARS_MAX], 409)
-        if not self._has_heard and isinstance(self._given_up, ClientError):
+        if not self._has_inbox and isinstance(self._given_up, ClientError):
             raise self._given_up
 
     def _run(self) -> None:
@@ -82,7 +84,7 @@ class KeyExchange(Watch):
         except SecAggError as error:
             self._given_up = alarm_of(error)
         finally:
-            if self._is_abandoned or not self._has_heard:
+            if self._is_abandoned or not self._has_inbox:
                 self._client.abort()
             self._is_settled.set()
 
@@ -90,39 +92,39 @@ class KeyExchange(Watch):
         self._next()
 
     def _advertise(self) -> None:
-        self._say(Phase.ADVERTISE_KEYS, self._client.advertise())
-        self._go_on(self._hear_roster)
+        self._send(Phase.ADVERTISE_KEYS, self._client.advertise())
+        self._continue_with(self._fetch_roster)
 
-    def _hear_roster(self) -> None:
-        roster = self._hear(Phase.SHARE_KEYS)
+    def _fetch_roster(self) -> None:
+        roster = self._receive(Phase.SHARE_KEYS)
         if roster is not None:
             self._check_roster(Roster.decode(roster, self._n_cohort))
-            self._go_on(self._share_by(roster))
+            self._continue_with(self._share_by(roster))
 
     def _share_by(self, roster: bytes) -> Callable[[], None]:
         message = self._client.share(roster)
 
         def share() -> None:
-            self._say(Phase.SHARE_KEYS, message)
-            self._go_on(self._hear_inbox)
+            self._send(Phase.SHARE_KEYS, message)
+            self._continue_with(self._fetch_inbox)
 
         return share
 
-    def _hear_inbox(self) -> None:
-        inbox = self._hear(Phase.MASKED_INPUT)
+    def _fetch_inbox(self) -> None:
+        inbox = self._receive(Phase.MASKED_INPUT)
         if inbox is not None:
             self._client.hear(inbox)
-            self._has_heard = True
+            self._has_inbox = True
             self._next = super()._poll
             self._is_settled.set()
 
-    def _go_on(self, following: Callable[[], None]) -> None:
-        """What comes next is asked at once."""
+    def _continue_with(self, following: Callable[[], None]) -> None:
+        """Do the next step at once."""
         self._next, self.pause_s = following, 0.0
 
-    def _say(self, phase: Phase, message: bytes) -> None:
+    def _send(self, phase: Phase, message: bytes) -> None:
         self._coordinator.say(self._assignment, phase, message)
 
-    def _hear(self, phase: Phase) -> bytes | None:
+    def _receive(self, phase: Phase) -> bytes | None:
         self.pause_s = PAUSE_S
         return self._coordinator.hear(self._assignment, phase, self._n_cohort, self._hold_s)

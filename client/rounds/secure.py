@@ -1,19 +1,19 @@
-"""One attempt at a secure round in the main thread: from trained weights to the opened sum.
+"""One attempt at a secure round in the main thread: from trained weights to the unmasked sum.
 
 ```
-training, beside it the exchange of keys (`exchange.py`)
+training, beside it the exchange of keys (`key_exchange.py`)
       v
 masked update on disk -> upload -> report -- late, surplus --> forget
                                     v accepted
-            GET consistency-check -> PUT its signature          who is in the sum
+            GET consistency-check -> PUT its signature          the clients of the sum
                                     v
             GET unmasking -> PUT unmasking                      shares
 ```
 
-Before each of the last three steps, the upload too, the site remembers what it is about to give (`earlier_sums.py`).
+Before the upload, the signature and the shares the site remembers what it is about to send (`earlier_sums.py`).
 
-The keys are in memory and nowhere else. So whatever ends the process ends this client's part in the attempt; the
-coordinator being away does not: it is asked again until it answers.
+The keys are only in memory, so a kill ends this client's part in the attempt. While the coordinator is away, the client
+repeats its requests.
 """
 
 import base64
@@ -64,12 +64,12 @@ from umbel.client.wire.offers import SecureInvitation, check_window
 from umbel.client.wire.transport import Patience, patiently
 
 T = TypeVar("T")
-_WINDOWS_MAX = 2.0  # of the round, for which a coordinator that answers may say "not yet"
+_WINDOWS_MAX = 2.0  # for so many windows a coordinator may answer "not yet"
 log = logging.getLogger("umbel.client")
 
 
 class SecureRound:
-    """This client's part in one attempt. `patience`: with a coordinator that is away."""
+    """This client's part in one attempt. `patience`: for a coordinator that is away."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class SecureRound:
 
     @property
     def update_bytes(self) -> int:
-        """How long the masked update will be."""
+        """The length of the masked update."""
         return MaskedReader(self._admitted.composition).update_bytes.start
 
     def exchange(self) -> KeyExchange:
-        """The thread that talks while the site trains."""
+        """The thread that exchanges keys while the site trains."""
         return KeyExchange(
             self._coordinator,
             self._id,
@@ -113,14 +113,14 @@ class SecureRound:
 
     @property
     def is_covered(self) -> bool:
-        """Whether noise that the site relies on covers what it contributes. Then nothing may show how its training
-        went.
-        """
+        """Whether noise that the site relies on covers its contribution. Then nothing may reveal how training went."""
         return self._site.policy.relies_on(self._invitation.offer.plan.noise)
 
     def mask(self, app: Client, start: Path, done: Trained | None) -> tuple[str, int]:
-        """Write the masked update to disk: its SHA-256 and length. `done`: None if training has failed, in a covered
-        round alone. Raises `UnfitWork` for what must not be sent, never in a covered round.
+        """Write the masked update to disk; returns its SHA-256 and length.
+
+        `done` is None only in a covered round whose training failed. Raises `UnfitWork` for an update that must not be
+        sent, but never in a covered round.
         """
         for complaint in self._admitted.client.complaints:
             log.warning(
@@ -140,7 +140,7 @@ class SecureRound:
 
         if self.is_covered:
             return self._unseen(nothing(self._invitation.composition) if done is None else change)
-        assert done is not None, "where no noise covers it, training that has failed is declined"
+        assert done is not None, "without noise, failed training is declined"
         try:
             with unfit_refused(self._invitation.assignment):
                 return self._made(change, self._local_work(done))
@@ -153,7 +153,7 @@ class SecureRound:
             ) from error
 
     def _unseen(self, change: Callable[[], Iterator[Tensor]]) -> Contribution:
-        """Under the noise, whatever comes of `change`: to decline would tell the coordinator of it."""
+        """Contribute the change or, if it cannot be read, only noise: a refusal would tell the coordinator."""
         try:
             return self._made(change, SILENT)
         except Exception as error:
@@ -171,14 +171,12 @@ class SecureRound:
         )
 
     def check_time(self, left_s: float) -> None:
-        """Raise `AttemptRefused` where the model has come too late for the work that this site's update must have."""
+        """Raise `AttemptRefused` if the model arrived too late for the least amount of work."""
         if self._floor > ONE_STEP:
             check_window(self._invitation, left_s, MODEL_SHARE, "the model arrived")
 
     def check_work(self, plan: LocalPlan, done: Trained) -> None:
-        """Raise `TooLittleDone` for an update with less of the work in it than this site sends, and `UnfitWork` for one
-        whose steps its code cannot have done.
-        """
+        """Raise `TooLittleDone` if less than the least amount of work was done, `UnfitWork` for inconsistent steps."""
         if self._floor > ONE_STEP:
             check_steps(plan, done)
             check_floor(done, self._floor)
@@ -216,17 +214,16 @@ class SecureRound:
         )
 
     def report(self, update_sha256: str) -> ReportAnswer:
-        """Say which update is this client's, and with whom it is masked."""
+        """Report the masked update, signed."""
         signature = self._admitted.client.sign_input(bytes.fromhex(update_sha256))
         masked = MaskedInput(update_sha256, base64.b64encode(signature).decode())
         return patiently(lambda: self._coordinator.report(self._id, masked), self._patience)
 
     def open(self) -> bool:
-        """Help to take the masks off the sum, once everybody has signed whose it is: whether this client's shares were
-        taken. Whether the sum was opened with them the coordinator does not say.
+        """Sign the clients of the sum, and reveal shares once all have signed. True if the coordinator took the shares;
+        it does not say whether they unmasked the sum.
 
-        Raises `AttemptRefused` if the site does not want this sum: others may go on without its shares. `Alarm`;
-        `OutOfTime` where the sum is never asked for.
+        Raises `AttemptRefused` if the site refuses this sum, `Alarm`, or `OutOfTime` if the coordinator never asks.
         """
         try:
             self._open()
@@ -257,9 +254,9 @@ class SecureRound:
         return self._until_done(lambda hold_s: self._coordinator.hear(self._id, phase, n_cohort, hold_s))
 
     def _until_done(self, step: Callable[[float], T | None]) -> T:
-        """Repeat what is held open until there is an answer.
+        """Repeat a long poll until it has a result.
 
-        Only time in which the coordinator has answered counts, for after a failure it puts its own deadlines off.
+        Only time in which the coordinator answers counts, because it extends its deadlines after an outage.
         """
         window_s, waited_s = self._invitation.offer.window_s, 0.0
         hold_s, waits_s = renewal_s(window_s), _WINDOWS_MAX * window_s
@@ -281,10 +278,12 @@ class SecureRound:
 
 
 def check_steps(plan: LocalPlan, done: Trained) -> None:
-    """Raise `UnfitWork`, with what to correct, for steps that cannot be: fewer planned than were asked, or all of them
-    done by a training that was told to stop.
+    """Raise `UnfitWork` for inconsistent steps: fewer planned than asked, or all done by a training that was stopped.
+
+    A site's own `train` may miscount its steps. A coordinator can leave a site little time, and must not gain by it
+    (`aggregation/secagg/numbers/work_floor.py`).
     """
-    result, least = done.result, plan.steps_for(1)  # an epoch has a batch at least
+    result, least = done.result, plan.steps_for(1)  # an epoch has at least one batch
     if not 1 <= result.steps_done <= result.steps_planned:
         raise UnfitWork(
             f"train returned steps_done = {result.steps_done} and steps_planned = {result.steps_planned}: steps_done "
@@ -303,8 +302,9 @@ def check_steps(plan: LocalPlan, done: Trained) -> None:
 
 
 def check_floor(done: Trained, floor: float) -> None:
-    """Raise `TooLittleDone` if less than this share of the planned steps was done for want of time; `UnfitWork` if
-    there was time, for then the data may have decided when training ended, and that the coordinator sees.
+    """Raise `TooLittleDone` if less than this share of the planned steps was done, for lack of time.
+
+    If there was time, raise `UnfitWork`: the data may have decided when training ended, and the coordinator can see it.
     """
     result = done.result
     needed = steps_needed(floor, result.steps_planned)

@@ -1,6 +1,6 @@
-"""Leaving politely: the first Ctrl-C or SIGTERM finishes what is worth finishing, the second one leaves at once.
+"""Leave on a signal: the first Ctrl-C or SIGTERM finishes the work at hand, the second one leaves at once.
 
-While the client only waits (for work, for a download, before another try) the first is enough.
+While the client only waits (for work, for a download, before a retry) the first is enough.
 """
 
 import signal
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class Interrupted(BaseException):
-    """Raised in the main thread where waiting is cut short; not an `Exception`, so that nothing swallows it."""
+    """Raised in the main thread to end a wait; not an `Exception`, so that nothing swallows it."""
 
 
 class Shutdown:
@@ -33,14 +33,14 @@ class Shutdown:
         self._requested.set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep, inside `interruptible`: raises `Interrupted` as soon as somebody asks to leave, in whichever way."""
-        # A signal raises by itself. It must not set the event: its handler runs in the thread that may hold its lock.
+        """Sleep, inside `interruptible`. A signal or `request` ends it with `Interrupted`."""
+        # The signal handler raises by itself. It must not set the event: its thread may hold the event's lock.
         if self._requested.wait(seconds):
             raise Interrupted(self._reason)
 
     @contextmanager
     def interruptible(self) -> Generator[None]:
-        """Here the first signal raises `Interrupted`, as does one that came before."""
+        """In this block the first signal, or one that came before, raises `Interrupted`."""
         self._may_interrupt = True
         try:
             if self._reason is not None:
@@ -51,7 +51,7 @@ class Shutdown:
 
     @contextmanager
     def on_signals(self) -> Generator[None]:
-        """Listen to SIGINT and SIGTERM; only the main thread can, elsewhere this does nothing."""
+        """Handle SIGINT and SIGTERM. Only the main thread can; elsewhere this does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

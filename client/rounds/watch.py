@@ -1,4 +1,4 @@
-"""While a site trains: stay visible to the coordinator, and hear when the round no longer wants the work."""
+"""Watch an assignment while a site trains: stay visible to the coordinator, and learn when the round has closed."""
 
 import logging
 import random
@@ -13,22 +13,22 @@ from umbel.client.wire.coordinator import CoordinatorClient
 from umbel.client.wire.http_deadline import timed_by
 from umbel.client.wire.timing import within
 
-# A training that is shorter than this costs no request; the round's close is heard of this much later at most.
+# Shorter trainings cost no request. It delays news of the round's close by as much.
 START_AFTER_S = 0.5
-PAUSE_S = 0.1  # should a coordinator not hold a poll open
-_jitter = random.SystemRandom().random  # the process-wide generator belongs to the training beside us
+PAUSE_S = 0.1  # between polls, if a coordinator does not hold them open
+_jitter = random.SystemRandom().random  # the process-wide generator belongs to the training
 log = logging.getLogger("umbel.client")
 
 
 def renewal_s(window_s: float) -> float:
-    """How long one long poll is held: so that a client is heard of every max(1 s, window / 20), a fifth to spare."""
+    """How long one long poll is held: the coordinator hears from each client every max(1 s, window / 20)."""
     return min(0.8 * max(1.0, window_s / 20), WAIT_S_MAX)
 
 
 class Watch:
     """A background thread that long-polls an assignment, from half a second after the start until the exit.
 
-    Short trainings thus cost no request. The thread is not joined, for its last poll may be held: it ends by itself.
+    The thread is not joined, because its last poll may be held open; it ends by itself.
     """
 
     start_after_s = START_AFTER_S
@@ -44,12 +44,12 @@ class Watch:
 
     @property
     def closed(self) -> str | None:
-        """Why the round no longer wants the work, None while it does."""
+        """Why the round closed; None while it is open."""
         return self._closed
 
     @property
     def ended(self) -> str | None:
-        """Why training should end, None while it should not."""
+        """Why training should end; None while it should not."""
         return self._closed
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class Watch:
                 pause_s = timing.backoff.wait_s(failures, _jitter(), error.retry_after_s) if failures else 0.0
             except AssignmentClosed as error:
                 self._closed = error.detail
-            except (ClientError, RuntimeError) as error:  # RuntimeError: httpx's, when the client was closed meanwhile
+            except (ClientError, RuntimeError) as error:  # RuntimeError: httpx raises it after the client was closed
                 log.debug("stopped watching %s: %s", self._assignment, error)
                 self._given_up = error
                 return

@@ -1,4 +1,4 @@
-"""What a client does between an assignment's model and its report: train, or measure the model, and save the update."""
+"""From an assignment's model to its report: train and save the update, or measure the model."""
 
 import logging
 import time
@@ -26,28 +26,24 @@ from umbel.client.state.store import PendingReport, Store
 from umbel.client.training.probe import probe_of
 from umbel.client.wire.bandwidth import Link
 
-_STEPS_TO_SPARE = 2  # the next step may take longer than any before it
+_STEPS_TO_SPARE = 2  # because the next step may be the longest
 log = logging.getLogger("umbel.client")
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the site's own code answered, and how long it took; `step_s`: one step, the first left out if possible.
-
-    `was_stopped`: whether that code has asked if it should stop, and was told that it should. `could_go_on`: whether it
-    was not, and still had time for more steps when it ended.
-    """
+    """The result of the site's own code, and how long it took."""
 
     result: TrainResult
     evaluation: Evaluation | None
     train_s: float
-    step_s: float
-    was_stopped: bool = False
-    could_go_on: bool = False
+    step_s: float  # of one step, without the first one if possible
+    was_stopped: bool = False  # whether `should_stop` returned a reason
+    could_go_on: bool = False  # whether it ended by itself with time for more steps
 
 
 def asked_of_site(training: TrainingPlan, seed: int, share: float = 1.0) -> LocalPlan:
-    """What a site's own code is asked, by the run file; whoever calls it adds until when, and what stops it."""
+    """The plan of a run file's training. The caller adds the deadline, and what stops it."""
     return LocalPlan(
         epochs=training.local_epochs,
         steps=training.local_steps,
@@ -69,12 +65,12 @@ def train(app: Client, layout: Layout, start: Path, plan: LocalPlan) -> Trained:
     try:
         return _call(app, plan)
     except (Exception, SystemExit) as error:
-        # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
+        # The message may quote data, so the coordinator sees only the type; the log has all of it.
         raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
 
 
 def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raise `TrainingFailed` if the site's model no longer takes them: its own code may have changed it."""
+    """Load the weights. Raises `TrainingFailed` if the site's own code has changed the model's tensors."""
     try:
         app.model.load_state_dict(weights)
     except Exception as error:
@@ -83,7 +79,7 @@ def set_weights(app: Client, weights: Mapping[str, torch.Tensor]) -> None:
 
 def _call(app: Client, plan: LocalPlan) -> Trained:
     evaluation = evaluated(app) if plan.evaluate else None
-    asks, started = _Asks(plan), time.perf_counter()
+    asks, started = _StopQuestions(plan), time.perf_counter()
     result = app.train(app.model, replace(plan, told_to_stop=asks))
     ended = time.perf_counter()
     _require_kind(result, TrainResult, "train")
@@ -93,7 +89,7 @@ def _call(app: Client, plan: LocalPlan) -> Trained:
 
 
 def evaluated(app: Client) -> Evaluation | None:
-    """What the site's own code says of its model; raises what that code raises, and `TypeError` for another answer."""
+    """Call the site's `evaluate`. Raises what it raises, and `TypeError` for another type of result."""
     evaluation = app.evaluate(app.model)
     if evaluation is not None:
         _require_kind(evaluation, Evaluation, "evaluate")
@@ -105,16 +101,13 @@ def _require_kind(answer: object, kind: type, method: str) -> None:
         raise TypeError(f"{method} must return {kind.__name__}, not {type(answer).__name__}")
 
 
-class _Asks:
-    """Passes the question on whether to stop. It notes when that was asked first, which is after the first step; the
-    longest time between two questions, which is that of a step; and whether the answer was ever yes, or the deadline
-    had passed.
-    """
+class _StopQuestions:
+    """Observes the questions whether to stop, which the site's code asks between two steps."""
 
     def __init__(self, plan: LocalPlan) -> None:
-        self.first_at: float | None = None
-        self.longest_s = 0.0
-        self.was_stopped = False
+        self.first_at: float | None = None  # after the first step
+        self.longest_s = 0.0  # between two questions: the longest step
+        self.was_stopped = False  # whether the answer was ever yes, or the deadline had passed
         self._plan = plan
         self._last_at = 0.0
 
@@ -131,7 +124,7 @@ class _Asks:
 
 
 def _step_s(n_steps: int, started: float, first_at: float | None, ended: float) -> float:
-    """The mean without the first step, unless that is unknown or, where GPUs lag behind, the greater."""
+    """The mean step time without the first step, if that is known and shorter (a GPU may lag behind)."""
     mean_s = (ended - started) / max(n_steps, 1)
     return mean_s if first_at is None or n_steps < 2 else min(mean_s, (ended - first_at) / (n_steps - 1))
 
@@ -141,7 +134,7 @@ def save_work(
 ) -> PendingReport:
     """Write the weight change and the report to disk. Raises `WorkRefused` for an update that must not be sent.
 
-    `link`: how fast the model came, for a canary's report.
+    `link`: the measured bandwidth, for a canary's report.
     """
     with unfit_refused(offer):
         sha256, update_bytes = _save_update(app, layout, start, offer, store)
@@ -152,7 +145,7 @@ def save_work(
 
 @contextmanager
 def unfit_refused(offer: Assignment) -> Generator[None]:
-    """Raise `WorkRefused` for a weight change that cannot be sent; no number of it is in its words."""
+    """Raise `WorkRefused` for a weight change that cannot be sent, without any number of it."""
     try:
         yield
     except LayoutError as error:
@@ -163,12 +156,12 @@ def unfit_refused(offer: Assignment) -> Generator[None]:
             "check the data, then try a smaller learning rate"
         ) from error
     except UpdateOutOfRange as error:
-        log.info("%s", error)  # names a value, so it stays here
+        log.info("%s", error)  # it quotes a value, so only the log has it
         raise WorkRefused(f"the update exceeds the run's max_abs {offer.grid.max_abs:g}") from error
 
 
 def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, store: Store) -> tuple[str, int]:
-    """The update on disk, and beside it what error feedback leaves over; a canary tries out, so it leaves nothing."""
+    """Write the update, and the residual of error feedback beside it. A canary's update has no residual."""
     codec = codec_for(offer.codec, offer.grid, layout)
 
     def change() -> Iterator[torch.Tensor]:
@@ -186,9 +179,8 @@ def _save_update(app: Client, layout: Layout, start: Path, offer: Assignment, st
 def weight_changes(app: Client, layout: Layout, start: Path) -> Iterator[torch.Tensor]:
     """The change as float32, in pieces.
 
-    The start weights are read from their file again: neither they nor the change are in memory beside the model.
-    (Nothing is yielded inside `torch.no_grad`, which would hold for whoever reads this, and for good where an update is
-    refused in the middle.)
+    The start weights are read from their file again, so memory holds neither them nor the whole change. Nothing is
+    yielded inside `torch.no_grad`: it would apply to the reader too, and for ever if the reader stops early.
     """
     local, before = app.model.state_dict(), load_model(start, layout)
     layout.require(local, "the trained model")
@@ -225,24 +217,24 @@ def _work_done(app: Client, done: Trained, sha256: str, offer: Assignment, link:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that are numbers; the others are named in the log and left out."""
+    """The metrics that are finite and not too large; the log names the others."""
     kept = {name: value for name, value in metrics.items() if abs(value) <= METRIC_ABS_MAX}
     if bad := metrics.keys() - kept:
-        log.warning("left out of the report, for they are not finite or too large: %s", ", ".join(sorted(bad)))
+        log.warning("left out of the report, because they are not finite or too large: %s", ", ".join(sorted(bad)))
     return kept
 
 
 def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> EvaluationDone | None:
-    """What the site's own code says of the model in the file `start`; None if it has no held-out data.
+    """Measure the model in the file `start`; None if the site has no held-out data.
 
-    Raises `TrainingFailed` if that code fails, `WorkRefused` for an answer that makes no sense.
+    Raises `TrainingFailed` if the site's code fails, `WorkRefused` for a result that makes no sense.
     """
     set_weights(app, load_model(start, layout))
     started = time.perf_counter()
     try:
         evaluation = evaluated(app)
     except Exception as error:
-        # The message may quote data, so the coordinator hears the type alone; the log, with all of it, stays here.
+        # The message may quote data, so the coordinator sees only the type; the log has all of it.
         raise TrainingFailed(f"the client's own code failed with {type(error).__name__}; see its log") from error
     if evaluation is None or not evaluation.metrics:
         return None
@@ -256,12 +248,12 @@ def measure(app: Client, layout: Layout, start: Path, offer: Assignment) -> Eval
 
 
 def name_of(offer: Assignment) -> str:
-    """The round, for the log, and what kind where it makes no model."""
+    """The round's name in the log: its number, and its kind if it makes no model."""
     return f"round {offer.round}" + ("" if offer.task.makes_model else f" {offer.task.value}")
 
 
 def warn_if_too_slow(offer: Assignment, done: Trained, late_s: float) -> None:
-    """Without this word a site that can never be in time would only hear, round after round, that it should stop."""
+    """Log why training ended after the window. Otherwise a site that is always late would never learn the cause."""
     if late_s <= 0:
         return
     help_for_it = (

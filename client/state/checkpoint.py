@@ -1,10 +1,13 @@
-"""A training in progress, kept on disk, so that a client that is killed goes on from there while its round is open.
+"""A training in progress, kept on disk, so that a killed client resumes it while its round is open.
 
-One safetensors file: the tensors, and in its metadata the rest as JSON, with the assignment and the model it belongs
-to. It is written aside, flushed and renamed, so that a kill leaves the one before.
+It is one safetensors file: the tensors, and in its metadata the rest as JSON, with the assignment and the model that it
+belongs to. It is written aside, flushed and renamed, so that a kill leaves the file before.
 
-How often is a matter of time alone: saving may take `_SHARE` of the training's time, by what the last one took. The
-work of one such interval is what a kill can cost. A disk that is full or not writable costs a line in the log.
+Saving may take `_SHARE` of the training's time, by the time that the last save took. A kill costs the work of one
+interval at most. If the disk is full or not writable, that is only logged.
+
+Nested state, such as an optimizer's, becomes JSON and named tensors, and nothing is unpickled. Values that JSON cannot
+tell apart are spelled out: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"tensor": "name"}`.
 """
 
 import contextlib
@@ -25,17 +28,17 @@ from umbel.client.app import Checkpoint
 from umbel.client.files import make_private, sync_directory, sync_file
 
 _SHARE = 1 / 40
-# Until one was saved, expect weights and as much again twice (Adam's moments), on a disk that turns.
+# The estimate for the first save: the weights and Adam's two moments, on a spinning disk.
 _FIRST_COPIES = 3
 _FIRST_BYTES_PER_S = 100e6
-# What the smallest one costs: two flushes to a disk that turns.
+# The least time of a save: two flushes to a spinning disk.
 _LEAST_S = 0.025
 _KEY = "umbel.checkpoint"
 log = logging.getLogger("umbel.client")
 
 
 class DiskCheckpoint(Checkpoint):
-    """The checkpoint of one assignment, at `path`. `model_bytes`: the model's size, for a first guess at the cost."""
+    """The checkpoint of one assignment. `model_bytes`: the model's size, to estimate the time of the first save."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class DiskCheckpoint(Checkpoint):
 
     @property
     def interval_s(self) -> float:
-        """Seconds of training between two, now."""
+        """Seconds of training between two saves, as of now."""
         return self._cost_s / _SHARE
 
     def is_due(self) -> bool:
@@ -64,15 +67,21 @@ class DiskCheckpoint(Checkpoint):
         started = self._clock()
         try:
             self._write(state)
-        except (OSError, SafetensorError, RuntimeError, TypeError, ValueError) as error:  # the last three: odd state
+        except (
+            OSError,
+            SafetensorError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:  # the last three: unusual state
             self._give_up(error)
         ended = self._clock()
         self._cost_s, self._since = max(ended - started, _LEAST_S, 2 * self._cost_s * self._has_failed), ended
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved for this assignment, its tensors mapped from the file: changing one changes only memory.
+        """What was saved for this assignment. Its tensors are mapped from the file; changing one changes only memory.
 
-        What belongs to another assignment, or is damaged, is removed.
+        A checkpoint that is damaged, or of another assignment, is removed.
         """
         if not self._path.exists():
             return None
@@ -103,23 +112,23 @@ class DiskCheckpoint(Checkpoint):
         sync_directory(self._path.parent)
 
     def _give_up(self, error: Exception) -> None:
-        """Training goes on. After each failure the next try comes later; only the first is told."""
+        """Continue without a checkpoint. Each failure delays the next try; only the first is logged."""
         with contextlib.suppress(OSError):
             self._aside.unlink()
         if not self._has_failed:
-            log.warning("the training could not be saved (%s); it goes on, and a restart would begin it anew", error)
+            log.warning("the training could not be saved (%s); it continues, but a restart would begin it anew", error)
         self._has_failed = True
 
 
 class Packing:
-    """Collects the tensors of what it packs. `tensors`: by name; equal places in memory (tied weights) are one."""
+    """Packs nested values as JSON and collects their tensors by name. Tied weights become one tensor."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[tuple[object, ...], str] = {}
 
     def pack(self, value: object) -> Any:
-        """`value` as JSON. Raises `TypeError` for what has no spelling here."""
+        """`value` as JSON. Raises `TypeError` for a value of an unsupported type."""
         match value:
             case None | bool() | int() | float() | str():
                 return value
@@ -145,7 +154,7 @@ class Packing:
 
 
 def unpack(packed: object, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `pack`, with these tensors in it. Raises `ValueError` for what `pack` has not written."""
+    """The inverse of `pack`, with these tensors. Raises `ValueError` for what `pack` does not write."""
     match packed:
         case None | bool() | int() | float() | str():
             return packed

@@ -1,4 +1,4 @@
-"""Become known to a coordinator: once, with a one-time token; later starts only read who they are."""
+"""Enrol with a coordinator, once, with a one-time token; later starts read the stored enrolment."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger("umbel.client")
 
 
 def identify(store: Store, name: str | None, token: str | None) -> Identity:
-    """Who this client is, or will be once enrolled. Raises `StateError` if that needs a token, or another directory."""
+    """This client's identity, enrolled or not yet. Raises `StateError` if that needs a token, or another directory."""
     known = store.enrolled_name()
     if known is not None:
         if name is not None and name != known:
@@ -41,7 +41,7 @@ def ensure_enrolled(
     labels: Mapping[str, str],
     patience: Patience | None = None,
 ) -> None:
-    """Enrol unless that is done. Killed in between, the next start repeats the same enrolment with the same key."""
+    """Enrol unless that is done. After a kill the next start repeats the same enrolment with the same key."""
     if store.enrolled_name() is not None or not token:
         return
     enrolment = Enrolment(token.strip(), identity.name, identity.public_key, labels)
@@ -67,7 +67,7 @@ def _not_enrolled(store: Store) -> str:
 
 
 def _default_name(store: Store) -> str:
-    """The host's name and six digits of the key: stable, and two clients on one host differ."""
+    """The host's name and six digits of the key, so that two clients on one host have different names."""
     host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")[:40] or "client"
     key = hashlib.sha256(store.identity(host).public_key.encode()).hexdigest()
     return f"{host}-{key[:6]}"

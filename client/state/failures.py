@@ -1,15 +1,15 @@
-"""How often a client has failed in the secure rounds of a run, kept on disk: a restart is no fresh start.
+"""How often a client has failed in the secure rounds of a run, kept on disk over restarts.
 
 ```
-<coordinator>/failures/RUN.json   removed by a person who has looked, and by nothing else but success
+<coordinator>/failures/RUN.json   removed by a person
 ```
 
-A client that cannot do its part declines, and the coordinator sees that. What it declines for may hang on its data, so
-a coordinator could ask until it has read something from the pattern of refusals. Therefore a client stops, until a
-person has looked, after `FAILURES_MAX` failures in a row, and after `UNFIT_MAX` rounds of one run, in a row or not, in
-which its training failed or ended early of itself, its update was not finite, or its steps could not be. What the
-site's policy refuses does not count here: it says nothing of the data, and the next policy may allow it. A round for
-which a budget of privacy has no room counts in the same way, for what is left of the budget is a secret, too.
+A client that cannot do its part declines, and the coordinator sees that. The reason may depend on the client's data, so
+a coordinator could repeat rounds and learn from the pattern of refusals. Therefore a client stops, until a person has
+looked, after `FAILURES_MAX` failures in a row. It also stops after `UNFIT_MAX` rounds of a run, in a row or not, whose
+refusal may reveal something of the data: training failed or ended early, the update was not finite, or the steps were
+inconsistent. A round that exceeds a privacy budget counts likewise, because the rest of the budget is secret too. What
+the policy refuses otherwise does not count: it says nothing of the data, and the next policy may allow it.
 """
 
 from dataclasses import dataclass, replace
@@ -21,27 +21,25 @@ from umbel.aggregation.types import RunId
 from umbel.client.errors import BudgetSpent, ClientError, StateError, TooManyFailures, UnfitWork, WorkRefused
 from umbel.client.files import make_private, write_atomically
 
-FAILURES_MAX = 3  # in a row, of which none is the line's: then a person should look
-UNFIT_MAX = 3  # in a run: each of them tells the coordinator something of how training went
+FAILURES_MAX = 3  # in a row, without failures of the network
+UNFIT_MAX = 3  # in a run: each tells the coordinator something about the training
 _LAST_CHARS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """`in_a_row`: since the last round that went as it should. `unfit`: of those of the run, how many tell something of
-    the site's data or of its budgets. `last`: why the last one failed, in words.
-    """
+    """The failures of one run."""
 
-    in_a_row: int = 0
-    unfit: int = 0
-    last: str = ""
+    in_a_row: int = 0  # since the last successful round
+    unfit: int = 0  # all failures of the run that may reveal something of the site's data or budgets
+    last: str = ""  # the last failure, in words
 
     def after(self, error: ClientError) -> "Failures":
-        return Failures(self.in_a_row + 1, self.unfit + _tells(error), str(error)[:_LAST_CHARS_MAX])
+        return Failures(self.in_a_row + 1, self.unfit + _may_reveal(error), str(error)[:_LAST_CHARS_MAX])
 
     @property
     def words(self) -> str:
-        """Empty as long as the client may go on."""
+        """Why the client must stop, in words; empty while it may continue."""
         if self.unfit >= UNFIT_MAX:
             return (
                 f"in {self.unfit} rounds of this run its training failed or gave a result that must not be sent, or "
@@ -62,7 +60,7 @@ class FailureStore:
         self._root = root
 
     def of(self, run: RunId) -> Failures:
-        """Raises `StateError` for a damaged file."""
+        """The run's failures. Raises `StateError` for a damaged file."""
         path = self._path(run)
         try:
             return _FAILURES.validate_json(path.read_bytes())
@@ -72,12 +70,12 @@ class FailureStore:
             raise StateError(f"{path} is damaged; remove it and start again") from error
 
     def advice(self, run: RunId) -> str:
-        """What a person must do before this client goes on in the run; empty as long as it may."""
+        """What a person must do before this client continues in the run; empty while it may continue."""
         why = self.of(run).words
         return why and f"{why}. Look at its log for the cause, then remove {self._path(run)} and start it again"
 
     def check(self, run: RunId) -> None:
-        """Raise `TooManyFailures` where a person must look first."""
+        """Raise `TooManyFailures` if a person must look first."""
         if advice := self.advice(run):
             last = self.of(run).last
             raise TooManyFailures(
@@ -85,13 +83,13 @@ class FailureStore:
             )
 
     def count(self, run: RunId, error: ClientError) -> None:
-        """Durably, before the coordinator is told."""
+        """Count a failure, durably, before the coordinator is told."""
         if outlives_a_restart(error):
             make_private(self._root)
             write_atomically(self._path(run), _FAILURES.dump_json(self.of(run).after(error)))
 
     def succeeded(self, run: RunId) -> None:
-        """A round went as it should: what failed before is no longer in a row. What was unfit still counts."""
+        """End the row of failures after a successful round. Unfit rounds still count."""
         before = self.of(run)
         if before.in_a_row:
             write_atomically(self._path(run), _FAILURES.dump_json(replace(before, in_a_row=0)))
@@ -101,10 +99,10 @@ class FailureStore:
 
 
 def outlives_a_restart(error: ClientError) -> bool:
-    """Not what a policy refuses, but for want of privacy."""
-    return _tells(error) or not isinstance(error, WorkRefused)
+    """Whether the failure is stored: not if the policy refused, except for lack of budget."""
+    return _may_reveal(error) or not isinstance(error, WorkRefused)
 
 
-def _tells(error: ClientError) -> bool:
-    """Whether a refusal for it tells the coordinator something that nobody is to know."""
+def _may_reveal(error: ClientError) -> bool:
+    """Whether the refusal may reveal something of the data or the budgets."""
     return isinstance(error, UnfitWork | BudgetSpent)

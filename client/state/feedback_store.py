@@ -1,7 +1,7 @@
-"""What error feedback has left over, on disk: one safetensors file for each of the two newest model versions.
+"""The residuals of error feedback, on disk: one safetensors file for each of the two newest model versions.
 
-A residual is written beside the update that it comes from, and kept only when the report of that update was accepted.
-The one from the version before stays too, for an attempt that is abandoned is made again and must begin as it did.
+A residual is written beside its update, and kept only if the report of that update was accepted. The residual of the
+version before stays too, because an abandoned attempt is repeated and must begin as it did.
 """
 
 import logging
@@ -18,15 +18,15 @@ log = logging.getLogger("umbel.client")
 
 
 class FeedbackStore:
-    """The residuals of one client. `waiting`: where the one stands whose update was not answered yet."""
+    """The residuals of one client. `waiting`: the residual of an update whose report was not answered yet."""
 
     def __init__(self, folder: Path, waiting: Path) -> None:
         self._folder = folder
         self.waiting = waiting
 
     def before(self, run: RunId, round_number: int, version: int) -> Residual | None:
-        """What the update of the round before, of the version before, has left over; None if it did not count, is lost,
-        or if the round before is not what made this version: after a rollback.
+        """The residual of the round before, which made this version. None if that round's update did not count, if the
+        residual is lost, or after a rollback.
         """
         path = self._path(version - 1)
         if not path.exists():
@@ -39,7 +39,7 @@ class FeedbackStore:
         return found if found is not None and found.version + 1 == version else None
 
     def wait(self, run: RunId, round_number: int, left: Residual) -> None:
-        """Put what the update of this round has left over beside it."""
+        """Write the residual of this round beside its update."""
         aside = self.waiting.with_suffix(".tmp")
         save_file(left.to_tensors(), aside, _belongs(run, round_number))
         aside.chmod(0o600)
@@ -47,7 +47,7 @@ class FeedbackStore:
         aside.replace(self.waiting)
 
     def keep(self) -> None:
-        """The update has counted: its residual is for the next one. Those before the last two are removed."""
+        """Keep the waiting residual, because its update was accepted. All but the last two are removed."""
         if not self.waiting.exists():
             return
         try:
@@ -68,8 +68,8 @@ class FeedbackStore:
 
 
 def _drop(path: Path, error: Exception) -> None:
-    """Of a file that is damaged; what it had left out is left out for good."""
-    log.warning("what error feedback had left over cannot be read, and is dropped: %s", error)
+    """Remove a damaged residual; the values in it are lost."""
+    log.warning("the residual of error feedback cannot be read, and is dropped: %s", error)
     path.unlink()
 
 
@@ -78,7 +78,7 @@ def _belongs(run: RunId, round_number: int) -> dict[str, str]:
 
 
 def _read(path: Path, belongs: dict[str, str]) -> Residual | None:
-    """The residual in a file; None if it is of another run or round."""
+    """The residual in a file; None if it belongs to another run or round."""
     with safe_open(path, framework="pt") as file:
         if file.metadata() != belongs:
             return None

@@ -8,13 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 from pydantic import TypeAdapter, ValidationError
 
 from umbel.aggregation.secagg.client import Floor, SecureClient
@@ -25,13 +18,18 @@ from umbel.aggregation.trust.signatures import Target, sign
 from umbel.aggregation.types import ClientId
 from umbel.client.errors import StateError
 from umbel.client.files import require_own, write_atomically
+from umbel.client.state.private_keys import KeyAdvice, pem_of, read_private_key
 from umbel.client.state.state_dir import ENROLMENT_FILE, KEY_FILE, EnrolledAs, home_of, locked
 
-_PEM_BYTES_MAX = 4096
+_ADVICE = KeyAdvice(
+    if_leaked="enrol anew if it may have leaked",
+    if_unreadable="is damaged; remove its directory and enrol with a new token",
+    if_other_kind="remove its directory and enrol with a new token",
+)
 
 
 class Identity:
-    """A name and the key that signs for it."""
+    """A client's name and its private key."""
 
     def __init__(self, name: str, key: Ed25519PrivateKey) -> None:
         self.name = name
@@ -42,38 +40,31 @@ class Identity:
 
     @property
     def public_key(self) -> str:
-        """Base64 of the 32 raw bytes, as an enrolment wants it."""
-        raw = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        """Base64 of the 32 raw bytes, as in an enrolment."""
+        raw = self._key.public_key().public_bytes_raw()
         return base64.b64encode(raw).decode()
 
     def authorize(self, target: Target, body_sha256: bytes) -> dict[str, str]:
-        """Header fields that sign this request: a fresh nonce and the time of now at every call."""
+        """Header fields that sign a request, with a fresh nonce and the present time."""
         nonce = secrets.token_urlsafe(24)
         return sign(self._key, self.name, target, body_sha256, int(time.time()), nonce).as_dict()
 
     def secure_client(self, context: Context, floor: Floor) -> SecureClient:
-        """This client in one attempt at a secure round, in whose cohort it is; its keys are made now."""
+        """This client's party in one attempt at a secure round, with new keys."""
         return SecureClient(context, context.index_of(ClientId(self.name)), self._key, os.urandom, floor)
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """The key at `path`, made on first use with mode 0600. Raises `StateError` for a file that others can read, or that
-    is another user's.
+    """The key at `path`, made on first use with mode 0600.
+
+    Raises `StateError` for a file that others can read, or that belongs to another user.
     """
     if not path.exists():
         made = Ed25519PrivateKey.generate()
-        write_atomically(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        write_atomically(path, pem_of(made))
         return made
-    require_own(path, found := path.stat())
-    if found.st_mode & 0o077:
-        raise StateError(f"{path} can be read by others; run `chmod 600 {path}`, or enrol anew if it may have leaked")
-    try:
-        key = load_pem_private_key(path.read_bytes()[:_PEM_BYTES_MAX], password=None)
-    except ValueError as error:
-        raise StateError(f"{path} is damaged; remove its directory and enrol with a new token") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise StateError(f"{path} is not an Ed25519 key; remove its directory and enrol with a new token")
-    return key
+    require_own(path, path.stat())
+    return read_private_key(path, _ADVICE)
 
 
 _ENROLMENT = TypeAdapter(EnrolledAs)
@@ -81,17 +72,17 @@ _ENROLMENT = TypeAdapter(EnrolledAs)
 
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """`client`, `server`: empty before the client has enrolled. `directory`: where the private key lies."""
+    """A client's public key for one coordinator."""
 
-    client: str
+    client: str  # empty before the client has enrolled, as is the server
     server: str
     public_key: str
     fingerprint: str
-    directory: str
+    directory: str  # of the private key
 
 
 def own_keys(state_dir: Path) -> list[OwnKey]:
-    """Every key in a state directory. Raises `StateError` if there is none, or one is damaged."""
+    """All keys in a state directory. Raises `StateError` if there is none, or one is damaged."""
     found = [_own_key(path) for path in sorted(state_dir.glob(f"*/{KEY_FILE}"))]
     if not found:
         raise StateError(
@@ -102,7 +93,7 @@ def own_keys(state_dir: Path) -> list[OwnKey]:
 
 
 def make_own_key(state_dir: Path, server: str) -> None:
-    """Make this client's key for a coordinator, unless it is there: it can be listed before the client enrols."""
+    """Make this client's key for a coordinator unless it exists, so that officers can list it before it enrols."""
     with locked(state_dir):
         home, _ = home_of(state_dir, server)
         load_or_make_key(home / KEY_FILE)

@@ -20,7 +20,7 @@ from umbel.client.errors import CoordinatorMisbehaved
 
 
 def write_model(path: Path, state: State) -> Layout:
-    """Write a state dict as a model file: the bytes that `encode_model` gives. Raises `LayoutError`."""
+    """Write a state dict as a model file, the same bytes as `encode_model`. Raises `LayoutError`."""
     layout = Layout.of_state(state)
     owned = {spec.name: state[spec.name].detach().cpu().contiguous() for spec in layout.owners()}
     save_file(owned, path, metadata_of(layout))
@@ -28,9 +28,9 @@ def write_model(path: Path, state: State) -> Layout:
 
 
 def layout_in(path: Path) -> Layout:
-    """The layout of a model file. Raises `LayoutError`, which names the file, if it is no model; `OSError` for none."""
+    """The layout of a model file. Raises `LayoutError`, which names the file, if it is no model, and `OSError`."""
     with path.open("rb"):
-        pass  # so that a missing file is told as one
+        pass  # raises OSError for a missing file
     try:
         with safe_open(path, framework="pt") as file:
             return layout_of(file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
@@ -60,9 +60,9 @@ _PIECE_BYTES = 1 << 18
 
 
 def apply_changes(layout: Layout, base: Path, changes: Sequence[Path], out: Path) -> None:
-    """Write to `out` what the changes make of the model file `base`, of this layout, one after the other.
+    """Apply the changes to a copy of the model file `base`, of this layout, at `out`.
 
-    Raises an `UpdateRefused` for what is no change of such a model. What it makes is for the caller to compare.
+    Raises an `UpdateRefused` for a malformed change. The caller must check the digest of the result.
     """
     copyfile(base, out)
     model = MappedModel(out)
@@ -72,7 +72,7 @@ def apply_changes(layout: Layout, base: Path, changes: Sequence[Path], out: Path
 
 
 class MappedModel:
-    """The values of a good safetensors file, which are written where they stand."""
+    """The values of a valid safetensors file, read and written in place."""
 
     def __init__(self, path: Path) -> None:
         self._data = np.memmap(path, np.uint8, "r+")
@@ -85,7 +85,7 @@ class MappedModel:
         return torch.from_numpy(copied).view(dtype)
 
     def write(self, name: str, first: int, values: Tensor) -> None:
-        """Put `values` (one dimension, the tensor's dtype) in the place of values `first` and following."""
+        """Write `values` (one dimension, the tensor's dtype) from value `first` on."""
         place = self._place(name, values.dtype, first, values.numel())
         self._data[place] = values.contiguous().view(torch.uint8).numpy()
 

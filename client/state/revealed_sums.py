@@ -1,15 +1,15 @@
-"""Every sum that this client has revealed shares of, for as long as the state directory lasts: one file for each run.
+"""Every sum that this client has revealed shares of: one file for each run, from which nothing is ever removed.
 
-A sum that is forgotten could be asked for again without one client, and subtracted. So nothing is ever removed here. A
-line is added to the file, durably, when a sum leaves the newest hundred (`secure_store.py`):
+A forgotten sum could be requested again without one client, and subtracted. A line is added to the file, durably, when
+a sum leaves the newest hundred (`secure_store.py`):
 
 ```
 ["anna","bert","cora"]                                     a set of clients; the first one has number 0
 {"attempt":"5f…","round":61,"model":"2b…","invited":5,"terms":"9a…","clients":0}
 ```
 
-Where the same sites take part each time that is some 220 bytes a sum. A last line without its line feed was cut off by
-a crash while it was written; the sum is then still among the newest hundred, so the line is dropped.
+If the same sites take part each time, a sum takes some 220 bytes. A last line without its line feed was cut off by a
+crash; its sum is still among the newest hundred, so the line is dropped.
 """
 
 import json
@@ -29,16 +29,14 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RevealedSum:
-    """`n_invited`: how many clients the attempt asked; `clients`: who is in the sum; `terms_sha256`: of what it was
-    made under (`earlier_sums.py`), empty where that was not written down yet.
-    """
+    """A sum that this client has revealed shares of."""
 
     attempt_id: str
     round: int
     model_sha256: str
-    n_invited: int
-    clients: tuple[str, ...]
-    terms_sha256: str
+    n_invited: int  # the clients that the attempt asked
+    clients: tuple[str, ...]  # the clients of the sum
+    terms_sha256: str  # see `earlier_sums.terms_sha256`; empty for sums that older versions of umbel stored
 
 
 class RevealedSums:
@@ -48,11 +46,11 @@ class RevealedSums:
         self._path = path
 
     def read(self) -> list[RevealedSum]:
-        """The oldest first. Raises `StateError` for a damaged file."""
+        """All sums, the oldest first. Raises `StateError` for a damaged file."""
         return self._parsed()[1]
 
     def add(self, one: RevealedSum) -> None:
-        """Durably."""
+        """Add a sum, durably."""
         cohorts, _, n_whole = self._parsed()
         entry = {
             "attempt": one.attempt_id,
@@ -76,7 +74,7 @@ class RevealedSums:
         sync_directory(self._path.parent)
 
     def _parsed(self) -> tuple[list[tuple[str, ...]], list[RevealedSum], int]:
-        """The sets of clients, the sums, and how many bytes are whole lines."""
+        """The sets of clients, the sums, and the number of bytes in whole lines."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -85,14 +83,14 @@ class RevealedSums:
         n_whole = data.rfind(b"\n") + 1
         try:
             for line in data[:n_whole].splitlines():
-                _take(json.loads(line), cohorts, sums)
+                _parse_line(json.loads(line), cohorts, sums)
         except (ValueError, LookupError, TypeError) as error:
             raise StateError(f"{self._path} is damaged, and without it this client {_ADVICE}") from error
         return cohorts, sums, n_whole
 
 
-def _take(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSum]) -> None:
-    """What a line says. Raises `ValueError`, `LookupError` or `TypeError` for one that says nothing of the kind."""
+def _parse_line(said: Any, cohorts: list[tuple[str, ...]], sums: list[RevealedSum]) -> None:
+    """Parse a line into either list. Raises `ValueError`, `LookupError` or `TypeError` for a damaged one."""
     if isinstance(said, list):
         cohorts.append(tuple(map(str, said)))
     else:

@@ -1,7 +1,7 @@
-"""What a client remembers of secure rounds on disk: that it has spoken, never what it knows.
+"""What a client remembers of secure rounds on disk: which it took part in, but never a secret.
 
 ```
-<coordinator>/secure/begun.json      the last attempt that keys were made for; those are in memory alone
+<coordinator>/secure/begun.json      the last attempt that keys were made for; the keys are only in memory
 <coordinator>/secure/sums/RUN.json   the newest hundred sums that an update of this client may be in (`earlier_sums.py`)
 <coordinator>/secure/revealed/RUN.jsonl   the older ones of which it has revealed shares (`revealed_sums.py`)
 <coordinator>/secure/spent/RUN.json  what the run's private rounds have cost this client, by order
@@ -23,8 +23,8 @@ from umbel.client.state.revealed_sums import RevealedSum, RevealedSums
 
 T = TypeVar("T")
 _SPENT_DIR = "spent"
-SUMS_BYTES_MAX = 1 << 28  # of all runs: a coordinator that makes up names and sums must not fill the disk
-SUMS_MAX = 100  # of one run; with cohorts of a thousand clients some 2 MB
+SUMS_BYTES_MAX = 1 << 28  # of all runs, so that a coordinator that invents names and sums cannot fill the disk
+SUMS_MAX = 100  # of one run: some 2 MB with cohorts of a thousand clients
 _ADVICE = {
     "begun": "could begin an attempt twice: remove it once the round that is open now is over, then start again",
     "sums": "could help to show by two sums what one of them hides: remove it once this run has a newer model, then "
@@ -35,7 +35,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """One attempt: its assignment, and the random bits (hex) that tell it from another of the same name."""
+    """One attempt: its assignment, and its random id, which tells it from another of the same name."""
 
     assignment: AssignmentId
     attempt_id: str
@@ -43,26 +43,20 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class RememberedSum:
-    """A sum of one attempt for which this client has sent its masked update, so that the update may be in it.
+    """A sum that this client has sent a masked update for, so that the update may be in it."""
 
-    `key`: drawn here, so that nobody else can name this entry; `attempt_id`: the coordinator's word. `model_sha256`: of
-    the model that was trained. `cohort`: who was invited. `clients`: who is in the sum; empty until this client has
-    signed that. `is_revealed`: it has revealed shares of it. `terms_sha256`: of what it was made under
-    (`earlier_sums.py`).
-    """
-
-    key: str
-    attempt_id: str
+    key: str  # drawn here at random, so that nobody else can name this entry
+    attempt_id: str  # chosen by the coordinator
     round: int
-    model_sha256: str
-    cohort: tuple[str, ...]
-    clients: tuple[str, ...] = ()
-    is_revealed: bool = False
-    terms_sha256: str = ""
+    model_sha256: str  # of the model that was trained
+    cohort: tuple[str, ...]  # the invited clients
+    clients: tuple[str, ...] = ()  # the clients of the sum; empty until this client has signed them
+    is_revealed: bool = False  # whether this client has revealed shares of it
+    terms_sha256: str = ""  # see `earlier_sums.terms_sha256`
 
     @property
     def revealed(self) -> RevealedSum:
-        """What is kept of it for good."""
+        """The part of it that is kept for ever."""
         return RevealedSum(
             self.attempt_id, self.round, self.model_sha256, len(self.cohort), self.clients, self.terms_sha256
         )
@@ -80,35 +74,33 @@ class SecureStore:
         self._root = root
 
     def begun(self) -> Begun | None:
-        """The attempt that was begun last."""
+        """The last attempt that was begun; None before the first."""
         return _read(self._root / "begun.json", _BEGUN, _ADVICE["begun"])
 
     def begin(self, attempt: Begun) -> None:
-        """Durably, before a word is said in it."""
+        """Store the attempt, durably, before its first message."""
         make_private(self._root)
         write_atomically(self._root / "begun.json", _BEGUN.dump_json(attempt))
 
     def sums(self, run: RunId) -> tuple[RememberedSum, ...]:
-        """Those of this run that are remembered, the oldest first."""
+        """The newest sums of this run, the oldest first."""
         return _read(self._sums_path(run), _SUMS, _ADVICE["sums"]) or ()
 
     def sums_of_all_runs(self) -> dict[RunId, tuple[RememberedSum, ...]]:
-        """Those of every run with this coordinator, by its name."""
+        """The newest sums of every run with this coordinator."""
         runs = sorted(RunId(path.stem) for path in (self._root / "sums").glob("*.json"))
         return {run: self.sums(run) for run in runs}
 
     def revealed(self, run: RunId) -> list[RevealedSum]:
-        """Every sum of this run that this client has ever revealed shares of."""
+        """Every sum of this run that this client has revealed shares of."""
         return [*self._archive(run).read(), *(one.revealed for one in self.sums(run) if one.is_revealed)]
 
     def revealed_of_all_runs(self) -> dict[RunId, list[RevealedSum]]:
-        """Those of every run with this coordinator, by its name. No run has an archive without its newest sums."""
+        """The revealed sums of every run with this coordinator. A run with an archive also has newest sums."""
         return {run: self.revealed(run) for run in self.sums_of_all_runs()}
 
     def require_room(self) -> None:
-        """Raise `WorkRefused` if no more sums can be remembered: none may be forgotten, so this site takes part in no
-        more of them.
-        """
+        """Raise `WorkRefused` if there is no room for more sums. None may be forgotten, so the site must decline."""
         files = [*(self._root / "sums").glob("*.json"), *(self._root / "revealed").glob("*.jsonl")]
         if (n_bytes := sum(path.stat().st_size for path in files)) > SUMS_BYTES_MAX:
             raise WorkRefused(
@@ -119,10 +111,10 @@ class SecureStore:
             )
 
     def remember(self, run: RunId, one: RememberedSum) -> None:
-        """Durably, in the place of the entry of the same key.
+        """Store a sum, durably, in place of an entry with the same key.
 
-        Of more than `SUMS_MAX` the oldest is forgotten. One of which shares were revealed goes only where there is no
-        other, and into the archive first: it is never forgotten.
+        Beyond `SUMS_MAX` the oldest is forgotten. A revealed sum is never forgotten: it leaves only if there are no
+        others, and goes to the archive first.
         """
         before = self.sums(run)
         if one.key in {other.key for other in before}:
@@ -137,13 +129,11 @@ class SecureStore:
         write_atomically(self._sums_path(run), _SUMS.dump_json(tuple(after)))
 
     def spent(self, run: RunId, delta: float) -> Ledger:
-        """What this run's private rounds have cost so far."""
+        """The cost of this run's private rounds so far."""
         return replace(_read(self._spent_path(run), _SPENT, _ADVICE["spent"]) or Ledger(delta), delta=delta)
 
     def spent_beside(self, run: RunId, state_dir: Path, delta: float) -> Ledger:
-        """What the private rounds of all other runs have cost, those with other coordinators of this state directory
-        too.
-        """
+        """The cost of the private rounds of all other runs, with all coordinators of this state directory."""
         paths = sorted(
             path for path in state_dir.glob(f"*/secure/{_SPENT_DIR}/*.json") if path != self._spent_path(run)
         )
@@ -151,7 +141,7 @@ class SecureStore:
         return reduce(Ledger.plus, (one for one in ledgers if one is not None), Ledger(delta))
 
     def spend(self, run: RunId, ledger: Ledger) -> None:
-        """Durably, before anything of a private round hangs on this site's data."""
+        """Store the cost, durably, before anything of a private round depends on this site's data."""
         make_private(self._spent_path(run).parent)
         write_atomically(self._spent_path(run), _SPENT.dump_json(ledger))
 
@@ -166,13 +156,13 @@ class SecureStore:
 
 
 def _newest(sums: tuple[RememberedSum, ...], n_most: int) -> list[RememberedSum]:
-    """At most so many of them, in their order: the newest, those that were revealed before all others."""
+    """The newest `n_most` sums in their order; revealed ones take precedence over all others."""
     ranked = sorted(range(len(sums)), key=lambda place: (sums[place].is_revealed, place))
     return [sums[place] for place in sorted(ranked[-n_most:])]
 
 
 def _read(path: Path, adapter: TypeAdapter[T], advice: str) -> T | None:
-    """None where there is none. `advice`: what could happen without it, and what to do. Raises `StateError`."""
+    """Read a file; None if there is none. `advice`: the risk without it, and what to do. Raises `StateError`."""
     try:
         return adapter.validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""A client's state directory: one process at a time has it, and each coordinator has a directory in it.
+"""A client's state directory: one process at a time holds it, and each coordinator has a directory in it.
 
-What lies in a coordinator's directory is in `store.py`; this much is known without what trains a model.
+`store.py` has the files of a coordinator's directory, and needs torch; this module does not.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ ENROLMENT_FILE = "enrolment.json"
 
 @dataclass(frozen=True, slots=True)
 class EnrolledAs:
-    """The name this client is enrolled under, and the coordinator's (first) address then, remembered."""
+    """The name that this client enrolled under, and the coordinator's (first) address then."""
 
     client: str
     server: str = ""
@@ -35,7 +35,7 @@ class EnrolledAs:
 
 @contextmanager
 def locked(state_dir: Path, advice: str = "give each its own state directory with --state") -> Generator[None]:
-    """Hold a state directory for this process. Raises `StateError`, with this advice, if another one has it."""
+    """Hold a state directory for this process. Raises `StateError` with this advice if another process holds it."""
     make_private(state_dir)
     fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -46,14 +46,14 @@ def locked(state_dir: Path, advice: str = "give each its own state directory wit
     try:
         yield
     finally:
-        os.close(fd)  # closing drops the lock, and so does dying
+        os.close(fd)  # closing releases the lock, and so does the process's end
 
 
 def home_of(state_dir: Path, server: str) -> tuple[Path, str]:
-    """The directory for a coordinator, made unless it is there, and the address that names it.
+    """The directory for a coordinator, made if it is missing, and the address that names it.
 
-    `server`: `URL[,URL...]`. The first address under which this client is enrolled names its directory, else the first
-    of all: addresses may come, go and change places, as long as one that was first once stays in the list.
+    `server`: `URL[,URL...]`. The first address that this client is enrolled under names the directory, else the first
+    of all. So addresses may come, go and change places, as long as the one of the enrolment stays in the list.
     """
     addresses = addresses_in(server)
     homes = [state_dir / _directory_name(address) for address in addresses]
@@ -62,7 +62,7 @@ def home_of(state_dir: Path, server: str) -> tuple[Path, str]:
 
 
 def _directory_name(server_url: str) -> str:
-    """One name for a coordinator however its address is written; readable, and unique by a digest."""
+    """A readable directory name, unique by a digest, and the same however the address is written."""
     parts = urlsplit(server_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     place = f"{(parts.hostname or '').lower()}:{port}"

@@ -1,21 +1,21 @@
-"""What a client keeps on disk, so that killed and started again it goes on.
+"""What a client keeps on disk, so that it resumes after a kill.
 
 ```
-<state>/lock                          one process at a time
+<state>/lock                          held by one process at a time
 <state>/members/                      the member lists that this site trusts: members_store.py
 <state>/<coordinator>/key.pem         Ed25519, mode 0600
 <state>/<coordinator>/enrolment.json  the name this client is enrolled under, and the coordinator's address
-<state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it; changes to it
+<state>/<coordinator>/models/         the newest model, named by its SHA-256, or a part of it, and changes to it
 <state>/<coordinator>/training/       a training in progress: checkpoint.safetensors
-<state>/<coordinator>/pending/        an update that was trained and not yet answered: update.bin, then report.json
-<state>/<coordinator>/feedback/       what error feedback has left over: VERSION.safetensors
+<state>/<coordinator>/pending/        an update that was trained and not answered yet: update.bin, then report.json
+<state>/<coordinator>/feedback/       residuals of error feedback: VERSION.safetensors
 <state>/<coordinator>/failures/       how often this client has failed in secure rounds: failures.py
 <state>/<coordinator>/secure/         which secure attempt was begun, and which sums hold an update of this client
 ```
 
-`report.json` is written last and removed first: while it is there, the update is whole and unanswered. A masked update
-has none: the keys to it are in memory alone, so nothing comes of it after a restart. `<coordinator>` is the address
-under which the client enrolled; where there are several, the first.
+`report.json` is written last and removed first: while it exists, the update is whole and unanswered. A masked update
+has no report here, because after a restart its keys are lost. `<coordinator>` is the (first) address that the client
+enrolled under.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class PendingReport:
-    """Work that was done and waits to be sent: the report, and how long the update beside it is."""
+    """Work that waits to be sent: the report, and the length of the update beside it."""
 
     assignment: AssignmentId
     work: WorkDone
@@ -61,7 +61,7 @@ class Store:
     """One client's files for one coordinator. Only for the holder of the state directory's lock."""
 
     def __init__(self, state_dir: Path, server: str) -> None:
-        """`server`: `URL[,URL...]`; which of them names the directory is told in `home_of`."""
+        """`server`: `URL[,URL...]`; see `home_of`."""
         self._state_dir = state_dir
         self._root, self.server_url = home_of(state_dir, server)
         self._models = make_private(self._root / "models")
@@ -73,7 +73,7 @@ class Store:
         self.feedback = FeedbackStore(self._root / "feedback", self._pending / "feedback.safetensors")
 
     def enrolled_name(self) -> str | None:
-        """The name this client is enrolled under, None before its enrolment."""
+        """The name that this client enrolled under; None before that."""
         path = self._root / ENROLMENT_FILE
         return _read_json(path, _ENROLMENT).client if path.exists() else None
 
@@ -94,19 +94,19 @@ class Store:
         return self._models / f"{sha256}.safetensors"
 
     def part_path(self, sha256: str) -> Path:
-        """Where a model, or a change, that is being fetched stands until it is whole."""
+        """The path of a model, or a change, while it is downloaded."""
         return self._models / f"{sha256}.part"
 
     def change_path(self, sha256: str) -> Path:
-        """Where a change from one model to the next stands when it is whole."""
+        """The path of a whole change from one model to the next."""
         return self._models / f"{sha256}.change"
 
     def making_path(self, sha256: str) -> Path:
-        """Where a model is made of changes."""
+        """The path of a model while changes are applied to it."""
         return self._models / f"{sha256}.making"
 
     def keep_only(self, *sha256s: str) -> None:
-        """Remove every file, whole or part, of models and changes of other digests."""
+        """Remove all models and changes with other digests, whole or in part."""
         for path in self._models.iterdir():
             if path.stem not in sha256s:
                 path.unlink()
@@ -114,14 +114,14 @@ class Store:
     # --- work that waits to be sent ---
 
     def checkpoint(self, offer: Assignment) -> DiskCheckpoint:
-        """Where the training for this assignment is kept while it lasts; what is there of another is removed."""
+        """The checkpoint for this assignment. One of another assignment is removed."""
         path = self._root / "training" / "checkpoint.safetensors"
         checkpoint = DiskCheckpoint(path, offer.id, offer.model.sha256, offer.model.size_bytes)
         checkpoint.load()
         return checkpoint
 
     def save_update(self, parts: Iterable[bytes | memoryview]) -> tuple[str, int]:
-        """Write an update durably, piece by piece; its SHA-256 and length in bytes."""
+        """Write an update durably, piece by piece; returns its SHA-256 and length in bytes."""
         self.forget_pending()
         digest, n_bytes = hashlib.sha256(), 0
         fd = os.open(self._update, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -136,13 +136,11 @@ class Store:
         return digest.hexdigest(), n_bytes
 
     def save_report(self, pending: PendingReport) -> None:
-        """From here on the work survives a kill."""
+        """Write the report. From then on the work survives a kill."""
         write_atomically(self._report, _PENDING.dump_json(pending))
 
     def pending(self) -> PendingReport | None:
-        """The work of an earlier process that was never answered, if there is any; what is damaged, or half, is
-        dropped.
-        """
+        """The unanswered work of an earlier process; None if there is none. Damaged or partial work is dropped."""
         if not self._report.exists():
             self.forget_pending()
             return None
@@ -158,7 +156,7 @@ class Store:
         return self._update.open("rb")
 
     def forget_work(self) -> None:
-        """An assignment has ended: nothing of it is needed any more."""
+        """Remove all files of an assignment that has ended."""
         self.forget_pending()
         for path in (self._root / "training").glob("*"):
             path.unlink()

@@ -24,7 +24,7 @@ COUNT_MAX = 1 << 53
 
 
 def model_bytes_max(layout: Layout) -> int:
-    """The most bytes a model file of this layout can have: its values, its layout as metadata, a header of names."""
+    """The largest size of a model file of this layout: its values, its layout as metadata, a header of names."""
     values = sum(spec.n_bytes for spec in layout.owners())
     names = sum(len(spec.name) for spec in layout.tensors)
     # Each name and shape stands in the header and, escaped (up to 14 bytes a character), twice in the metadata.
@@ -33,7 +33,9 @@ def model_bytes_max(layout: Layout) -> int:
 
 def check_offer(offer: Assignment, run: RunId, client: ClientId, layout: Layout) -> None:
     """Raise `CoordinatorMisbehaved` for a malformed assignment or one that is not this client's."""
-    if not (1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX):  # before they stand in a name or a log
+    if not (
+        1 <= offer.round <= COUNT_MAX and 1 <= offer.attempt <= COUNT_MAX
+    ):  # before they are used in a name or a log
         raise CoordinatorMisbehaved("the assignment's round or attempt is out of range")
     if offer.run != run or offer.id != assignment_id(run, offer.round, offer.attempt, client, offer.task):
         raise CoordinatorMisbehaved(f"assignment {offer.id[:200]!r} is not for run {run!r} and client {client!r}")
@@ -74,7 +76,7 @@ def _check_changes(offer: Assignment) -> None:
 
 
 def check_layout(offer: Assignment, layout: Layout) -> None:
-    """Raise `WorkRefused`, with the reason to give the coordinator, for a model that is not this client's."""
+    """Raise `WorkRefused` for a model that is not this client's."""
     if offer.model.layout_digest != layout.digest:
         raise WorkRefused(
             f"this client's model has layout {layout.digest[:12]}…, the run's {offer.model.layout_digest[:12]}…: "
@@ -83,7 +85,7 @@ def check_layout(offer: Assignment, layout: Layout) -> None:
 
 
 def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
-    """The same for any work that this client cannot do."""
+    """Raise `WorkRefused` for a model that is not this client's, or more samples than the run accepts."""
     check_layout(offer, layout)
     if sample_count > offer.sample_count_max:
         raise WorkRefused(
@@ -93,7 +95,7 @@ def check_able(offer: Assignment, sample_count: int, layout: Layout) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SecureInvitation:
-    """A secure round as it is asked for: what all its members must agree on, and the numbers that are masked."""
+    """An invitation to a secure round: the context that all its clients must agree on, and what is masked."""
 
     client: ClientId
     assignment: Assignment
@@ -103,7 +105,7 @@ class SecureInvitation:
 
 
 def read_offer(assignment: Assignment, client: ClientId, layout: Layout) -> SecureInvitation:
-    """Raise `CoordinatorMisbehaved` for an assignment that no secure round can have."""
+    """Read an assignment to a secure round. Raises `CoordinatorMisbehaved` if there can be no such round."""
     try:
         offer = offer_in(assignment)
         _check(assignment, offer)
@@ -115,7 +117,7 @@ def read_offer(assignment: Assignment, client: ClientId, layout: Layout) -> Secu
 
 
 def _check(assignment: Assignment, offer: SecureOffer) -> None:
-    """Raise `ValueError` for names that cannot stand in a log, keys that nobody has, and numbers out of range."""
+    """Raise `ValueError` for malformed names and keys, and for numbers out of range."""
     if not assignment.task.makes_model:
         raise ValueError(f"a round of {assignment.task.value} has no sum to mask")
     if not (math.isfinite(offer.window_s) and 0 < offer.window_s <= WINDOW_S_MAX):
@@ -139,9 +141,9 @@ def _check(assignment: Assignment, offer: SecureOffer) -> None:
 
 
 def check_window(invitation: SecureInvitation, left_s: float, least: float, what: str) -> None:
-    """Raise `AttemptRefused` if less than a share, `least`, of the round's window is left. `what`: arrived so late.
+    """Raise `AttemptRefused` if less than the share `least` of the round's window is left when `what` arrived.
 
-    The window is in the context that all sign; what is left of it is the coordinator's word to each client alone.
+    All clients sign the window, but the coordinator tells each client the time that is left.
     """
     window_s = invitation.offer.window_s
     if left_s < least * window_s:
@@ -153,7 +155,7 @@ def check_window(invitation: SecureInvitation, left_s: float, least: float, what
 
 
 def _check_noise(composition: Composition) -> None:
-    """Raise `ValueError` for a private round whose noise is not for this model, or too little."""
+    """Raise `ValueError` for a private round whose noise is too little, or for another model."""
     if (noise := composition.secure.noise) is None:
         return
     require_private_model(composition.layout)
@@ -163,6 +165,6 @@ def _check_noise(composition: Composition) -> None:
         raise ValueError("its noise counts on more clients than must be in the sum")
     if (clip := composition.codec.clip_norm) is None:
         raise ValueError("its updates have no clip_norm, so its noise covers none of them")
-    # Of the plan alone: a bound that some updates fit in and others do not would leave zeros of those that do not.
+    # By the plan alone: a bound between the lengths of updates would turn the longer ones into zeros.
     if noise.bound_squared < rounded_bound(clip * composition.codec.inverse_step, composition.n_levels):
         raise ValueError("its noise is for shorter updates than its clip_norm leaves")

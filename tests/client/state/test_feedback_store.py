@@ -181,7 +181,7 @@ def test_a_state_that_is_damaged_is_dropped_with_a_line(tmp_path: Path, caplog: 
     first, second, third, _ = expected_updates()
     for found, expected in zip(double.updates, (first, first, second, third), strict=True):
         torch.testing.assert_close(found, expected)
-    assert "what error feedback had left over cannot be read, and is dropped" in caplog.text
+    assert "the residual of error feedback cannot be read, and is dropped" in caplog.text
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x08\0\0\0\0\0\0\0{}"])
@@ -204,7 +204,7 @@ def test_what_waits_beside_an_update_and_is_damaged_is_dropped_with_a_line(
     first, second, _, _ = expected_updates()
     for found, expected in zip(double.updates, (first, second, first, second), strict=True):
         torch.testing.assert_close(found, expected)
-    assert "what error feedback had left over cannot be read, and is dropped" in caplog.text
+    assert "the residual of error feedback cannot be read, and is dropped" in caplog.text
     assert list(tmp_path.glob("*/pending/*")) == []
 
 

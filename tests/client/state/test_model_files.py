@@ -63,7 +63,7 @@ def here(tmp_path: Path) -> list[str]:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one for one in caplog.messages if one.startswith("the changes since the last model are of no use")]
+    return [one for one in caplog.messages if one.startswith("cannot use the changes since the last model")]
 
 
 def test_after_the_first_model_only_changes_are_fetched(tmp_path: Path) -> None:
