@@ -1,4 +1,4 @@
-"""A run's audit bundles on an auditor's machine: downloaded, verified, and kept as a file of one bundle a line."""
+"""A run's audit bundles on an auditor's machine: download them, verify them, read a file with one bundle a line."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,15 +19,12 @@ _FACTS: dict[object, TypeAdapter[Any]] = {"run": TypeAdapter(RunCreated), "round
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """One line of an audit file, as `GET /v1/admin/runs/{run}/audit` tells it too.
-
-    `updates_deleted_at`: the coordinator's word, not signed; None while the updates are kept.
-    """
+    """One line of an audit file, and one entry of `GET /v1/admin/runs/{run}/audit`."""
 
     bundle: Json
     sha256: str
     signature: str
-    updates_deleted_at: float | None
+    updates_deleted_at: float | None  # not signed; None while the updates are kept
 
     @property
     def text(self) -> str:
@@ -35,14 +32,14 @@ class AuditLine:
 
 
 def download(operator: Operator, run: str) -> Iterator[AuditLine]:
-    """A run's bundles, from its creation to the newest. Raises `CoordinatorMisbehaved` for what are none."""
+    """Download a run's bundles, from its creation to the newest. Raises `CoordinatorMisbehaved` for malformed ones."""
     after = 0
     while True:
         try:
             page = parsed(operator.audit_page(run, after).decode())
             lines = [_line(one) for one in _list(_object(page).get("bundles"))]
         except ValueError as error:
-            raise CoordinatorMisbehaved(f"what came are no audit bundles: {error}") from error
+            raise CoordinatorMisbehaved(f"the coordinator's answer has no audit bundles: {error}") from error
         if not lines:
             return
         yield from lines
@@ -50,7 +47,7 @@ def download(operator: Operator, run: str) -> Iterator[AuditLine]:
 
 
 def read_lines(path: Path) -> Iterator[AuditLine]:
-    """The lines of an audit file. Raises `AuditFailed` for one that is none, `OSError`."""
+    """Read the lines of an audit file. Raises `AuditFailed` for a malformed line, and `OSError`."""
     with path.open("rb") as file:
         for number, text in enumerate(file):
             try:
@@ -60,7 +57,7 @@ def read_lines(path: Path) -> Iterator[AuditLine]:
 
 
 def verify(lines: Iterable[AuditLine], keys: Collection[bytes]) -> tuple[Auditor, list[AuditLine]]:
-    """Follow a chain from its first bundle on. Raises `AuditFailed` at the first that does not fit."""
+    """Verify a chain from its first bundle on. Raises `AuditFailed` at the first bundle that fails."""
     auditor, taken = Auditor(keys, parse_bundle), list[AuditLine]()
     for line in lines:
         auditor.follow(line.bundle, line.sha256, line.signature)
@@ -71,7 +68,7 @@ def verify(lines: Iterable[AuditLine], keys: Collection[bytes]) -> tuple[Auditor
 
 
 def parse_bundle(raw: Json) -> Bundle:
-    """A bundle from its JSON. Raises `AuditFailed` for one that lacks something, or is of a kind not known here."""
+    """Parse a bundle. Raises `AuditFailed` for a malformed one, or one of an unknown kind."""
     bundle = _object(raw)
     kind = bundle.get("kind")
     facts = _FACTS.get(kind) if isinstance(kind, str) else None

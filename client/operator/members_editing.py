@@ -1,5 +1,6 @@
-"""Changes to a member list on an officer's disk: a list without signatures is changed where it is, a signed one never;
-what is changed of it is its next epoch, in another file. And an officer's signature under one.
+"""Edit and sign a member list on an officer's machine.
+
+A list without signatures is changed in place. A signed list never changes; its next epoch goes to another file.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ Change = Callable[[MemberList], MemberList]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one list changes of another: names of members, then of officers. `rekeyed`: the same name, another key."""
+    """The names that differ between two lists. `rekeyed`: the same name with another key."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -35,16 +36,16 @@ class Difference:
 
 
 def new_file(path: Path, members: MemberList) -> SignedMembers:
-    """Write a list that nobody has signed. Raises `ValueError` if the file is there already."""
+    """Write an unsigned list. Raises `ValueError` if the file exists."""
     if path.exists():
         raise ValueError(f"{path} is there already; name another file")
     return write_members_file(path, SignedMembers(members, {}))
 
 
 def edit_file(path: Path, out: Path | None, change: Change) -> SignedMembers:
-    """Change the list in `path`, and write it there, or, as the next epoch of a signed one, to `out`.
+    """Change the list in `path` and write it there, or to `out`, which a signed list's next epoch needs.
 
-    Raises `ValueError` for a signed list without `out`, and for one that some have signed and too few.
+    Raises `ValueError` for a signed list without `out`, and for one with some signatures but too few.
     """
     signed = read_members_file(path)
     changed = change(_draft_of(signed))
@@ -56,7 +57,7 @@ def edit_file(path: Path, out: Path | None, change: Change) -> SignedMembers:
 
 
 def with_entry(part: Part, name: str, key: str) -> Change:
-    """Add a name, which must be new, with its key."""
+    """A change that adds a new name with its key."""
     text = public_key_text(public_key_bytes(key, f"the key of {name!r}"))
 
     def change(members: MemberList) -> MemberList:
@@ -68,7 +69,7 @@ def with_entry(part: Part, name: str, key: str) -> Change:
 
 
 def without_entry(part: Part, name: str) -> Change:
-    """Remove a name, which must be there."""
+    """A change that removes a name, which must be in the list."""
 
     def change(members: MemberList) -> MemberList:
         if name not in _part(members, part):
@@ -79,11 +80,11 @@ def without_entry(part: Part, name: str) -> Change:
 
 
 def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: MemberList | None = None) -> SignedMembers:
-    """Put the signature of an officer, of the list in `path` or of the one before (`previous`), under it, in its file.
+    """Sign the list in `path` with the key of one of its officers, or of an officer of the list before (`previous`).
 
     `ask`: for the key's passphrase, if it needs one. Raises `ValueError` for a list without members, or with fewer
-    officers than its quorum, `NotTheSuccessor`, `NotAMember` for the key of nobody in either list,
-    `BadOfficerSignature`, `StateError`, `OSError`; then the file is as it was.
+    officers than its quorum, `NotTheSuccessor`, `NotAMember` if the key belongs to no officer, `BadOfficerSignature`,
+    `StateError`, `OSError`; then the file is unchanged.
     """
     signed = read_members_file(path)
     if not signed.list.members:
@@ -101,30 +102,30 @@ def sign_file(path: Path, key_file: Path, ask: Callable[[], str], previous: Memb
             "list with --previous"
         )
     after = signed.signed_with(key)
-    after.signers_among(signed.list.officers)  # others' signatures that do not fit are said before this one stands
+    after.signers_among(signed.list.officers)  # raises for other signatures that do not verify
     return write_members_file(path, after)
 
 
 def difference(old: MemberList, new: MemberList) -> tuple[Difference, Difference]:
-    """What `new` changes of `old`: among the members, and among the officers."""
+    """The differences from `old` to `new`: of the members, and of the officers."""
     return _difference(old.members, new.members), _difference(old.officers, new.officers)
 
 
 def write_members_file(path: Path, signed: SignedMembers) -> SignedMembers:
-    """Replace a member list's file, whole. Raises `OSError`."""
+    """Replace a member list's file. Raises `OSError`."""
     write_atomically(path, members_bytes(signed))
     return signed
 
 
 def _draft_of(signed: SignedMembers) -> MemberList:
-    """The list to change: this one if nobody has signed it, else its next epoch."""
+    """The list to change: this one if it is unsigned, else its next epoch."""
     if not signed.signatures:
         return signed.list
     try:
         check_first(signed)
     except TooFewSignatures as error:
         raise ValueError(
-            f"{error}; what is signed by some is not changed: two lists of one epoch could both come into force"
+            f"{error}; a list with some signatures cannot be changed: two lists of one epoch could come into force"
         ) from error
     return replace(signed.list, epoch=signed.list.epoch + 1, previous=signed.list.sha256)
 

@@ -1,7 +1,6 @@
-"""The operator's side of the HTTP API: tokens, models, runs. Used by the command line and by scripts.
+"""The operator's side of the HTTP API: tokens, clients, models, runs. For the command line and for scripts.
 
-Every call is one try (at each of the coordinator's addresses, until one answers), for a person, or a script, decides
-whether to ask again; only `follow` can be told to be patient.
+Every call is one try at each of the coordinator's addresses, until one answers. Only `follow` can keep trying.
 """
 
 import hashlib
@@ -37,8 +36,8 @@ from umbel.client.wire.transport import (
 )
 
 MODEL_BYTES_MAX = 1 << 40
-PROGRESS_BYTES_MAX = 1 << 28  # every client of every round, where rounds are many
-AUDIT_BYTES_MAX = 1 << 30  # bundles of the largest cohorts, some in a page
+PROGRESS_BYTES_MAX = 1 << 28  # every client of many rounds
+AUDIT_BYTES_MAX = 1 << 30  # a page of bundles of the largest cohorts
 CLIENTS_BYTES_MAX = 1 << 28
 _PIECE_BYTES = 1 << 20
 VERSIONS_PAGE = 1000
@@ -57,18 +56,15 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class EnrolledClient:
-    """A client that has enrolled. Times in Unix seconds; `revoked_at`: when it was removed, None while it may speak.
-
-    `labels`: all that are known of it; `bound_labels`, `is_name_bound`: what of that its token has said.
-    """
+    """A client that has enrolled. Times are in Unix seconds."""
 
     id: str
-    labels: Mapping[str, str]
-    bound_labels: Mapping[str, str]
-    is_name_bound: bool
+    labels: Mapping[str, str]  # all labels
+    bound_labels: Mapping[str, str]  # the labels from its token
+    is_name_bound: bool  # whether its token had a name
     enrolled_at: float
     last_heard_at: float
-    revoked_at: float | None
+    revoked_at: float | None  # when it was removed; None while it may take part
 
 
 class Operator:
@@ -105,14 +101,14 @@ class Operator:
     ) -> list[str]:
         """One-time enrolment tokens. Repeating this makes more.
 
-        `client`: the name of the one client that the one token enrols; `labels`: what the tokens say of their clients.
+        `client`: the only name that the token can enrol; `labels`: facts about the clients.
         """
         order = {"count": count, "ttl_s": ttl_s, "client": client, "labels": dict(labels or {})}
         answer = self._ask("POST", "/v1/admin/tokens", **_json(order))
         return answer.parse(TypeAdapter(_Tokens)).tokens
 
     def clients(self) -> list[EnrolledClient]:
-        """Who has enrolled, those that were removed included."""
+        """All enrolled clients, also those that were removed."""
         answer = self._ask("GET", "/v1/admin/clients", bytes_max=CLIENTS_BYTES_MAX)
         return answer.parse(TypeAdapter(list[EnrolledClient]))
 
@@ -122,7 +118,7 @@ class Operator:
         self._ask("DELETE", f"/v1/admin/clients/{client}")
 
     def upload_model(self, model: bytes | Path) -> str:
-        """Store a safetensors model, from memory or, piece by piece, from a file; its SHA-256."""
+        """Store a safetensors model, from memory or, piece by piece, from a file; returns its SHA-256."""
         if isinstance(model, bytes):
             return self._upload(model)
         with model.open("rb") as file:
@@ -136,8 +132,8 @@ class Operator:
     def create_run(self, name: str, run_file: str, model_sha256: str, members: str | None = None) -> RunView:
         """Start a run from the text of a TOML run file and an uploaded model. The same again changes nothing.
 
-        `members`: the text of the member list's file, whose hash the run file names: then no other client takes part,
-        from now on, should the run be there already.
+        `members`: the text of the member list that the run file names. From then on only members take part, also in an
+        existing run.
         """
         require_slug(name, "name")
         path, query = f"/v1/admin/runs/{name}", f"model={model_sha256}"
@@ -154,9 +150,9 @@ class Operator:
         return self._ask("GET", f"/v1/admin/runs/{name}").parse(_RUN)
 
     def progress(self, name: str, after: int = 0, wait_s: float = 0.0, mark: str = "") -> RunProgress:
-        """What has ended since `after` and what is under way; held open for up to `wait_s` seconds for news.
+        """The rounds that ended since `after`, and the one under way; held open for news for up to `wait_s` seconds.
 
-        `mark`: that of the last answer, so that what has changed since then counts as news.
+        `mark`: the mark of the last answer; changes since then are news.
         """
         require_slug(name, "name")
         path, query = f"/v1/admin/runs/{name}/progress", f"after={after}&wait_s={wait_s:g}"
@@ -165,10 +161,10 @@ class Operator:
         return answer.parse(_PROGRESS)
 
     def follow(self, name: str, wait_s: float, patience_s: float = 0.0) -> Iterator[RunProgress]:
-        """News of a run, page by page, until it has ended and all of it was told; each held open for up to `wait_s`.
+        """News of a run, page by page, until the run has ended; each request is held open for up to `wait_s`.
 
-        `patience_s`: once the run was found, for how long a coordinator that does not answer, for it is being restarted
-        perhaps, is asked again; none by default. Raises `OutOfTime` after that.
+        `patience_s`: how long to retry while a coordinator does not answer, as in a restart. Raises `OutOfTime` after
+        that.
         """
         progress = self.progress(name)
         yield progress
@@ -182,7 +178,7 @@ class Operator:
         return self._ask("POST", f"/v1/admin/runs/{name}/stop", **_json({"reason": reason})).parse(_RUN)
 
     def pause_run(self, name: str, reason: str, now: bool = False) -> RunView:
-        """Begin no further round until it is resumed; `now`: abandon the one that is open."""
+        """Begin no further round until the run is resumed. `now`: abandon the open round."""
         require_slug(name, "name")
         return self._ask("POST", f"/v1/admin/runs/{name}/pause", **_json({"reason": reason, "now": now})).parse(_RUN)
 
@@ -191,13 +187,13 @@ class Operator:
         return self._ask("POST", f"/v1/admin/runs/{name}/resume", **_json({})).parse(_RUN)
 
     def roll_back(self, name: str, to: int | Literal["best"], reason: str) -> RunView:
-        """Go on from an older version, or the best by the run file's `[stop]`: it becomes the newest, as a copy."""
+        """Continue from a copy of an older version, or of the best by the run file's `[stop]`."""
         require_slug(name, "name")
         order = {"to": to, "reason": reason}
         return self._ask("POST", f"/v1/admin/runs/{name}/rollback", **_json(order)).parse(_RUN)
 
     def versions(self, name: str, first: int = 0, count: int | None = None) -> list[VersionRecord]:
-        """A run's model versions from `first` on: `count` of them, or all; those that were deleted included."""
+        """A run's model versions from `first` on, also deleted ones: `count` of them, or all."""
         require_slug(name, "name")
         found, after, limit = list[VersionRecord](), first - 1, min(count or VERSIONS_PAGE, VERSIONS_PAGE)
         while count is None or len(found) < count:
@@ -223,17 +219,17 @@ class Operator:
         return self._ask("GET", "/v1/audit-key").parse(_AUDIT_KEY).public_key
 
     def audit_page(self, name: str, after: int) -> bytes:
-        """Some of a run's audit bundles, from number `after` on, as they came; `audit.py` reads them."""
+        """A page of a run's audit bundles, from number `after` on, as bytes; `audit.py` parses them."""
         require_slug(name, "name")
         return self._ask("GET", f"/v1/admin/runs/{name}/audit", query=f"after={after}", bytes_max=AUDIT_BYTES_MAX).body
 
     def download_start(self, name: str, number: int, sha256: str, path: Path) -> None:
-        """Write the full-precision model that an audit bundle's attempt began with to `path`, checked."""
+        """Write the full-precision model that an audited attempt began with to `path`, checked."""
         require_slug(name, "name")
         self._download(f"/v1/admin/runs/{name}/audit/{number}/model", path, sha256)
 
     def download_update(self, name: str, number: int, client: str, path: Path, bytes_max: int) -> str:
-        """Write a client's update, if the coordinator has kept it, to `path`; the SHA-256 of what came."""
+        """Write a client's stored update to `path`; returns its SHA-256."""
         require_slug(name, "name")
         require_slug(client, "client")
         with path.open("wb") as file:
@@ -254,13 +250,13 @@ class Operator:
                 raise
 
     def _write(self, address: str, file: IO[bytes], bytes_max: int) -> str:
-        """Write what is at an address to an open file; its SHA-256."""
+        """Write the body of an answer to an open file; returns its SHA-256."""
         digest, n_bytes = hashlib.sha256(), 0
         with self._transport.stream("GET", address) as response:
             for piece in response.iter_raw(_PIECE_BYTES):
                 n_bytes += len(piece)
                 if n_bytes > bytes_max:
-                    raise CoordinatorMisbehaved(f"what came from {address} has no end")
+                    raise CoordinatorMisbehaved(f"the answer from {address} is longer than {bytes_max} bytes")
                 digest.update(piece)
                 file.write(piece)
         file.flush()
@@ -273,7 +269,7 @@ def _asking_again(step: Callable[[], T], patience_s: float) -> T:
     try:
         return patiently(step, Patience(until=time.monotonic() + patience_s))
     except OutOfTime as error:
-        raise OutOfTime(f"asked again for {patience_s:g} s in vain: {error.__cause__}") from error
+        raise OutOfTime(f"no answer after {patience_s:g} s of retries: {error.__cause__}") from error
 
 
 def _json(message: Mapping[str, object]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A round made again on an operator's machine, of what the coordinator kept; `aggregation.replay` with files."""
+"""Compute a round again from what the coordinator stored: `aggregation/audit/replay.py` with files."""
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -30,7 +30,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """Where a replay takes files from: bundle `number` of a run at a coordinator."""
+    """The files of a replay: those of bundle `number` of a run at a coordinator."""
 
     operator: Operator
     run: str
@@ -38,9 +38,9 @@ class ReplaySource:
 
 
 def replay(source: ReplaySource, ended: RoundEnded, created: RunCreated, tell: Tell) -> ModelId:
-    """Make a committed round's model again; the model, which is the bundle's. `tell` hears what was recomputed.
+    """Compute a committed round's model again; returns the model, which is the bundle's. `tell` gets each result.
 
-    Raises `AuditFailed` for the first thing that does not fit, or a `ClientError` for what cannot be fetched.
+    Raises `AuditFailed` for the first difference, or a `ClientError` if a download fails.
     """
     layout, change_step = _layout(created.layout), section_of(created.run_file, "downlink", DownlinkSection).change_step
     again = Replay(ended, layout)
@@ -61,7 +61,7 @@ def replay(source: ReplaySource, ended: RoundEnded, created: RunCreated, tell: T
 
 
 def _fold(source: ReplaySource, one: Participant, again: Replay, path: Path) -> None:
-    """Fetch one update, see that it is the one that was reported, and add it. One at a time is on disk."""
+    """Download one update, check it against its report, and add it. One at a time is on disk."""
     sha256, bytes_max = update_sha256_of(one), again.codec.update_bytes[-1]
     found = source.operator.download_update(source.run, source.number, one.client, path, bytes_max)
     if found != sha256:
@@ -73,7 +73,7 @@ def _fold(source: ReplaySource, one: Participant, again: Replay, path: Path) -> 
 
 
 def _pieces(readinto: Callable[[memoryview], int | None]) -> Iterator[memoryview]:
-    """What follows the header of an update. Each piece is overwritten by the next."""
+    """The body of an update in pieces. Each piece overwrites the one before."""
     buffer = memoryview(bytearray(4 * PIECE_VALUES))
     while n_bytes := readinto(buffer):
         yield buffer[:n_bytes]

@@ -17,7 +17,7 @@ Batch = tuple[Any, Any]
 
 
 def n_samples(data: "Dataset[Any] | DataLoader[Any]") -> int:
-    """How many samples there are. Raises `TypeError` for a data set without a length."""
+    """The number of samples. Raises `TypeError` for a data set without a length."""
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if not isinstance(dataset, Sized):
         raise TypeError("the data set needs a length (__len__): a site states how many samples it holds")
@@ -30,9 +30,9 @@ def n_batches(data: "Dataset[Any] | DataLoader[Any]", batch_size: int) -> int:
 
 
 def split_sizes(n: int, batch_size: int) -> list[int]:
-    """Sizes of the batches of one pass: a last batch of one sample joins the one before it.
+    """Sizes of the batches of one pass. A last batch of one sample joins the one before it.
 
-    Batch normalization cannot train on a single sample, and dropping it would ignore some samples for ever.
+    Batch normalization cannot train on a single sample, and dropping it would ignore some samples in every pass.
     """
     sizes = [min(batch_size, n - start) for start in range(0, n, batch_size)]
     if len(sizes) > 1 and batch_size > 1 and sizes[-1] == 1:
@@ -45,20 +45,20 @@ def shuffled_batches(
 ) -> Iterator[Batch]:
     """Pass `number` (from 0), without its first batches: pairs of inputs and targets, in an order drawn from `seed`.
 
-    A `DataLoader` is used as it is, its shuffling reseeded.
+    The shuffling of a `DataLoader` is reseeded.
     """
     if not isinstance(data, DataLoader):
         return _drawn(data, batch_size, seed, number, n_skipped)
     batches = _reseeded(data, derive_seed(seed, "pass", number))
-    deque(islice(batches, n_skipped), maxlen=0)  # it must load them again
+    deque(islice(batches, n_skipped), maxlen=0)  # a loader must load the skipped batches
     return batches
 
 
 class EndlessBatches:
-    """Pass after pass over a site's data, which knows where it is and can go on from there.
+    """Pass after pass over a site's data, which can resume at a `place`.
 
-    `place` says so: the pass, how many of its batches were taken, and the states of the process-wide generators at its
-    start, for a `DataLoader` may draw from those.
+    A place is the pass, the number of its batches that were taken, and the states of the process-wide generators at its
+    start, because a `DataLoader` may draw from those.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class EndlessBatches:
         return {"pass": self._number, "n_taken": self._n_taken, "generators": self._generators}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Go on after the batches taken there.
+        """Resume after the batches that were taken at `place`.
 
-        The process-wide generators are left where loading them again takes them from the pass's start.
+        Loading these batches again moves the process-wide generators on from the pass's start.
         """
         self._number, self._n_taken, self._generators = place["pass"], place["n_taken"], place["generators"]
         set_generators(self._generators, self._device)
@@ -130,7 +130,7 @@ def _take(data: Dataset[Any], chosen: Tensor) -> Batch:
 
 
 def _reseeded(loader: DataLoader[Any], seed: int) -> Iterator[Batch]:
-    """One pass over a loader. One without a generator of its own takes its seed from torch's global one."""
+    """One pass over a loader. Without its own generator it takes its seed from torch's global one."""
     for generator in {id(g): g for g in _generators(loader)}.values():
         generator.manual_seed(seed)
     yield from loader

@@ -1,4 +1,4 @@
-"""Which device trains, in which precision: chosen automatically, or as told."""
+"""Choose the device and the precision of training."""
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ def pick_device(asked: str) -> torch.device:
 
 
 def pick_precision(asked: Precision, device: torch.device) -> torch.dtype:
-    """What the forward pass computes in. `auto`: bfloat16 on GPUs that have it, else float16; float32 elsewhere."""
+    """The type of the forward pass. `auto`: bfloat16 on GPUs that have it, float16 on others; float32 elsewhere."""
     if asked == "auto":
         if device.type != "cuda":
             return torch.float32

@@ -1,4 +1,4 @@
-"""Means over samples, summed on the device: one transfer at the end instead of one a step."""
+"""Means over samples, summed on the device, with one transfer at the end instead of one each step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,18 +27,18 @@ class Means:
             self._last[name] = mean.detach()
 
     def first(self, name: str) -> float | None:
-        """This mean over the first batch, None if there was none."""
+        """The mean over the first batch; None if there was none."""
         return self._first[name].item() if name in self._first else None
 
     def last(self, name: str) -> float | None:
-        """The same of the last batch."""
+        """The mean over the last batch; None if there was none."""
         return self._last[name].item() if name in self._last else None
 
     def state(self) -> dict[str, Any]:
         return {"sums": dict(self._sums), "counts": dict(self._counts), "first": dict(self._first)}
 
     def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from what `state` returned."""
+        """Resume from what `state` returned."""
         self._sums = {name: total.to(device) for name, total in state["sums"].items()}
         self._counts = dict(state["counts"])
         self._first = dict(state["first"])

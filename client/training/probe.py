@@ -1,4 +1,4 @@
-"""What a client measures of itself in a canary: how long a step takes, how fast the line is, what memory is free."""
+"""What a client measures of itself in a canary: the time of a step, the bandwidth, the free memory."""
 
 import math
 import resource
@@ -20,7 +20,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes, 
 
 
 def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment, link: Link) -> Probe:
-    """What is known when training is done; the upload is still to come. Raises `ValueError` for steps of no sense."""
+    """The measurements after training, before the upload. Raises `ValueError` if the step counts are inconsistent."""
     mean = result.metrics.get("loss")
     first, last = result.first_loss, mean if result.last_loss is None else result.last_loss
     device, device_total = _device_memory()
@@ -39,7 +39,7 @@ def probe_of(app: Client, result: TrainResult, step_s: float, offer: Assignment,
 
 
 def memory_peak_bytes() -> int:
-    """The most memory that this process has held. On Linux `getrusage` would tell its parent's, if that had more."""
+    """The peak memory of this process. On Linux `getrusage` would give its parent's, if that was higher."""
     if _STATUS.exists():
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
@@ -47,13 +47,13 @@ def memory_peak_bytes() -> int:
 
 
 def memory_free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """What this process may still take: of the machine, or of its container (cgroup v2); None where nobody says."""
+    """The memory that the machine and the container (cgroup v2) leave to this process; None if neither says."""
     known = [one for one in (_of_machine(meminfo), _of_container(cgroup)) if one is not None]
     return max(0, min(known)) if known else None
 
 
 def _steps_full(app: Client, result: TrainResult, offer: Assignment) -> int:
-    """A site that minds no share has done all of the work; one that does not say how much that is, is estimated."""
+    """The steps of a whole round's work; an estimate if the site's code does not say."""
     if result.steps_full is not None:
         return result.steps_full
     asked = offer.training
@@ -63,7 +63,7 @@ def _steps_full(app: Client, result: TrainResult, offer: Assignment) -> int:
 
 
 def _device_memory() -> tuple[int | None, int | None]:
-    """The peak of this process on its fullest GPU, and that GPU's memory; nothing where it used none."""
+    """The peak of this process on its fullest GPU, and that GPU's memory; None without a GPU in use."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return None, None
     devices = [

@@ -1,7 +1,7 @@
-"""The ready trainer's training in progress: all that its next step depends on, kept and taken up again, to the bit.
+"""The ready trainer's training in progress: all that its next step depends on, saved and resumed to the bit.
 
-Weights and buffers, the optimizer, the loss scale, the place in the data, the generators and the sums behind the
-metrics. What the user's own objects hold beside these, such as a schedule in a data set, is not known here.
+That is weights and buffers, the optimizer, the loss scale, the place in the data, the generators, and the sums of the
+metrics. Other state of the user's objects, such as a schedule in a data set, is not saved.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("umbel.client")
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """`terms`: what must be the same where a checkpoint was made and where it is taken up."""
+    """The state of a training. `terms`: what must be the same when it is resumed."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -48,7 +48,7 @@ class TrainingProgress:
         )
 
     def resume(self, checkpoint: Checkpoint) -> int:
-        """Go on from a checkpoint, if there is one that fits; the steps that are done already."""
+        """Resume from a checkpoint that fits; returns the steps done, or 0 if training starts anew."""
         kept = checkpoint.load()
         if kept is None:
             return 0
@@ -62,12 +62,12 @@ class TrainingProgress:
         self.scaler.load_state_dict(kept["scaler"])
         self.means.set_state(kept["means"], self.device)
         self.batches.go_to(kept["place"])
-        set_generators(kept["generators"], self.device)  # last, for finding the place has drawn from them
-        log.info("training goes on after step %d, from the checkpoint of an earlier process", kept["steps_done"])
+        set_generators(kept["generators"], self.device)  # last, because finding the place draws from them
+        log.info("training resumes after step %d, from the checkpoint of an earlier process", kept["steps_done"])
         return int(kept["steps_done"])
 
     def _misfit(self, kept: Mapping[str, Any]) -> str:
-        """Why this process cannot go on from there, in words, found before anything is changed; empty if it can."""
+        """Why the checkpoint does not fit; empty if it does. Nothing is changed yet."""
         if kept.get("terms") != self.terms:
             return "it was made under other terms"
         if _shapes(kept["model"]) != _shapes(dict(_values_of(self.model))):
@@ -78,7 +78,7 @@ class TrainingProgress:
 
 
 def _values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, those that no state dict names included; each once, however many names it has."""
+    """Parameters and buffers, also those outside the state dict; each once, even with several names."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
@@ -88,5 +88,5 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
 
 
 def _groups(optimizer_state: Mapping[str, Any]) -> list[tuple[set[str], int]]:
-    """What the optimizer's groups are made of: the names of their settings, and how many parameters."""
+    """The optimizer's groups: the names of their settings, and the number of parameters."""
     return [(set(group), len(group["params"])) for group in optimizer_state["param_groups"]]

@@ -1,6 +1,6 @@
-"""The process-wide generators that training draws from (dropout, augmentation): seeded for a while, kept, put back.
+"""The process-wide generators that training draws from (dropout, augmentation): seed, save and restore them.
 
-Torch's for the CPU and for the device in use, Python's and numpy's.
+They are torch's for the CPU and for the device in use, Python's and numpy's.
 """
 
 import random
@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Generator[None]:
-    """Inside, all generators start from `seed`; after, they are as they were before."""
+    """Seed all generators in this block, and restore them after it."""
     before = generators(device)
     try:
         torch.manual_seed(seed)

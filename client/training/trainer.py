@@ -1,10 +1,10 @@
 """The ready trainer: any `nn.Module`, any loss, any map-style data set.
 
-It picks the device and the precision, adds FedProx's proximal term, draws batch order and dropout from the plan's seed,
-and when told to stop, or when the next step would not fit, returns the steps done so far: partial work. A long training
-is kept on disk from time to time; killed and started again, it goes on and ends in the same bits.
+It picks the device and the precision, adds FedProx's proximal term, and draws batch order and dropout from the plan's
+seed. When it must stop, or has no time for the next step, it returns the steps done so far: partial work. It saves a
+long training from time to time; after a kill the training resumes and gives the same bits.
 
-It hides nothing: a loss that turns into NaN trains on, and the loop declines the update with the reason.
+A loss that becomes NaN does not stop it: the loop declines the update with the reason.
 """
 
 import time
@@ -34,13 +34,18 @@ def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
 
 
 class TorchClient(Client):
-    """A client from a model, a loss and data.
+    """A client made of a model, a loss and data.
 
-    `loss(output, target)`: a mean over the batch, as a scalar. `train`, `holdout`: data sets of (inputs, target) pairs,
-    or `DataLoader`s, which keep their own batch size; inputs that are a tuple or a mapping become the model's
-    positional or keyword arguments. `optimizer(parameters, learning_rate)`: made anew each round; plain SGD by default.
-    `metrics`: name -> function of (output, target) that returns a mean over the batch; by default the accuracy, where
-    targets are classes. The loss is always among the metrics. `device`: "auto" or a name that torch knows.
+    Args:
+        model: any module. Inputs that are a tuple or a mapping become its positional or keyword arguments.
+        loss: function of (output, target) that returns a mean over the batch, as a scalar.
+        train: a data set of (inputs, target) pairs, or a `DataLoader`, which keeps its own batch size.
+        holdout: the same, for evaluation.
+        optimizer: function of (parameters, learning_rate), called each round; plain SGD by default.
+        device: "auto" or a name that torch knows.
+        precision: of the forward pass.
+        metrics: name -> function of (output, target) that returns a mean over the batch. By default the accuracy, if
+            targets are classes. The loss is always among the metrics.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class TorchClient(Client):
         self._optimizer = optimizer or _sgd
 
     def train(self, model: nn.Module, plan: LocalPlan) -> TrainResult:
-        """Train for the planned steps, or as many as there is time for; at least one."""
+        """Train for the planned steps, or for as many as there is time for; at least one."""
         n_in_pass = n_batches(self._train, plan.batch_size)
         planned, full = plan.steps_for(n_in_pass), plan.full_steps_for(n_in_pass)
         was_training = model.training
@@ -78,7 +83,7 @@ class TorchClient(Client):
         return TrainResult(self.sample_count, done, planned, means.result(), full, first, last)
 
     def evaluate(self, model: nn.Module) -> Evaluation | None:
-        """Loss and metrics over the held-out data, None without any."""
+        """Loss and metrics over the held-out data; None without any."""
         if self._holdout is None or n_samples(self._holdout) == 0:
             return None
         means, was_training = Means(), model.training
@@ -113,11 +118,11 @@ class TorchClient(Client):
         return done, training.means
 
     def _terms(self, plan: LocalPlan, planned: int) -> dict[str, object]:
-        """What must be the same for a training to go on from a checkpoint of another process."""
+        """What must be the same to resume from a checkpoint of another process."""
         device, precision = self.device.type, str(self.precision)
         batches = {"batch_size": plan.batch_size, "sample_count": self.sample_count, "steps": planned}
         numbers = {"learning_rate": plan.learning_rate, "proximal_mu": plan.proximal_mu, "seed": plan.seed}
-        order = "sample order 1"  # of `aggregation/sample_order.py`
+        order = "sample order 1"  # the version of `aggregation/sample_order.py`
         return {
             "torch": torch.__version__,
             "order": order,
@@ -128,7 +133,7 @@ class TorchClient(Client):
         }
 
     def _forward(self, model: nn.Module, batch: Batch, means: Means) -> Tensor:
-        """The batch's loss; it and the metrics are added to `means`."""
+        """The batch's loss. Adds it and the metrics to `means`."""
         inputs, target = to_device(batch[0], self.device), to_device(batch[1], self.device)
         with autocast(self.device, self.precision):
             output = _call(model, inputs)
@@ -144,7 +149,7 @@ class TorchClient(Client):
 
 
 class _Step:
-    """Backward, proximal term and optimizer step, with loss scaling where float16's range asks for it."""
+    """Backward, proximal term and optimizer step, with loss scaling if float16 needs it."""
 
     def __init__(
         self,
@@ -157,7 +162,7 @@ class _Step:
         self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad], plan.learning_rate)
         self._proximal = ProximalTerm(model, plan.proximal_mu)
         self._within = [(p, plan.within[n]) for n, p in _named(model) if n in plan.within and p.requires_grad]
-        # A model that is itself float16 cannot be unscaled; it trains as its author made it.
+        # Gradients of a model that is itself float16 cannot be unscaled.
         is_half = any(p.dtype == torch.float16 for p in model.parameters())
         scales = precision == torch.float16 and device.type != "cpu" and not is_half
         self.scaler = torch.amp.GradScaler(device.type, enabled=scales)
@@ -175,7 +180,7 @@ class _Step:
 
 
 def _named(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """The parameters, one that is shared under each of its names."""
+    """The parameters; a shared one appears under each of its names."""
     return model.named_parameters(remove_duplicate=False)
 
 
@@ -190,7 +195,7 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 
 def _batch_size(target: Any) -> int:
-    """Samples in a batch, by its target's first tensor; 1 where there is none."""
+    """The samples in a batch, by its target's first tensor; 1 without one."""
     while isinstance(target, Mapping | list) and target:
         values = cast(Any, target.values() if isinstance(target, Mapping) else target)
         target = next(iter(values))
@@ -198,7 +203,12 @@ def _batch_size(target: Any) -> int:
 
 
 class ProximalTerm:
-    """Holds w_global as the model is when this is made. With mu = 0 it holds and does nothing."""
+    """FedProx's proximal term (Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2).
+
+    The local objective becomes h(w) = F(w) + mu/2 * ||w - w_global||^2 over the trainable parameters. Its gradient is
+    added in place, mu * (w - w_global), which costs one pass over the weights and keeps no graph. w_global is the
+    model when this is made. With mu = 0 it does nothing.
+    """
 
     def __init__(self, model: nn.Module, mu: float) -> None:
         self._mu = mu

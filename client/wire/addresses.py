@@ -1,7 +1,7 @@
-"""A coordinator's addresses: one, or one for each of its replicas where no load balancer stands in front of them.
+"""A coordinator's addresses: one, or one for each replica if no load balancer stands in front of them.
 
-Who speaks to a coordinator goes on with the next address when one does not answer or answers 5xx, and stays there. Each
-process has its own order, so that neither a start nor the death of a replica sends every client to the same one.
+If an address does not answer, or answers 5xx, the client moves to the next and stays there. Each process has its own
+order of addresses, so that a start or the death of a replica does not send every client to the same one.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger("umbel.client")
 
 
 def addresses_in(text: str) -> tuple[str, ...]:
-    """The addresses in `URL[,URL...]`, as they stand there. Raises `ValueError` for what is no `http(s)://host[:port]`."""
+    """The addresses in `URL[,URL...]`, unchanged. Raises `ValueError` unless each is `http(s)://host[:port]`."""
     addresses = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if len(addresses) > ADDRESSES_MAX:
         raise ValueError(f"at most {ADDRESSES_MAX} addresses of a coordinator, not {len(addresses)}")
@@ -30,7 +30,7 @@ def addresses_in(text: str) -> tuple[str, ...]:
 
 
 def warn_if_readable(addresses: Sequence[str], what: str) -> None:
-    """Say in the log that others can read `what`, if the way to one of these leaves the machine unencrypted."""
+    """Warn that others can read `what`, if traffic to an address leaves the machine unencrypted."""
     hosts = [parts.hostname for parts in map(urlsplit, addresses) if parts.scheme == "http"]
     if not {*hosts} <= {"localhost", "127.0.0.1", "::1"}:
         log.warning("http:// is not encrypted: others on the way can read %s; use https://", what)
@@ -56,14 +56,14 @@ class CoordinatorAddresses:
 
     @property
     def current(self) -> httpx.Client:
-        """Whom to ask now."""
+        """The client for the address to ask now."""
         return self._clients[self._current]
 
     def note_answer(self) -> None:
         self._n_failed = 0
 
     def note_failure(self, client: httpx.Client) -> bool:
-        """This one did not answer: go on with the next. Whether that one has not failed since the last answer."""
+        """Move to the next address. True if that one has not failed since the last answer."""
         with self._lock:
             if client is not self.current:  # another thread was here first
                 return True

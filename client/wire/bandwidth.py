@@ -1,28 +1,25 @@
-"""How fast the way to the coordinator is, measured; and how long before the window's end training must stop for it."""
+"""The measured bandwidth to the coordinator, and the time to reserve for the upload at the window's end."""
 
 from dataclasses import dataclass, replace
 
 from umbel.aggregation.update.wire import CHUNK_BYTES_MIN
 
-# Uplinks are often slower than downlinks (ADSL, cable, mobile), so until an upload was measured, expect a quarter.
+# Uplinks are often slower than downlinks (ADSL, cable, mobile): expect a quarter until an upload was measured.
 UP_OVER_DOWN = 0.25
 SAFETY = 2.0
-MEASURED_S_MIN = 1e-6  # a transfer counts as no shorter: a clock may show none
-GROWTH = 1.5  # of what is entropy coded, from one round to the next
-# Half of what a coordinator takes by default; one that takes less says so.
+MEASURED_S_MIN = 1e-6  # the shortest transfer, because a clock may show zero
+GROWTH = 1.5  # of an entropy-coded update from one round to the next
+# Half of what a coordinator accepts by default; one that accepts less says so.
 CHUNK_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Of the last transfer each way, bytes per second with round trips included; and the length of the last update.
-
-    None until measured.
-    """
+    """The last transfer each way, in bytes per second with round trips; None until measured."""
 
     down: float | None = None
     up: float | None = None
-    update_bytes: int | None = None
+    update_bytes: int | None = None  # the length of the last update
 
     def after_download(self, n_bytes: int, seconds: float) -> "Link":
         return replace(self, down=n_bytes / max(seconds, MEASURED_S_MIN)) if n_bytes else self
@@ -32,30 +29,30 @@ class Link:
 
     @property
     def expected_up(self) -> float | None:
-        """Bytes per second to expect of an upload."""
+        """The expected rate of an upload, in bytes per second."""
         return self.up or (self.down * UP_OVER_DOWN if self.down else None)
 
     def reserve_s(self, update_bytes_max: int, window_s: float) -> float:
         """Seconds before the window's end at which training must stop, so that the update still arrives.
 
-        Twice the expected upload, and a twentieth of the window (0.5 s to 10 s) for a retry; at most half the window.
-        What is expected is an update half as long again as the last one; before there was one, the longest.
+        This is twice the expected upload, and a twentieth of the window (0.5 s to 10 s) for a retry; at most half the
+        window. The expected update is half as long again as the last one, or the longest before there was one.
         """
         expected = update_bytes_max if self.update_bytes is None else GROWTH * self.update_bytes
         upload_s = SAFETY * min(expected, update_bytes_max) / self.expected_up if self.expected_up else 0.0
         return min(upload_s + retry_s(window_s), window_s / 2)
 
     def chunk_bytes(self, window_s: float) -> int:
-        """The chunk to begin an upload with."""
+        """The length of an upload's first chunk."""
         return chunk_bytes(self.expected_up or 0.0, window_s)
 
 
 def retry_s(window_s: float) -> float:
-    """What an upload is given beside its own time, for a retry."""
+    """The time that is reserved for a retry of an upload."""
     return min(max(window_s / 20, 0.5), 10.0)
 
 
 def chunk_bytes(bytes_per_s: float, window_s: float) -> int:
-    """A chunk takes a two-hundredth of the window, 0.25 s to 2 s: that is what one cut costs."""
+    """The length of a chunk that takes a two-hundredth of the window, 0.25 s to 2 s: a cut costs one chunk."""
     chunk_s = min(max(window_s / 200, 0.25), 2.0)
     return int(min(max(bytes_per_s * chunk_s, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX))

@@ -1,6 +1,6 @@
-"""The client's side of docs/reference/wire.md: one method a request, typed both ways, each a single try.
+"""The client's side of docs/reference/wire.md: one method for each request, typed both ways.
 
-Whoever calls decides how patiently to repeat (`transport.patiently`); every method may be repeated.
+Each call is a single try. Every method may be repeated; the caller decides how (`transport.patiently`).
 """
 
 import math
@@ -37,13 +37,13 @@ _STATUS = TypeAdapter(AssignmentStatus)
 _REPORT_ANSWER = TypeAdapter(ReportAnswer)
 _JSON = {"Content-Type": "application/json"}
 _BINARY = {"Content-Type": "application/octet-stream"}
-# The longest entry that any list of a secure round has for one client, a roster's, is 132 bytes; a head has 36.
+# A roster has the longest entry for one client of all lists in a secure round, 132 bytes. A head has 36.
 _ENTRY_BYTES, _HEAD_BYTES = 132, 64
 
 
 @dataclass(frozen=True, slots=True)
 class UploadState:
-    """How much of an update the coordinator holds. `complete`: all of it, and it passed every check."""
+    """How much of an update the coordinator holds. `complete`: all of it, and all checks passed."""
 
     offset: int
     complete: bool
@@ -75,8 +75,8 @@ class CoordinatorClient:
     ) -> Generator[httpx.Response]:
         """The model file as a stream, from `first_byte` on if the answer's status is 206, else from the start.
 
-        `until`: when it must be here, on `time.monotonic`'s clock. `is_direct`: from the coordinator itself; otherwise
-        it may raise `Redirected`.
+        `until`: when it must be complete, on `time.monotonic`'s clock. `is_direct`: from the coordinator itself;
+        otherwise it may raise `Redirected`.
         """
         headers = {"Range": f"bytes={first_byte}-", "If-Range": f'"{sha256}"'} if first_byte else None
         path, query = f"/v1/models/{sha256}", "direct=true" if is_direct else ""
@@ -96,7 +96,7 @@ class CoordinatorClient:
         return _upload_state(answer, total)
 
     def append_upload(self, assignment: AssignmentId, total: int, offset: int, chunk: Body) -> UploadState:
-        """Go on with an upload at `offset`."""
+        """Continue an upload at `offset`."""
         headers = {
             "Upload-Offset": str(offset),
             "Upload-Complete": _flag(offset + len(chunk) == total),
@@ -107,7 +107,7 @@ class CoordinatorClient:
         return _upload_state(answer, total)
 
     def upload_state(self, assignment: AssignmentId, total: int) -> UploadState | None:
-        """How far an upload is, None if none was begun."""
+        """How much of an upload has arrived; None if none was begun."""
         try:
             return _upload_state(self._transport.ask("HEAD", _upload_path(assignment)), total)
         except CoordinatorRefused as error:
@@ -135,16 +135,16 @@ class CoordinatorClient:
         )
 
     def say(self, assignment: AssignmentId, phase: Phase, message: bytes, wait_s: float = 0.0) -> bool:
-        """This client's message of a secure round's phase: whether all is done that comes of it (else say it again).
+        """Send this client's message for a phase of a secure round. False if it must be sent again to await the result.
 
-        `wait_s`: held open so long for that, where the phase is the unmasking.
+        `wait_s`: how long the coordinator may hold an unmasking message open for the result.
         """
         path, query = f"/v1/assignments/{assignment}/secure/{phase.value}", _wait(wait_s) if wait_s else ""
         answer = self._transport.ask("PUT", path, query=query, body=message, headers=_BINARY, hold_s=wait_s)
         return answer.status != 202
 
     def hear(self, assignment: AssignmentId, phase: Phase, n_cohort: int, wait_s: float) -> bytes | None:
-        """What this client needs for a phase of a secure round of `n_cohort` clients; None: not yet.
+        """What this client needs for a phase of a secure round of `n_cohort` clients; None if it is not ready yet.
 
         Held open for up to `wait_s` seconds.
         """
@@ -166,7 +166,7 @@ def _upload_path(assignment: AssignmentId) -> str:
 
 
 def _hold_s(offset: int, chunk: Body, total: int) -> float:
-    """How much longer than usual a chunk's answer may take, for the checks after the last one."""
+    """How much longer a chunk's answer may take: the coordinator checks the update after the last one."""
     return check_s(total) if offset + len(chunk) == total else 0.0
 
 

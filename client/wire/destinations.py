@@ -1,19 +1,18 @@
-"""Where a link of the coordinator's may lead: to public addresses, and to hosts that the site's own policy names.
+"""Where the coordinator's links may lead: to public addresses, and to hosts that the site's policy names.
 
-A coordinator that is hostile could otherwise have a hospital's client call on services that trust whoever can reach
-them (a printer, a database, one on localhost, a cloud's metadata), and learn from what the client does next what is
-there. That the coordinator itself is near, at a private address or on this machine, permits nothing: a tunnel or a VPN
-makes a far one look so.
+Otherwise a hostile coordinator could make a hospital's client contact services that trust their network (a printer, a
+database, localhost, a cloud's metadata), and learn from the client's next request what is there. A coordinator at a
+private address, or on this machine, has no further rights: a tunnel or a VPN makes a distant one look so.
 
 | a link leads to | unnamed host | host in `link_hosts`, at that port |
 |---|---|---|
 | a public address | unless `links = "none"` | yes |
 | a private one (10.0.0.0/8, fc00::/7 and the like) | with `links = "private"`, over https on port 443 | yes |
-| this machine | no | if `link_hosts` has its address itself: a name could come to mean this machine |
+| this machine | no | if `link_hosts` has the address itself, because a name could come to mean this machine |
 | link-local, metadata, multicast, reserved | no | no |
 
-A name is looked up once, and the connection goes to an address that was checked: it cannot be another a moment later.
-Where a proxy is set (HTTPS_PROXY), it looks names up itself and its own rules hold; addresses are checked all the same.
+A name is looked up once, and the connection goes to an address that was checked. A proxy (HTTPS_PROXY) looks names up
+itself, by its own rules; addresses are checked nevertheless.
 """
 
 import re
@@ -50,11 +49,11 @@ _METADATA = frozenset(
 _AMAZONS_OWN = ip_network("fd00:ec2::/32")  # metadata, a pod's credentials, name service, time
 _THIS_NETWORK = ip_network("0.0.0.0/8")
 _NAT64 = ip_network("64:ff9b::/96")
-_LOCAL_NAT64 = ip_network("64:ff9b:1::/48")  # RFC 8215: a site's own, for private addresses too
+_LOCAL_NAT64 = ip_network("64:ff9b:1::/48")  # RFC 8215: local to a site, also for private addresses
 
 
 class Forbidden(StrEnum):
-    """Kinds of addresses that are not public, in words."""
+    """Kinds of addresses that are not public."""
 
     HERE = "this machine itself"
     LINK_LOCAL = "an address of this network segment only"
@@ -64,9 +63,9 @@ class Forbidden(StrEnum):
 
 
 def kind_of(host: str) -> Forbidden | None:
-    """What kind of place a host is, by its address, or by the one name that always means this machine.
+    """The kind of a host, by its address, or if it is `localhost`.
 
-    None: a public address, or a name of which only a look-up tells.
+    None for a public address, or a name that must be looked up.
     """
     if host == "localhost" or host.endswith(".localhost"):
         return Forbidden.HERE
@@ -87,7 +86,7 @@ def kind_of(host: str) -> Forbidden | None:
 
 @dataclass(frozen=True, slots=True)
 class LinkHost:
-    """A host that links may lead to. `port`: None for that of the link's scheme."""
+    """A host that links may lead to. `port`: None for the default of the link's scheme."""
 
     host: str
     port: int | None = None
@@ -99,7 +98,7 @@ class LinkHost:
         try:
             if match is None or not 0 < int(match["port"] or 443) < 1 << 16:
                 raise ValueError
-            host = _spelled(httpx.URL(f"https://{match['host']}"))
+            host = _canonical_host(httpx.URL(f"https://{match['host']}"))
         except (httpx.InvalidURL, ValueError) as error:
             raise ValueError(
                 f'link_hosts has {text[:80]!r}, which is no host or host:port such as "store.example.org:9000"'
@@ -109,11 +108,9 @@ class LinkHost:
 
 @dataclass(frozen=True, slots=True)
 class LinkRules:
-    """What a site says of links. `level`: which of the hosts that it does not name they may lead to; `named`: which
-    hosts they may lead to besides.
-    """
+    """Which hosts a site lets links lead to."""
 
-    level: LinkLevel = "public"
+    level: LinkLevel = "public"  # for hosts that are not named
     named: frozenset[LinkHost] = frozenset()
 
     @property
@@ -121,8 +118,8 @@ class LinkRules:
         return self.level == "none" and not self.named
 
     def refusal(self, url: httpx.URL, address: str) -> str | None:
-        """Why a link may not lead to this address of its host, in words; None if it may."""
-        kind, host = kind_of(address), _spelled(url)
+        """Why a link may not lead to this address of its host; None if it may."""
+        kind, host = kind_of(address), _canonical_host(url)
         if self._names(url, host):
             is_allowed = kind in (None, Forbidden.PRIVATE) or kind is kind_of(host) is Forbidden.HERE
             return None if is_allowed else f"{kind}, where no link may lead by a name"
@@ -141,7 +138,7 @@ class LinkRules:
 
 
 def guarded(http: httpx.Client, refusal: Callable[[str], str | None]) -> httpx.Client:
-    """Have this client connect to no address that is refused: what a name leads to is the choice of whoever owns it."""
+    """Make this client connect to no refused address, because the owner of a name chooses its addresses."""
     transport = cast(
         Any, http
     )._transport  # the seam of `deadline.bound`; other than there, proxies are left as they are
@@ -152,9 +149,9 @@ def guarded(http: httpx.Client, refusal: Callable[[str], str | None]) -> httpx.C
 
 
 class _Guard(httpcore.NetworkBackend):
-    """The backend it wraps, for connections to addresses that are looked up and checked here.
+    """Wraps a backend: names are looked up here, and their addresses checked.
 
-    The look-up and all tries together take no longer than one connection may.
+    The look-up and all tries together have the time limit of one connection.
     """
 
     def __init__(self, backend: httpcore.NetworkBackend, refusal: Callable[[str], str | None]) -> None:
@@ -194,7 +191,7 @@ class _Guard(httpcore.NetworkBackend):
 
 
 def _look_up(host: str, port: int, timeout: float | None) -> list[str]:
-    """The addresses of a host. Raises httpcore's errors; the system's own look-up knows no timeout."""
+    """The addresses of a host, within a timeout, which the system's look-up lacks. Raises httpcore's errors."""
     found: list[str] = []
     failed: list[Exception] = []
 
@@ -202,7 +199,7 @@ def _look_up(host: str, port: int, timeout: float | None) -> list[str]:
         try:
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             found.extend(dict.fromkeys(str(one[4][0]) for one in answers))
-        except (OSError, ValueError, OverflowError) as error:  # the last two: of names and ports that are none
+        except (OSError, ValueError, OverflowError) as error:  # the last two: malformed names and ports
             failed.append(error)
 
     asking = threading.Thread(target=ask, name="umbel-look-up", daemon=True)
@@ -215,8 +212,8 @@ def _look_up(host: str, port: int, timeout: float | None) -> list[str]:
     return found
 
 
-def _spelled(url: httpx.URL) -> str:
-    """A URL's host in the one spelling that equal hosts have: lower case, ASCII, IPv6 shortened."""
+def _canonical_host(url: httpx.URL) -> str:
+    """A URL's host in canonical form: lower case, ASCII, IPv6 shortened."""
     host = url.raw_host.decode()
     try:
         return str(ip_address(host))
@@ -230,7 +227,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _innermost(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that one of IPv6 stands for, if it is such; without the zone, with which it equals no other."""
+    """The IPv4 address inside an IPv6 address, if there is one; else the address without its zone."""
     if isinstance(address, IPv4Address):
         return address
     address = IPv6Address(int(address))

@@ -1,8 +1,8 @@
-"""Fetch a model, or a change of one: streamed to disk, resumed after a cut, believed only when its SHA-256 is right.
+"""Download a model, or a change of one: streamed to disk, resumed after a cut, and checked by its SHA-256.
 
-The coordinator may send us elsewhere for it (`elsewhere.py`). A link that brings nothing, or something else, is not
-tried again: then the coordinator is asked to send the file itself, and for some time all other files too. After a cut
-it is asked for a new link, for the old one may have expired. When it is asked does not tell what went wrong.
+The coordinator may answer with a link (`redirect.py`). If the link brings nothing, or another file, the client asks the
+coordinator for the file itself, and for some time for all other files too. After a cut it asks for a new link, because
+the old one may have expired. The time of these requests does not reveal what went wrong.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("umbel.client")
 
 
 class WantedFile(Protocol):
-    """What is wanted: its hash and its length."""
+    """A file to download: its hash and its length."""
 
     @property
     def sha256(self) -> str: ...
@@ -33,7 +33,7 @@ class WantedFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """`n_bytes`: how many were missing; `seconds`: how long they took, without what was waited for the clock alone."""
+    """The missing bytes that came, and the seconds they took, without deliberate waits."""
 
     n_bytes: int
     seconds: float
@@ -42,26 +42,26 @@ class Downloaded:
 def download(
     coordinator: CoordinatorClient, model: WantedFile, part: Path, patience: Patience, links: Links
 ) -> Downloaded:
-    """Have the file at `part`, of which there may be some already.
+    """Download the file to `part`, which may hold some of it already.
 
-    Raises `CoordinatorMisbehaved` for bytes that do not hash to its name, or that are too many.
+    Raises `CoordinatorMisbehaved` for a wrong digest, or too many bytes.
     """
     have, started = _size(part), links.clock()
-    way = _Way(links, patience, is_direct=not links.may_follow)
+    source = _Source(links, patience, is_direct=not links.may_follow)
     while True:
-        patiently(lambda: _fetch_rest(coordinator, model, part, way), patience)
+        patiently(lambda: _fetch_rest(coordinator, model, part, source), patience)
         if file_sha256(part) == model.sha256:
-            return Downloaded(model.size_bytes - have, links.clock() - started - way.waited_s)
+            return Downloaded(model.size_bytes - have, links.clock() - started - source.waited_s)
         part.unlink()
-        if not way.was_elsewhere:
+        if not source.was_elsewhere:
             raise CoordinatorMisbehaved(f"the model that came does not have the SHA-256 {model.sha256[:12]}… it should")
-        log.warning("what a link of the coordinator's led to is not the model; asking the coordinator itself")
-        way.give_up()
+        log.warning("a link of the coordinator led to another file; asking the coordinator itself")
+        source.give_up()
 
 
 @dataclass(slots=True)
-class _Way:
-    """How to ask: `is_direct`, from the coordinator itself. `taken_at`: when the last link was, if one was followed."""
+class _Source:
+    """Where to download from. `is_direct`: from the coordinator itself; `taken_at`: when the last link was followed."""
 
     links: Links
     patience: Patience
@@ -81,21 +81,21 @@ class _Way:
         self.taken_at = self.links.clock()
 
     def give_up(self) -> None:
-        """Ask the coordinator itself from now on, but not before it is time to."""
+        """Wait, then ask the coordinator itself from now on."""
         self.links.rest()
         self.wait_out()
         self.is_direct, self.taken_at = True, None
 
     def wait_out(self) -> None:
-        """Wait until the coordinator may see that a link has failed."""
-        assert self.taken_at is not None, "only a link is waited out"
+        """Wait until the coordinator may learn that a link has failed."""
+        assert self.taken_at is not None, "only a failed link is waited out"
         began = self.links.clock()
         self.links.wait_out(self.taken_at, self.patience.timing, self.patience.wait)
         self.waited_s += self.links.clock() - began
 
 
-def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, way: _Way) -> None:
-    """Append what is missing of `part`. A cut leaves what came for the next try."""
+def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, source: _Source) -> None:
+    """Append the missing bytes to `part`. After a cut they stay for the next try."""
     have = _size(part)
     if have > model.size_bytes:
         part.unlink()
@@ -103,30 +103,30 @@ def _fetch_rest(coordinator: CoordinatorClient, model: WantedFile, part: Path, w
     if have == model.size_bytes:
         return
     try:
-        with coordinator.model(model.sha256, have, way.until, way.is_direct) as response:
+        with coordinator.model(model.sha256, have, source.until, source.is_direct) as response:
             _take(response, part, have, model.size_bytes)
     except Redirected as redirected:
-        if way.is_direct:
+        if source.is_direct:
             raise
-        _follow(redirected, part, have, model.size_bytes, way)
+        _follow(redirected, part, have, model.size_bytes, source)
 
 
-def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, way: _Way) -> None:
-    """Take the rest from a link. Raises `LinkFailed` at a time when the coordinator may see that not all came."""
-    way.take_link()
+def _follow(redirected: Redirected, part: Path, have: int, size_bytes: int, source: _Source) -> None:
+    """Download the rest from a link. Raises `LinkFailed` at a time that reveals nothing to the coordinator."""
+    source.take_link()
     try:
-        with way.links.open(redirected, have, size_bytes, way.until) as response:
+        with source.links.open(redirected, have, size_bytes, source.until) as response:
             _take(response, part, have, size_bytes)
     except (LinkFailed, CoordinatorMisbehaved) as error:
         if _size(part) == have:
-            way.give_up()
+            source.give_up()
         else:
-            way.wait_out()
+            source.wait_out()
         raise LinkFailed from error
 
 
 def _take(response: httpx.Response, part: Path, have: int, size_bytes: int) -> None:
-    """Write what comes behind what is there, or in its place if it is the whole file."""
+    """Append the body, or replace the file if the body is the whole file."""
     start = have if response.status_code == 206 else 0
     with part.open("r+b" if start else "wb", buffering=0) as file:
         file.seek(start)
@@ -136,7 +136,7 @@ def _take(response: httpx.Response, part: Path, have: int, size_bytes: int) -> N
 
 
 def _copy(response: httpx.Response, fd: int, bytes_max: int) -> None:
-    """Write every piece as it comes: what is held back in memory would be lost in a cut."""
+    """Write every piece as it comes, so that a cut loses nothing in memory."""
     n_copied = 0
     for piece in response.iter_raw():
         n_copied += len(piece)

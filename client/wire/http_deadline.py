@@ -1,12 +1,11 @@
-"""A time by which an HTTP exchange must be over, however busily the other end keeps it alive.
+"""A deadline for each HTTP exchange, whatever the peer does to keep it alive.
 
-httpx bounds the silence between two reads, not their sum: a byte every few seconds, or interim answers (103) without
-end, would hold a client for ever. Here every read and write of a connection ends at the exchange's deadline.
+httpx limits the silence between two reads, not their sum: a byte every few seconds, or endless interim answers (103),
+would hold a client for ever. Here every read and write ends at the exchange's deadline.
 
-And a peer that is gone without a word (a cable, a VPN leg, a radio cell) is noticed by the kernel: what is under way
-and not acknowledged for `stall_s`, or a held-open answer whose other end does not answer probes, ends the connection.
-Left to itself, TCP goes on for a quarter of an hour, and finds a line that is back only with its next, ever rarer,
-repetition.
+The kernel also notices a peer that disappears (a cable, a VPN, a radio cell): the connection ends if bytes are
+unacknowledged for `stall_s`, or if the peer of a held-open answer does not answer probes. By default TCP tries for a
+quarter of an hour, and notices a restored line only at its next repetition, which comes ever more rarely.
 """
 
 import math
@@ -24,14 +23,14 @@ import httpx
 from umbel.client.wire.timing import IDLE, Timing
 
 _PIECE_BYTES = 1 << 16
-_PROBES = 3  # one may be lost, and one more
+_PROBES = 3  # two may be lost
 _until: ContextVar[float] = ContextVar("umbel_exchange_until", default=math.inf)
 _timing: ContextVar[Timing] = ContextVar("umbel_exchange_timing", default=IDLE)
 
 
 @contextmanager
 def exchange_until(until: float) -> Generator[None]:
-    """What this thread reads and writes here ends at `until`, on `time.monotonic`'s clock, with httpx's timeouts."""
+    """End this thread's reads and writes at `until`, on `time.monotonic`'s clock, with httpx's timeouts."""
     token = _until.set(min(until, _until.get()))
     try:
         yield
@@ -41,7 +40,7 @@ def exchange_until(until: float) -> Generator[None]:
 
 @contextmanager
 def timed_by(timing: Timing) -> Generator[None]:
-    """This thread's exchanges take their times from here."""
+    """Use these times for this thread's exchanges."""
     token = _timing.set(timing)
     try:
         yield
@@ -55,9 +54,9 @@ def timing() -> Timing:
 
 
 def bound(http: httpx.Client) -> httpx.Client:
-    """Have this client's connections, those by way of a proxy too, heed `exchange_until`.
+    """Make this client's connections, through proxies too, keep the deadline of `exchange_until`.
 
-    httpx hands no network backend down to httpcore, whose public seam this is; so it is set where httpx keeps it.
+    A network backend is a public interface of httpcore, but httpx does not pass one on, so it is set in httpx's pool.
     """
     private = cast(Any, http)
     for transport in (private._transport, *private._mounts.values()):
@@ -68,7 +67,7 @@ def bound(http: httpx.Client) -> httpx.Client:
 
 
 class _Backend(httpcore.NetworkBackend):
-    """The backend it wraps, with streams that keep deadlines."""
+    """Wraps a backend so that its streams keep deadlines."""
 
     def __init__(self, backend: httpcore.NetworkBackend) -> None:
         self._backend = backend
@@ -89,7 +88,7 @@ class _Backend(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A connection on which nothing outlasts the exchange."""
+    """Wraps a connection so that nothing outlasts the exchange."""
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
@@ -100,7 +99,7 @@ class _Stream(httpcore.NetworkStream):
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._notice_stalls(timing().stall_s)
-        for start in range(0, len(buffer), _PIECE_BYTES):  # each piece may take its timeout anew
+        for start in range(0, len(buffer), _PIECE_BYTES):  # each piece has its own timeout
             piece = buffer[start : start + _PIECE_BYTES]
             self._stream.write(piece, _left_s(timeout, httpcore.WriteTimeout))
 
@@ -124,7 +123,7 @@ class _Stream(httpcore.NetworkStream):
 
 
 def set_stall(connection: socket.socket, stall_s: float) -> None:
-    """Have the kernel end a connection whose other end is silent; as far as this system can (Linux: wholly)."""
+    """Make the kernel end a connection with a silent peer, as far as the system supports it (Linux does)."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probe_s = max(1, round(stall_s / _PROBES))
     wanted = {

@@ -1,16 +1,16 @@
-"""Where a coordinator sends a client for a model: an address that is not its own, and so is trusted with nothing.
+"""Follow a coordinator's link to a model at another address, which is not trusted.
 
-It gets no signature, no cookie and no name: only which bytes are wanted. What it sends counts by its hash alone. Nobody
-is followed from TLS to plain HTTP, nor any further than once, nor to places that the site's policy keeps links from
+That address gets no signature, no cookie and no name, only the range of bytes. Its answer counts only if the hash is
+right. The client follows one link, never from TLS to plain HTTP, and never to places that the site's policy excludes
 (`destinations.py`).
 
-A coordinator may send a client to an address just to find out what is there. So it hears the same of every link that
-brought nothing, and at the same time. The next request to the coordinator comes a whole number of `Links.pause_s` after
-the link was taken, and everything up to the head of the answer takes less than one. After that no link is followed for
-`REST_S`. What went wrong is told to this machine's log alone.
+A coordinator may send a link just to learn what is at an address. So all links that bring nothing look the same to it,
+in words and in time: the next request comes a whole number of `Links.pause_s` after the link was followed, and
+everything up to the head of the answer takes less than one pause. Then no link is followed for `REST_S`. Only this
+machine's log says what went wrong.
 
-What a coordinator can still tell: that a link brought the right file; and that a host answered with a body of just the
-announced length, if it then took longer than a pause over it, or broke off.
+A coordinator can still learn that a link brought the right file, and that a host announced a body of the right length,
+if that body then took longer than a pause, or broke off.
 """
 
 import logging
@@ -28,13 +28,13 @@ from umbel.client.wire.timing import Timing
 
 _LINK_CHARS_MAX = 8192
 REST_S = 600.0
-"""How long no link is followed after one that brought nothing: so long the coordinator is asked for the file itself."""
-_PAUSE_OVER_ANSWER = 1.5  # a busy machine notices a deadline late; that must not carry a failure into the next pause
+"""How long no link is followed after one that brought nothing; the coordinator must send files itself."""
+_PAUSE_OVER_ANSWER = 1.5  # a busy machine may notice a deadline late, but must not miss the pause
 log = logging.getLogger("umbel.client")
 
 
 class Links:
-    """Follows one client's links, by its site's rules. `clock`: that of `time.monotonic`, but in tests."""
+    """Follows links for one client, by its site's rules. `clock`: replaced in tests."""
 
     def __init__(self, rules: LinkRules | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules = rules or LinkRules()
@@ -43,20 +43,20 @@ class Links:
 
     @property
     def may_follow(self) -> bool:
-        """Whether a link would be followed now. If not, the coordinator is asked for the file itself at once."""
+        """Whether a link may be followed now. If not, the client asks the coordinator for the file itself."""
         return not self._rules.allow_none and self.clock() >= self._rests_until
 
     @staticmethod
     def pause_s(timing: Timing) -> float:
-        """After a whole number of these the coordinator hears that a link brought nothing."""
+        """The unit of the time after which the coordinator learns that a link failed."""
         return _PAUSE_OVER_ANSWER * timing.stall_s
 
     def rest(self) -> None:
-        """A link has brought nothing: follow none for a while."""
+        """Follow no link for a while, after one that failed."""
         self._rests_until = self.clock() + REST_S
 
     def wait_out(self, since: float, timing: Timing, wait: Callable[[float], None]) -> None:
-        """Wait until a whole number of pauses has gone since a link was taken."""
+        """Wait until a whole number of pauses has passed since a link was followed."""
         gone_s, pause_s = self.clock() - since, self.pause_s(timing)
         wait(max(1, math.ceil(gone_s / pause_s)) * pause_s - gone_s)
 
@@ -64,8 +64,8 @@ class Links:
     def open(self, redirected: Redirected, first_byte: int, size_bytes: int, until: float) -> Generator[httpx.Response]:
         """The file as a stream, from `first_byte` on if the answer's status is 206, else from the start.
 
-        `size_bytes`: of the whole file; `until`: when it must be here, on `time.monotonic`'s clock. Raises
-        `LinkFailed`, whatever it is that fails.
+        `size_bytes`: of the whole file; `until`: when it must be complete, on `time.monotonic`'s clock. Raises
+        `LinkFailed` for any failure.
         """
         url = self._link_in(redirected)
         try:
@@ -78,7 +78,7 @@ class Links:
             raise _failed(f"no model from {url.host}, where the coordinator keeps it: {reason}") from error
 
     def _asked(self, url: httpx.URL, first_byte: int, stack: ExitStack) -> httpx.Response:
-        """The head of the answer, within the time for it: look-up, connection, TLS and all."""
+        """The head of the answer. Look-up, connection, TLS and request together have one time limit."""
         headers = {"Accept-Encoding": "identity"}
         if first_byte:
             headers["Range"] = f"bytes={first_byte}-"
@@ -91,28 +91,26 @@ class Links:
             return stack.enter_context(http.stream("GET", url, headers=headers))
 
     def _link_in(self, redirected: Redirected) -> httpx.URL:
-        """The address, if it is one to go to. Messages name no more of it than the host: who has it can read the
-        model.
-        """
+        """The checked address. Messages name only its host, because anyone with the whole link can read the model."""
         text = redirected.location
         try:
             url = httpx.URL(text[: _LINK_CHARS_MAX + 1])
-            _ = url.raw_host  # some names that cannot be written in ASCII are only found out here
+            _ = url.raw_host  # raises for some names that cannot be written in ASCII
         except (httpx.InvalidURL, ValueError) as error:
-            raise _failed("the coordinator sent us to what is no address") from error
+            raise _failed("the coordinator sent a malformed link") from error
         if len(text) > _LINK_CHARS_MAX or url.scheme not in ("http", "https") or not url.host or url.userinfo:
-            raise _failed("the coordinator sent us to what is no address")
+            raise _failed("the coordinator sent a malformed link")
         if redirected.is_secure and url.scheme != "https":
             raise _failed(
-                f"the coordinator sent us to {url.host} over http://, which others can read, and we do not go"
+                f"the coordinator sent us to {url.host} over http://, which others can read; the link is refused"
             )
         if (why := self._rules.refusal(url, url.host)) is not None:
-            raise _failed(f"the coordinator sent us to {url.host}, {why}, and we do not go")
+            raise _failed(f"the coordinator sent us to {url.host}, {why}; the link is refused")
         return url
 
 
 def _require_file(response: httpx.Response, first_byte: int, size_bytes: int) -> None:
-    """Raise `LinkFailed` unless as many bytes are announced as are wanted. Then httpx takes no more and no fewer."""
+    """Raise `LinkFailed` unless the announced length is right. httpx then reads exactly that many bytes."""
     status, host = response.status_code, response.request.url.host
     if status not in (200, 206):
         raise _failed(f"{host}, where the coordinator keeps its models, answered {status}")
@@ -122,6 +120,6 @@ def _require_file(response: httpx.Response, first_byte: int, size_bytes: int) ->
 
 
 def _failed(what: str) -> LinkFailed:
-    """The error, which is all that others are told; what happened, for the log."""
+    """Log what happened. The error itself does not say it."""
     log.warning("%s", what)
     return LinkFailed()

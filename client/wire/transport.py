@@ -1,6 +1,6 @@
-"""One HTTP exchange with a coordinator, and the patient repetition of it.
+"""One HTTP exchange with a coordinator, and its repetition.
 
-Which answers are final and which are tried again is decided in `_raise_for`, and nowhere else:
+`_raise_for` decides which answers are final and which are tried again:
 
 ```
 connection refused, reset, cut, timed out      CoordinatorUnreachable   ┐
@@ -10,11 +10,12 @@ any other 4xx, and 3xx                         CoordinatorRefused: AccessRefused
 a body over its cap, or not what was asked     CoordinatorMisbehaved                                      final
 ```
 
-Every try is authorised afresh: new nonce, new time. The coordinator may be hostile: no answer is read past its cap, no
-compressed answer is unpacked, no redirect is followed, and no exchange outlasts its deadline.
+Every try is signed anew, with a new nonce and time. The coordinator may be hostile: no answer is read past its cap, no
+compressed answer is unpacked, no redirect is followed, and no exchange outlasts its deadline. Bodies from disk are read
+as they are sent.
 
-Where the coordinator has several addresses, an exchange goes to the one that answered last; one that cannot be reached,
-or answers 5xx, is left for the next.
+If the coordinator has several addresses, an exchange goes to the one that answered last. If that one cannot be reached,
+or answers 5xx, the next is tried.
 """
 
 import hashlib
@@ -52,7 +53,7 @@ _PIECE_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class FileBody:
-    """`n_bytes` of an open file from `first` on. For one thread at a time; the file is to stay as it is."""
+    """`n_bytes` of an open file from `first` on. For one thread at a time; the file must not change."""
 
     file: BinaryIO
     first: int
@@ -62,7 +63,7 @@ class FileBody:
         return self.n_bytes
 
     def pieces(self) -> Iterator[bytes]:
-        """Raises `EOFError` for a file that has become shorter."""
+        """The bytes in pieces. Raises `EOFError` for a file that became shorter."""
         self.file.seek(self.first)
         left = self.n_bytes
         while left:
@@ -91,7 +92,7 @@ _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _PROBLEM = TypeAdapter(Problem)
 _PROBLEM_TYPE = "urn:umbel:problem:"
 
-# Not the process-wide generator: that one is seeded, and drawn from, by the training beside us.
+# Not the process-wide generator: training seeds it and draws from it.
 _jitter = random.SystemRandom().random
 T = TypeVar("T")
 Authorize = Callable[[Target, bytes], Mapping[str, str]]
@@ -116,7 +117,7 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to go on trying. `until`: on `time.monotonic`'s clock, None for ever. `wait`: sleeps between tries."""
+    """How long to keep trying. `until`: on `time.monotonic`'s clock, None for ever; `wait`: sleeps between tries."""
 
     timing: Timing = IDLE
     until: float | None = None
@@ -124,7 +125,7 @@ class Patience:
 
 
 class Transport:
-    """Exchanges with one coordinator. Threads may share it. `authorize` makes the headers that say who asks."""
+    """Exchanges with one coordinator. Threads may share it. `authorize` makes the headers that authenticate."""
 
     def __init__(self, replicas: CoordinatorAddresses, authorize: Authorize) -> None:
         self._replicas = replicas
@@ -161,7 +162,7 @@ class Transport:
     ) -> Generator[httpx.Response]:
         """One try whose body the caller reads, with `iter_raw`. Raises as the module's table says.
 
-        `until`: when it must all be over, on `time.monotonic`'s clock.
+        `until`: the end of the exchange, on `time.monotonic`'s clock.
         """
         signed = self._authorize(Target(method, path, query), sha256_of(body))
         url = f"{path}?{query}" if query else path
@@ -194,14 +195,14 @@ class Transport:
 
 
 def connect(server: str, transport: httpx.BaseTransport | None = None) -> CoordinatorAddresses:
-    """A coordinator at `URL[,URL...]`. Raises `ValueError` for what is no `http(s)://host[:port]`."""
+    """Clients for a coordinator at `URL[,URL...]`. Raises `ValueError` unless each is `http(s)://host[:port]`."""
     return CoordinatorAddresses(addresses_in(server), transport)
 
 
 def patiently(step: Callable[[], T], patience: Patience) -> T:
-    """Repeat `step` while it raises `TryAgain`; `OutOfTime` if the next try would come too late.
+    """Repeat `step` while it raises `TryAgain`. Raises `OutOfTime` if the next try would come too late.
 
-    It waits in between, but not where there is another address that has not failed.
+    It waits between tries, unless another address has not failed.
     """
     failures, n_others, until = 0, 0, math.inf if patience.until is None else patience.until
     while True:
@@ -209,7 +210,7 @@ def patiently(step: Callable[[], T], patience: Patience) -> T:
             with timed_by(patience.timing):
                 found = step()
         except TryAgain as error:
-            if error.has_other and n_others < ADDRESSES_MAX:  # another thread's luck must not keep us from waiting
+            if error.has_other and n_others < ADDRESSES_MAX:  # another thread's success must not prevent all waits
                 if failures == n_others == 0:
                     log.info("%s; trying its next address", error)
                 n_others += 1
@@ -262,7 +263,7 @@ def _raise_for(response: httpx.Response) -> None:
 
 
 def _problem(response: httpx.Response) -> tuple[str, str]:
-    """Kind and detail of an error answer, which may also come from something between us and the coordinator."""
+    """Kind and detail of an error answer, which a proxy may have sent."""
     body = read_capped(response, JSON_BYTES_MAX)
     try:
         problem = _PROBLEM.validate_json(body)
@@ -273,7 +274,7 @@ def _problem(response: httpx.Response) -> tuple[str, str]:
 
 
 def _retry_after_s(response: httpx.Response) -> float:
-    """Retry-After in seconds; its date form, which no coordinator of ours sends, counts as none."""
+    """Retry-After in seconds. Its date form, which umbel's coordinator does not send, counts as none."""
     text = response.headers.get("retry-after", "")
     return min(float(text), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0.0
 

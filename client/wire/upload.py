@@ -1,7 +1,7 @@
-"""Send an update: in chunks, from wherever the coordinator says it is, however often the line is cut.
+"""Upload an update in chunks, and resume after each cut at the offset that the coordinator reports.
 
-Each chunk's length follows from how fast the one before it went; one that was lost is tried again at half its length,
-for something on the way may not bear longer ones.
+The length of a chunk follows from the speed of the one before. A lost chunk is tried again at half the length, because
+something on the way may not accept longer ones.
 """
 
 import time
@@ -18,7 +18,7 @@ _CORRECTIONS_MAX = 16  # halving the longest chunk to the shortest takes seven
 
 
 class Upload:
-    """One update on its way. `total`: bytes in `file`; `sha256`: of them all, hex; `link`: as measured before."""
+    """The upload of one update. `total`: bytes in `file`; `sha256`: of them, in hex; `link`: the bandwidth so far."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class Upload:
         self._corrections = 0
 
     def send(self, patience: Patience, resume: bool) -> None:
-        """Send until the coordinator has all of it. `resume`: some of it may be there already, so ask first.
+        """Send until the coordinator has the whole update. `resume`: it may have a part, so ask first.
 
-        Each chunk that arrives starts the back-off anew; only silence counts against it.
+        Each chunk that arrives resets the back-off.
         """
         self._must_ask = resume
         while self._known is None or not self._known.complete:
@@ -55,7 +55,7 @@ class Upload:
                 self._count_correction()
 
     def _try_step(self) -> UploadState:
-        """After a failed try nobody knows what arrived, so the next one asks before it sends."""
+        """Send a chunk. After a failed try the next one first asks how much has arrived."""
         try:
             if self._must_ask:
                 self._known = self._ask()
@@ -87,24 +87,26 @@ class Upload:
         return self._coordinator.append_upload(self._assignment, self._total, offset, self._chunk(offset))
 
     def _corrected(self, error: CoordinatorRefused) -> UploadState:
-        """Where to go on when both ends disagree about what has arrived. Raises `error` for anything else."""
+        """Resolve a disagreement about what has arrived. Raises any other `error`."""
         self._count_correction()
         match error.kind:
             case "mismatching-upload-offset":
                 return self._ask() or self._begin()
             case "unknown-upload":
                 return self._begin()
-            case "upload-complete":  # of other bytes: an update that an earlier life of this client has lost
+            case "upload-complete":  # of other bytes: an update that this client lost in a crash
                 self._coordinator.forget_upload(self._assignment)
                 return self._begin()
-            case "body-too-large" | "http-413" if self._chunk_bytes > CHUNK_BYTES_MIN:  # its operator, or a proxy
+            case "body-too-large" | "http-413" if (
+                self._chunk_bytes > CHUNK_BYTES_MIN
+            ):  # a limit of its operator, or of a proxy
                 self._chunk_bytes = self._longest = max(self._chunk_bytes // 2, CHUNK_BYTES_MIN)
                 return self._known or UploadState(0, complete=False)
             case _:
                 raise error
 
     def _within(self, n_bytes: int) -> int:
-        """A chunk's length, brought to what the protocol asks for and to what the operator allows."""
+        """The length of a chunk within the limits of the protocol and the operator."""
         return min(max(n_bytes, CHUNK_BYTES_MIN, least_chunk_bytes(self._total)), self._longest)
 
     def _count_correction(self) -> None:

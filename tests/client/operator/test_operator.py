@@ -35,7 +35,7 @@ def test_who_follows_a_run_survives_a_restart_and_hears_of_it_once(caplog: pytes
 def test_patience_ends_and_says_what_it_waited_for() -> None:
     news = operator_that_hears({PROGRESS: [NEWS, *[GONE] * 99]}).follow("ward", 0.0, patience_s=0.2)
     next(news)
-    with pytest.raises(OutOfTime, match=r"asked again for 0\.2 s in vain: no answer from the coordinator"):
+    with pytest.raises(OutOfTime, match=r"no answer after 0\.2 s of retries: no answer from the coordinator"):
         next(news)
 
 
